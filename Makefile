@@ -1,0 +1,43 @@
+# The commands of the README. Each sets up .venv first, once; a change of the requirements sets it up again.
+
+# The first Python that is new enough. Another one: make book PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PY := .venv/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup book test outputs lint repository clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+book: setup  ## execute every chapter on this machine and render the book (_build/html)
+	@$(PY) -m tools.book
+
+test: book  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
+	@$(PY) -m tools.browser
+	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 tests book
+
+outputs: setup  ## execute the chapters and write their outputs into book/, for committing
+	@$(PY) -m tools.notebooks
+
+lint: setup  ## check the style of the code (ruff)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+repository: setup  ## write the book's address into its configuration and chapters: URL=https://...
+	@$(PY) -m tools.repository "$(URL)"
+
+clean:  ## remove what was built, but not .venv
+	rm -rf _build
+
+setup: .venv/ready
+.venv/ready: requirements.txt constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@echo "Setting up .venv, once: about 6 GB on Linux (PyTorch and CuPy bring CUDA), a few minutes."
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install -r requirements.txt -e ".[test]" -c constraints.txt
+	$(PY) -m pip install --no-deps d2l==1.0.3
+	@touch $@

@@ -1,0 +1,38 @@
+"""What the tests of the package, of the notebooks and of the pages share."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from ed_lib import arrays
+
+ROOT = Path(__file__).resolve().parent
+
+# The same examples on every run, and no deadline, since a machine may be busy.
+hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("book")
+os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
+
+
+@pytest.fixture(params=["numpy", "torch", "cupy"])
+def backend(request):
+    """Each array library in turn, as the keywords of EDNetwork; CuPy only where there is a GPU."""
+    if request.param == "cupy" and not arrays.gpu_count("cupy"):
+        pytest.skip("CuPy needs a GPU, and this machine has none")
+    return {"backend": request.param, "device": "cuda" if request.param == "cupy" else "cpu"}
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def pytest_collection_modifyitems(items):
+    """nbval's cells that are tagged ``gpu`` are skipped where there is none."""
+    for item in items:
+        tags = item.cell.metadata.get("tags", []) if hasattr(item, "cell") else []
+        if "gpu" in tags and not arrays.gpu_count():
+            item.add_marker(pytest.mark.skip(reason="the cell needs a GPU, and this machine has none"))

@@ -1,0 +1,154 @@
+"""One array API over NumPy, CuPy and PyTorch.
+
+The three libraries agree on most names and differ on the rest. array-api-compat gives each of them the names of the
+Python array API standard, so that a network is written once and runs on all three.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BACKENDS = ("numpy", "torch", "cupy")
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where arrays live: a library, a device and a floating type.
+
+    ``xp`` is the library's array-API namespace, ``backend`` its name, ``device`` what that library calls the device.
+    """
+
+    backend: str
+    xp: Any
+    device: Any
+    dtype: Any
+
+    def asarray(self, array):
+        """A NumPy array (or nested lists) as an array of this space: any shape. May share memory."""
+        return self.xp.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)), device=self.device)
+
+    def check(self, name, array, shape):
+        """``array`` in this space's dtype, once it is known to be finite, real, and of this library, device and shape.
+
+        ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for another
+        library or a dtype that is no real number, ValueError for another device, shape, or a value that is not finite;
+        each message names the argument, what came and what was wanted.
+        """
+        if not self._is_array(array):
+            raise TypeError(
+                f"{name} is a {type(array).__module__.split('.')[0]}.{type(array).__name__}; wanted an array of the "
+                f"backend {self.backend!r} (asarray() of the network or of arrays.space() makes one)"
+            )
+        if not self._same_device(array):
+            raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
+        check_shape(name, tuple(array.shape), shape)
+        if not self.xp.isdtype(array.dtype, ("real floating", "integral")):
+            raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
+        array = self.xp.astype(array, self.dtype, copy=False)
+        if not bool(self.xp.all(self.xp.isfinite(array))):
+            raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
+        return array
+
+    def _is_array(self, array):
+        kind = {"numpy": "ndarray", "torch": "Tensor", "cupy": "ndarray"}[self.backend]
+        return isinstance(array, getattr(importlib.import_module(self.backend), kind))
+
+    def _same_device(self, array):
+        if self.backend == "torch":  # "cuda" and "cuda:0" are one device
+            return array.device == self.xp.empty(0, device=self.device).device
+        return self.backend == "numpy" or array.device == self.device
+
+
+def space(backend="numpy", device="cpu", dtype="float32"):
+    """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda", "cuda:1") and a dtype.
+
+    ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install, when the
+    library is missing.
+    """
+    check_choice("backend", backend, BACKENDS)
+    check_choice("dtype", dtype, DTYPES)
+    kind = device.partition(":")[0] if isinstance(device, str) else device
+    check_choice("device", kind, ("cpu", "cuda"))
+    if backend == "numpy" and kind != "cpu":
+        raise ValueError(f"device {device!r} with the backend 'numpy'; NumPy works on the device 'cpu'")
+    if backend == "cupy" and kind != "cuda":
+        raise ValueError(f"device {device!r} with the backend 'cupy'; CuPy works on the device 'cuda'")
+    xp = _import(backend)
+    if kind == "cuda":
+        device = _cuda_device(backend, device)
+    return Space(backend, xp, device, getattr(xp, dtype))
+
+
+def to_numpy(array):
+    """A NumPy array with the values of ``array`` (NumPy, CuPy or PyTorch, on any device); waits for the device."""
+    if hasattr(array, "get"):  # CuPy
+        return array.get()
+    if hasattr(array, "detach"):  # PyTorch
+        return array.detach().cpu().numpy()
+    return np.asarray(array)
+
+
+def dtype_name(dtype):
+    """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
+    return str(np.dtype(dtype)) if not str(dtype).startswith("torch.") else str(dtype).removeprefix("torch.")
+
+
+def gpu_count(backend="torch"):
+    """How many GPUs the library sees; 0 when it sees none, or is not installed."""
+    try:
+        library = importlib.import_module(backend)
+        return library.cuda.runtime.getDeviceCount() if backend == "cupy" else library.cuda.device_count()
+    except Exception:  # no library, no driver, no GPU: each library has its own error for it
+        return 0
+
+
+def check_choice(name, value, choices):
+    """ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(map(repr, choices))}")
+
+
+def check_count(name, value, least=1):
+    """``value`` as an int. TypeError unless it is a whole number, ValueError unless it is at least ``least``."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} is {value!r}; wanted a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}; wanted at least {least}")
+    return int(value)
+
+
+def check_positive(name, value):
+    """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {value!r}; wanted a number")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} is {value}; wanted a finite number above 0")
+    return float(value)
+
+
+def check_shape(name, shape, wanted):
+    """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥ 1."""
+    fits = len(shape) == len(wanted) and all(
+        n >= 1 if isinstance(w, str) else n == w for n, w in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        text = ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "")
+        raise ValueError(f"{name} has the shape {shape}; wanted ({text})")
+
+
+def _import(backend):
+    try:
+        return importlib.import_module(f"array_api_compat.{backend}")
+    except ImportError as error:
+        package = "cupy-cuda13x" if backend == "cupy" else backend
+        raise ImportError(f"backend {backend!r} needs {package}: pip install {package} ({error})") from error
+
+
+def _cuda_device(backend, device):
+    count, index = gpu_count(backend), device.partition(":")[2] or "0"
+    if not index.isdigit() or int(index) >= count:
+        raise ValueError(f"device is {device!r}; {backend} sees {count} GPU(s) on this machine")
+    return importlib.import_module("cupy").cuda.Device(int(index)) if backend == "cupy" else f"cuda:{index}"

@@ -1,0 +1,279 @@
+"""MNIST, Fashion-MNIST, and digits that need no network.
+
+Whichever way a data set came, ``load`` has checked its bytes against the SHA-256 of the published ones.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import os
+import tempfile
+import threading
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pooch
+import requests
+
+from ed_lib.arrays import DTYPES, check_choice, check_count, check_shape
+
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+DIGITS = tuple("0123456789")
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+CLASSES = {"mnist": DIGITS, "fashion-mnist": tuple(CLOTHES.split(","))}
+MIRRORS = {
+    "mnist": [
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ],
+    "fashion-mnist": [
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ],
+}
+# In the order of Dataset's arrays: SHA256 of the decompressed bytes, MD5 of the .gz that the mirrors serve.
+FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+SHA256 = {
+    "mnist": [
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ],
+    "fashion-mnist": [
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ],
+}
+MD5 = {
+    "mnist": ["f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+              "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"],
+    "fashion-mnist": ["8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+                      "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"],
+}  # fmt: skip
+TIMEOUT = 5.0  # seconds that a mirror may stay silent
+
+
+class DataError(ValueError):
+    """A file that is not the published one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images in grey levels 0 (background) to 255, and their classes 0 to 9. All arrays are uint8."""
+
+    train_images: np.ndarray = field(repr=False)  # (60000, 28, 28); digits: (1437, 28, 28)
+    train_labels: np.ndarray = field(repr=False)  # (60000,); digits: (1437,)
+    test_images: np.ndarray = field(repr=False)  # (10000, 28, 28); digits: (360, 28, 28)
+    test_labels: np.ndarray = field(repr=False)  # (10000,); digits: (360,)
+    name: str  # "MNIST", "Fashion-MNIST" or "scikit-learn digits, resized to 28×28"
+    classes: tuple[str, ...]  # the ten classes' names
+    source: str  # "ED_DATA", "cache", "download" or "scikit-learn"
+
+
+def load(name="mnist", *, offline=False):
+    """The :class:`Dataset` "mnist" or "fashion-mnist".
+
+    From the folder $ED_DATA/<name> (four IDX files, gzip'ed or not), else from the user's cache, else from a
+    mirror. When it cannot be downloaded, or at once with ``offline=True``, prints a line and returns
+    scikit-learn's 8×8 digits, resized.
+
+    ValueError for an unknown name; DataError (a ValueError) for a file that is not the published one;
+    FileNotFoundError when ED_DATA names no folder, or one with only some of the four files; OSError when a
+    download has no folder to go to.
+    """
+    check_choice("name", name, TITLES)
+    if offline:
+        return _digits(f"Offline, without {TITLES[name]}")
+    if folder := _ed_data(name):
+        return _open(folder, name, "ED_DATA")
+    for cache in _caches():
+        if not _missing(cache / name):
+            return _open(cache / name, name, "cache")
+    try:
+        return _open(_download(name), name, "download")
+    except requests.RequestException as error:
+        return _digits(f"{error} and no copy of {TITLES[name]}")
+
+
+def _open(folder, name, source):
+    arrays = [_read(_find(folder, file), sha256) for file, sha256 in zip(FILES, SHA256[name], strict=True)]
+    return Dataset(*arrays, TITLES[name], CLASSES[name], source)
+
+
+def _find(folder, file):
+    return next((path for path in (folder / f"{file}.gz", folder / file) if os.path.isfile(path)), None)
+
+
+def _missing(folder):
+    return [file for file in FILES if _find(folder, file) is None]
+
+
+def _read(path, sha256):
+    """The values of an IDX file, uint8, shaped as its header says; DataError unless it is as published."""
+    content, state = path.read_bytes(), "decompressed"
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error):
+            state = "as it is"
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        problem = "cannot be decompressed" if state == "as it is" else "is not the published file"
+        raise DataError(f"{path} {problem}: SHA-256 {found} {state}; wanted {sha256}. Delete or replace it.")
+    # Two zero bytes, 8 for uint8, the number of dimensions, each dimension in four bytes, the values.
+    shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
+    return values.reshape(shape).copy()  # frombuffer's arrays are read-only
+
+
+def _ed_data(name):
+    if not os.environ.get("ED_DATA"):
+        return None
+    root = Path(os.environ["ED_DATA"])
+    if not root.is_dir():
+        raise FileNotFoundError(f"ED_DATA is {str(root)!r}; wanted a folder that holds {name}/")
+    missing = _missing(root / name)
+    if 0 < len(missing) < len(FILES):
+        raise FileNotFoundError(f"ED_DATA: {root / name} lacks {', '.join(missing)} (.gz or not)")
+    return None if missing else root / name
+
+
+def _caches():
+    """The user's cache, and a stand-in for a machine where it is read-only."""
+    return Path(pooch.os_cache("ed_lib")), Path(tempfile.gettempdir()) / "ed_lib"
+
+
+def _writable_cache(name):
+    for cache in _caches():
+        with contextlib.suppress(OSError):
+            (cache / name).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=cache / name).close()
+            if cache != _caches()[0]:
+                print("The cache folder is read-only: the download goes to a temporary folder.")
+            return cache / name
+    raise OSError(f"No folder for a download: {' and '.join(map(str, _caches()))} are read-only")
+
+
+def _reachable(url):
+    """Whether a server answers within TIMEOUT. In a thread, to bound DNS and a host's many addresses."""
+    answers = []
+
+    def ask():
+        with contextlib.suppress(requests.RequestException):
+            answers.append(requests.head(url, timeout=TIMEOUT))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    return bool(answers)
+
+
+def _download(name):
+    """Fetch what the cache lacks, from the first mirror that serves it, and return the folder."""
+    wrong, failure, folder = None, "No network", None
+    for mirror in filter(_reachable, MIRRORS[name]):
+        folder = folder or _writable_cache(name)
+        try:
+            _fetch(mirror, name, folder)
+            return folder
+        except requests.RequestException as error:  # refused, cut off or timed out
+            failure = f"No download ({type(error).__name__})"
+        except ValueError as error:  # it came, and its hash is wrong
+            wrong = DataError(f"{mirror} served a wrong file. {error}")
+    raise wrong or requests.ConnectionError(failure)
+
+
+def _fetch(mirror, name, folder):
+    pooch.get_logger().setLevel("WARNING")  # what it says below that names local folders
+    hashes = {f"{file}.gz": f"md5:{md5}" for file, md5 in zip(FILES, MD5[name], strict=True)}
+    files = pooch.create(path=folder, base_url=mirror, registry=hashes, retry_if_failed=1)
+    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=65536, timeout=TIMEOUT)
+    for file in _missing(folder):
+        files.fetch(f"{file}.gz", downloader=downloader)
+
+
+def _digits(reason):
+    """scikit-learn's digits as a Dataset: 20×20 pixels in a frame of 4, as in MNIST. Not shuffled."""
+    from scipy.ndimage import zoom
+    from sklearn.datasets import load_digits
+
+    print(f"{reason}: using scikit-learn's 8×8 digits, resized to 28×28. Accuracies below are for those.")
+    digits = load_digits()
+    images = zoom(digits.images * (255 / 16), (1, 2.5, 2.5), order=1)  # (1797, 8, 8) → (1797, 20, 20)
+    images = np.pad(images.round().astype(np.uint8), ((0, 0), (4, 4), (4, 4)))  # → (1797, 28, 28)
+    labels = digits.target.astype(np.uint8)
+    name = "scikit-learn digits, resized to 28×28"
+    return Dataset(images[:1437], labels[:1437], images[1437:], labels[1437:], name, DIGITS, "scikit-learn")
+
+
+def as_inputs(images, dtype="float32"):
+    """uint8 images (N, 28, 28) as a network's inputs (N, 784), from 0 to 1, in "float32" or "float64".
+
+    TypeError for images that are no NumPy array of uint8; ValueError for another shape or dtype.
+    """
+    check_choice("dtype", dtype, DTYPES)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        raise TypeError(f"images is {_kind(images)}; wanted a NumPy array of uint8")
+    check_shape("images", images.shape, ("N", 28, 28))
+    return np.divide(images.reshape(-1, 784), 255, dtype=dtype)  # (N, 28, 28) → (N, 784)
+
+
+def one_hot(labels, n_classes=10, dtype="float32"):
+    """Integer labels (N,) as rows (N, n_classes), 1 at the label and 0 elsewhere, in "float32" or "float64".
+
+    TypeError for labels that are no integers; ValueError for one outside 0 to n_classes − 1, or another shape
+    or dtype.
+    """
+    check_choice("dtype", dtype, DTYPES)
+    labels, n_classes = _check_labels(labels), check_count("n_classes", n_classes)
+    if not 0 <= labels.min() <= labels.max() < n_classes:
+        raise ValueError(f"labels runs from {labels.min()} to {labels.max()}; wanted 0 to {n_classes - 1}")
+    rows = np.zeros((len(labels), n_classes), dtype)  # (N, n_classes)
+    rows[np.arange(len(labels)), labels] = 1
+    return rows
+
+
+def pick(images, labels, classes):
+    """The images (N, …) and labels (N,) of some classes only, in the same order: (M, …) and (M,).
+
+    The labels returned count from 0 in the order of ``classes``, with the dtype they came in. TypeError for
+    labels or classes that are no integers; ValueError for classes that are repeated or do not occur, or for
+    lengths that differ.
+    """
+    labels = _check_labels(labels)
+    if np.shape(images)[:1] != labels.shape:
+        raise ValueError(f"images has the shape {np.shape(images)}; wanted one per label, {len(labels)}")
+    classes = [check_count("classes", c, least=0) for c in classes]
+    if not classes or len(set(classes)) < len(classes) or not np.isin(classes, labels).all():
+        raise ValueError(f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}")
+    matches = labels[:, None] == classes  # (N, len(classes))
+    kept = matches.any(axis=1)  # (N,)
+    return np.asarray(images)[kept], matches[kept].argmax(axis=1).astype(labels.dtype)
+
+
+def batches(n, size, *, seed):
+    """Index arrays (size,), int64, that together cover range(n) once, in an order set by ``seed``.
+
+    The last is shorter when size does not divide n. TypeError for an argument that is no integer; ValueError
+    for n or size below 1, or seed below 0.
+    """
+    n, size, seed = check_count("n", n), check_count("size", size), check_count("seed", seed, least=0)
+    order = np.random.default_rng(seed).permutation(n)  # (n,)
+    return (order[i : i + size] for i in range(0, n, size))
+
+
+def _check_labels(labels):
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"labels is an array of {labels.dtype}; wanted integers")
+    check_shape("labels", labels.shape, ("N",))
+    return labels
+
+
+def _kind(value):
+    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"

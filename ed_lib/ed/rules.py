@@ -1,0 +1,75 @@
+"""ED learning as formulas: how a layer of cell pairs fires, and how its weights learn from one broadcast error.
+
+Axes, by letter: k network (one per output), p type of the receiving cell, q type of the sending cell (0 = excitatory,
+1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for any leading axes, so that a stack of
+layers is updated by the same formula as one.
+
+Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
+"""
+
+import array_api_compat
+
+RULES = ("kaneko", "signed")
+BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)
+
+
+def signs(xp, like):
+    """s = (+1, −1), shape (2, 1, 1), in the dtype and on the device of ``like``."""
+    return xp.asarray([[[1.0]], [[-1.0]]], dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def sigmoid(u, u0):
+    """σ(u) = 1 / (1 + exp(−2u/u0)), any shape, without overflow for any finite u."""
+    xp = array_api_compat.array_namespace(u)
+    e = xp.exp(-xp.abs(u) * (2 / u0))  # in (0, 1], so neither branch can overflow
+    return xp.where(u >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def slope(y):
+    """f′(y) = y(1 − y), any shape. Kaneko drops the factor 2/u0 of σ′; so do we."""
+    return y * (1 - y)
+
+
+def layer(x, weight, bias, u0):
+    """One layer's outputs: y_p = σ(s_p · (Σ_q x_q W[p, q] + b_p)).
+
+    x (K, 2, B, I), weight (K, 2, 2, I, O), bias (K, 2, 1, O) → (K, 2, B, O).
+    """
+    xp = array_api_compat.array_namespace(x, weight)
+    parts = xp.matmul(x[:, None, ...], weight)  # [k, 1, q, b, i] @ [k, p, q, i, o] → [k, p, q, b, o]
+    total = xp.sum(parts, axis=2) + bias  # (K, 2, B, O)
+    return sigmoid(signs(xp, total) * total, u0)
+
+
+def gains(error, rule):
+    """What the broadcast error becomes at the sending cells: g_q, (B, K) → (K, 2, B, 1).
+
+    "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is too high.
+    "signed": g = (d, d): both learn from both (Kaneko's option "weight decrement", and the source article's rule).
+    """
+    xp = array_api_compat.array_namespace(error)
+    d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
+    if rule == "kaneko":
+        return xp.concat([xp.clip(d, min=0), xp.clip(d, max=0)], axis=1)  # clip(d, max=0) is −d⁻
+    if rule == "signed":
+        return xp.concat([d, d], axis=1)
+    raise ValueError(f"rule is {rule!r}; wanted one of {', '.join(map(repr, RULES))}")
+
+
+def weight_update(x, y, error, alpha, rule):
+    """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ).
+
+    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B, K) is
+    target − output → (..., K, 2, 2, I, O). Nothing in it comes from another layer, so "..." may be all layers at once.
+    """
+    xp = array_api_compat.array_namespace(x, y, error)
+    sent = xp.matrix_transpose(x * gains(error, rule))  # (..., K, 2, I, B)
+    received = slope(y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)
+    return xp.matmul(sent[..., None, :, :, :], received[..., :, None, :, :])  # [.. 1 q i b] @ [.. p 1 b o]
+
+
+def bias_update(y, error, alpha):
+    """Δb_p = α · mean_b( d[b] · f′(y_p[b]) ), the free bias of either rule: y (..., K, 2, B, O) → (..., K, 2, 1, O)."""
+    xp = array_api_compat.array_namespace(y, error)
+    d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
+    return alpha * xp.mean(d * slope(y), axis=-2, keepdims=True)

@@ -1,0 +1,86 @@
+"""Training loops for ED networks: logic tasks until they are solved, and images in batches."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ed_lib import arrays, data
+from ed_lib.notebook import progress
+
+
+def parity(bits):
+    """All inputs of the parity task: x (2**bits, bits) and target (2**bits, 1), float64; two bits make XOR.
+
+    Rows in Kaneko's order, the first input changing fastest; the target is 1 where the number of ones is odd.
+    """
+    bits = arrays.check_count("bits", bits)
+    x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1  # (2**bits, bits)
+    return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
+
+
+def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
+    """How many epochs each of the K networks needs, pattern by pattern: (K,) float, NaN where max_epochs did not do.
+
+    x (N, n_inputs), target (N, 1), the same for all K. Kaneko's rule for stopping: solved after the first epoch whose
+    errors |target − output|, each taken before its update, sum to less than ``tolerance``.
+    """
+    n, k = len(x), net.n_outputs
+    patterns = [(net.asarray(x[i : i + 1]), net.asarray(np.repeat(target[i : i + 1], k, axis=1))) for i in range(n)]
+    epochs = np.full(k, np.nan)
+    for epoch in range(1, max_epochs + 1):
+        missed = sum(np.abs(arrays.to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
+        epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
+        if not np.isnan(epochs).any():
+            break
+    return epochs
+
+
+@dataclass
+class History:
+    """What ``train`` saw: samples seen so far, accuracy on the test images there, and the outputs' mean |error|."""
+
+    seen: list = field(default_factory=list)
+    accuracy: list = field(default_factory=list)
+    error: list = field(default_factory=list)
+
+
+def predict(net, inputs, batch=2000):
+    """The class of each row of inputs (N, n_inputs) → (N,) int: output > ½ for one output, the largest for several."""
+    parts = []
+    for start in range(0, len(inputs), batch):
+        out = arrays.to_numpy(net.forward(net.asarray(inputs[start : start + batch])))  # (batch, K)
+        parts.append(out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1))
+    return np.concatenate(parts).astype(int)
+
+
+def accuracy(net, inputs, labels):
+    """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,)."""
+    return float((predict(net, inputs) == labels).mean())
+
+
+def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
+    """Trains ``net`` in batches and looks at the test set on the way → History.
+
+    Each set is (inputs (N, n_inputs), labels (N,)). One output learns the label itself (0 or 1), K outputs learn one
+    class each. The accuracy is taken before the first step, after every ``every`` steps and at the end.
+    """
+    inputs, labels = train_set
+    targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
+    history, seen, errors = History(), 0, [np.nan]
+
+    def look():
+        history.seen.append(seen)
+        history.accuracy.append(accuracy(net, *test_set))
+        history.error.append(float(np.mean(errors)))
+        errors.clear()
+
+    look()
+    steps = [rows for i in range(passes) for rows in data.batches(len(inputs), batch, seed=seed + i)]
+    for number, rows in enumerate(progress(steps, "training"), start=1):
+        target = net.asarray(targets[rows])
+        output = net.step(net.asarray(inputs[rows]), target)
+        errors.append(float(np.abs(arrays.to_numpy(target - output)).mean()))
+        seen += len(rows)
+        if number % every == 0 or number == len(steps):
+            look()
+    return history

@@ -1,0 +1,72 @@
+"""The house style, and ``show``, which puts a figure on the page as drawing, with a text for those who cannot see it.
+
+Figures are inline SVG: sharp at any size, and their lines and letters take the colour of the page's own text, so that
+the same figure holds in a light and in a dark theme, in the book, in Jupyter and in Colab.
+"""
+
+import io
+import re
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+# Okabe and Ito's colours (2008), told apart with any common colour vision. These five stand out from white and from
+# near-black alike, which their yellow, black and dark blue do not.
+BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#8a8f98"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
+EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
+
+INK = "#010203"  # a colour that nothing else uses; ``show`` replaces it by the page's own
+
+STYLE = {
+    "figure.figsize": (5.2, 3.1),
+    "figure.constrained_layout.use": True,
+    "font.size": 10.5,
+    "axes.titlesize": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.18,
+    "lines.linewidth": 2.0,
+    "legend.frameon": False,
+    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+    "svg.fonttype": "path",
+    "svg.hashsalt": "ed_lib",  # the same drawing gives the same file
+    "image.cmap": "Greys_r",
+} | {
+    key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
+}
+
+
+def use_style():
+    """Sets the house style for the figures that follow, and leaves showing them to ``show``."""
+    plt.rcParams.update(STYLE)
+    plt.ioff()
+
+
+def show(figure, alt):
+    """Shows a Matplotlib figure as inline SVG and closes it. ``alt`` says in words what one sees in it.
+
+    ValueError when ``alt`` is empty.
+    """
+    from IPython.display import HTML, display
+
+    display(HTML(to_html(figure, alt)))
+    plt.close(figure)
+
+
+def to_html(figure, alt):
+    """The figure as an HTML fragment: an SVG that scales with the page, with ``alt`` as its accessible name."""
+    if not alt or not alt.strip():
+        raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+    width = float(re.search(r'width="([\d.]+)pt"', svg).group(1)) * 4 / 3  # points to CSS pixels
+    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    style = f"display:block;width:100%;max-width:{width:.0f}px;height:auto;margin:auto"
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)

@@ -1,0 +1,81 @@
+"""`make book`: executes every chapter on this machine, renders the book, and says where it is.
+
+The chapters under book/ stay as they are: copies are executed and rendered in _build/source. A chapter whose code,
+machine and data are those of its last execution keeps the outputs it has there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from nbclient.exceptions import CellExecutionError
+
+from ed_lib import notebook
+from tools import notebooks
+from tools.notebooks import ROOT
+
+BUILD = ROOT / "_build"
+SOURCE = BUILD / "source"
+PAGE = BUILD / "html" / "index.html"
+
+
+def main():
+    start = time.monotonic()
+    stage()
+    for path in notebooks.chapters():
+        try:
+            prepare(path)
+        except CellExecutionError as error:
+            sys.exit(f"\n{path}: a cell failed, so there is no book.\n{error}")
+    render()
+    print(f"The book is ready ({time.monotonic() - start:.0f} s): {PAGE.as_uri()}")
+
+
+def stage():
+    """Brings _build/source up to date with what the book is made of, chapters apart. Keeps the times of files."""
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "book").rglob("*") if path.is_file()}
+    wanted = {path for path in wanted if path.suffix != ".ipynb" and ".ipynb_checkpoints" not in path.parts}
+    wanted |= {ROOT.joinpath(name).relative_to(ROOT) for name in ("_config.yml", "_toc.yml")}
+    keep = wanted | set(notebooks.chapters())
+    for old in [path for path in SOURCE.rglob("*") if path.is_file() and path.relative_to(SOURCE) not in keep]:
+        old.unlink()
+    for path in wanted:
+        (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != (ROOT / path).read_bytes():
+            shutil.copy2(ROOT / path, SOURCE / path)
+
+
+def prepare(path):
+    """Puts the executed copy of one chapter into _build/source; executes it only if something has changed."""
+    nb, copy = notebooks.read(ROOT / path), SOURCE / path
+    made_on = f"{notebook.card()} · data: {os.environ.get('ED_DATA', '')}"
+    old = notebooks.read(copy) if copy.exists() else None
+    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == notebooks.fingerprint(nb):
+        for cell, done in zip(notebooks.code_cells(nb), notebooks.code_cells(old), strict=True):
+            cell.outputs, cell.execution_count = done.outputs, done.execution_count
+        made = notebooks.canonical(nb)
+        made.metadata["ed_lib"] = old.metadata["ed_lib"]
+        print(f"{path.stem}: unchanged since it was executed here on {old.metadata.ed_lib.executed}")
+    else:
+        made = notebooks.execute(nb, path)
+    made.metadata["made_on"] = made_on
+    if made != old:
+        notebooks.write(made, copy)
+
+
+def render():
+    """Jupyter Book 1, with warnings as errors; what it prints is shown when it fails."""
+    print("rendering ...", flush=True)
+    command = [sys.executable, "-m", "jupyter_book", "build", str(SOURCE), "--path-output", str(ROOT), "-W", "-q"]
+    command += ["--builder", "html", "--keep-going"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        shutil.rmtree(BUILD / "html", ignore_errors=True)  # so that the next build does not pass over the same fault
+        shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
+        sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Finds a Chromium for the tests of the pages; where there is none, installs one.
+
+Order: Chromium or Chrome on the PATH, Chrome on macOS, Playwright's own. If none is there: Debian's package where apt
+and the rights for it are at hand, else Playwright's download.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MACOS = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+
+
+def find():
+    """The path of a Chromium or Chrome on this machine, or None."""
+    found = [path for name in NAMES if (path := shutil.which(name))] + [str(MACOS)] * MACOS.exists()
+    return found[0] if found else _playwrights_own()
+
+
+def _playwrights_own():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+def main():
+    if find():
+        return
+    print("No Chromium found; installing one for the tests of the pages.", flush=True)
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        subprocess.run(["apt-get", "update", "-q"], check=False)
+        subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], check=False)
+    if not find():
+        subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False)
+    if not find():
+        print("There is still no Chromium, so the tests of the pages will be skipped. Install Chromium or Chrome.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The chapters as files: which there are, what their outputs depend on, how they are executed and written.
+
+    python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
+
+executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical form. A
+fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
+"""
+
+import ast
+import copy
+import datetime
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import yaml
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from tqdm import tqdm
+
+from ed_lib import arrays, notebook
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_GPU = "Skipped here: this cell needs a GPU, and the machine that executed this page has none.\n"
+
+
+def chapters():
+    """The notebooks of the table of contents, as paths relative to the root, in reading order."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    files = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
+    return [Path(f"{file}.ipynb") for file in files if (ROOT / f"{file}.ipynb").exists()]
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def code_cells(nb):
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def fingerprint(nb):
+    """SHA-256 over everything of ours that decides the outputs: the code cells and the ed_lib modules they reach.
+
+    The set-up cell's text is left out, since the book's address stands in it and changes no output.
+    """
+    digest, modules = hashlib.sha256(), set()
+    for cell in code_cells(nb):
+        if "setup" not in tags(cell):
+            digest.update(cell.source.encode() + b"\0")
+        modules |= _imported(TransformerManager().transform_cell(cell.source))
+    for path in _reached(modules):
+        digest.update(path.as_posix().encode() + b"\0" + (ROOT / path).read_bytes())
+    return digest.hexdigest()
+
+
+def execute(nb, path):
+    """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
+
+    Shows progress. Raises CellExecutionError when a cell fails.
+    """
+    nb = copy.deepcopy(nb)
+    skipped = [] if arrays.gpu_count() else [cell for cell in code_cells(nb) if "gpu" in tags(cell)]
+    with tqdm(total=len(nb.cells), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
+        client = NotebookClient(
+            nb, timeout=300, kernel_name="python3", skip_cells_with_tag="gpu" if skipped else "skip-execution",
+            record_timing=False, resources={"metadata": {"path": str((ROOT / path).parent)}},
+            on_cell_complete=lambda **_: bar.update(),
+        )  # fmt: skip
+        client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
+    for cell in skipped:
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=NO_GPU)]
+    nb.metadata["ed_lib"] = {
+        "executed": datetime.date.today().isoformat(),
+        "machine": f"{notebook.cpu()} · {notebook.gpu()}",
+        "versions": notebook.versions(),
+        "fingerprint": fingerprint(nb),
+    }
+    return canonical(nb)
+
+
+def canonical(nb):
+    """The notebook with nothing in it that depends on who saved it: ids from the sources, metadata that we set."""
+    nb = copy.deepcopy(nb)
+    nb.metadata = nbformat.from_dict({
+        "accelerator": "GPU",  # what Colab offers when it opens the chapter
+        "ed_lib": nb.metadata.get("ed_lib", {}),
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    })  # fmt: skip
+    seen = {}
+    for cell in nb.cells:
+        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
+        seen[digest] = seen.get(digest, 0) + 1
+        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        cell.metadata = nbformat.from_dict(
+            {key: cell.metadata[key] for key in ("tags", "mystnb", "cellView") if key in cell.metadata}
+        )
+        for output in cell.get("outputs", []):
+            output.pop("metadata", None)
+            if output.output_type in ("display_data", "execute_result"):
+                output.metadata = nbformat.from_dict({})
+    nb.nbformat_minor = 5
+    return nb
+
+
+def write(nb, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(nbformat.writes(nb).rstrip("\n") + "\n")
+
+
+def main(names):
+    for path in [Path(name).resolve().relative_to(ROOT) for name in names] or chapters():
+        try:
+            write(execute(read(ROOT / path), path), ROOT / path)
+        except CellExecutionError as error:
+            sys.exit(f"\n{path}: a cell failed; the file is as it was.\n{error}")
+        print(f"{path}: outputs written")
+
+
+def _imported(source):
+    """The dotted names that a piece of Python imports, as "a.b" for both ``import a.b`` and ``from a import b``."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] == "ed_lib"}
+
+
+def _reached(names):
+    """The files of ed_lib behind these names and behind all that they import in turn, sorted."""
+    found, todo = set(), set(names)
+    while todo:
+        parts = todo.pop().split(".")
+        for end in range(1, len(parts) + 1):  # importing a.b.c runs a, a.b and a.b.c
+            stem = Path(*parts[:end])
+            for path in (stem / "__init__.py", stem.with_suffix(".py")):
+                if (ROOT / path).exists() and path not in found:
+                    found.add(path)
+                    todo |= _imported((ROOT / path).read_text())
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

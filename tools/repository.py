@@ -1,0 +1,44 @@
+"""`make repository URL=...`: writes the book's address into _config.yml and into every chapter's set-up cell."""
+
+import re
+import sys
+
+from tools import notebooks
+from tools.notebooks import ROOT
+
+CONFIG_LINE = re.compile(r"(?m)^(repository:\n\s+url: )(\S+)")
+CELL_LINE = re.compile(r'(?m)^(REPOSITORY = ")([^"]*)(")')
+
+
+def addresses():
+    """{file: address} for each place in which the address stands."""
+    found = {"_config.yml": CONFIG_LINE.search((ROOT / "_config.yml").read_text()).group(2)}
+    for path in notebooks.chapters():
+        for cell in notebooks.read(ROOT / path).cells:
+            if "setup" in notebooks.tags(cell):
+                found[str(path)] = CELL_LINE.search(cell.source).group(2)
+    return found
+
+
+def change(url):
+    """Writes ``url`` everywhere. ValueError, before anything is written, unless it is a https:// address."""
+    if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
+        raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
+    url = url.removesuffix(".git")
+    config = (ROOT / "_config.yml").read_text()
+    (ROOT / "_config.yml").write_text(CONFIG_LINE.sub(rf"\g<1>{url}", config))
+    for path in notebooks.chapters():
+        nb = notebooks.read(ROOT / path)
+        for cell in nb.cells:
+            if "setup" in notebooks.tags(cell):
+                cell.source = CELL_LINE.sub(rf"\g<1>{url}\g<3>", cell.source)
+        notebooks.write(notebooks.canonical(nb), ROOT / path)
+
+
+if __name__ == "__main__":
+    try:
+        change(sys.argv[1])
+    except ValueError as error:
+        sys.exit(str(error))
+    for file, address in addresses().items():
+        print(f"{address}  {file}")
