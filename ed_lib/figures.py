@@ -70,3 +70,30 @@ def to_html(figure, alt):
     label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     style = f"display:block;width:100%;max-width:{width:.0f}px;height:auto;margin:auto"
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
+
+
+def cell_pair():
+    """The two kinds of cell, sending and receiving, the signs of their connections, and the broadcast error."""
+    figure, ax = plt.subplots(figsize=(5.2, 3.2))
+    ax.set(xlim=(-0.62, 3.62), ylim=(-0.55, 2.25), aspect="equal")
+    ax.axis("off")
+    colours, heights = (EXCITATORY, INHIBITORY), (1.25, 0.0)
+    for q, p in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        (x0, y0), (x1, y1) = (0.35, heights[q]), (2.65, heights[p])
+        style = {"lw": 2, "color": colours[q], "ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "-|>", "mutation_scale": 13} | style)
+        share = 0.5 if p == q else 0.27
+        x, y = x0 + share * (x1 - x0), y0 + share * (y1 - y0)
+        above = 0.15 if p == q else (0.2 if q else -0.02)
+        right = 0 if p == q else (-0.12 if q else 0.2)
+        ax.text(x + right, y + above, "+" if p == q else "−", ha="center", va="center", fontsize=14, color=colours[q])
+        if p == q:
+            ax.text(x, y - 0.17 if q else y + 0.36, f"$W[{p},{q}]$", ha="center", va="center", fontsize=9.5)
+    for x, side in ((0, "x"), (3, "y")):
+        for kind, name in enumerate(("excitatory", "inhibitory")):
+            ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
+            ax.text(x, heights[kind], f"${side}_{kind}$", ha="center", va="center", fontsize=12)
+            ax.text(x, heights[kind] - 0.46, name, ha="center", va="center", fontsize=9, color=colours[kind])
+    ax.annotate("", (1.5, 1.78), (1.5, 2.08), arrowprops={"arrowstyle": "-|>", "color": PINK, "lw": 2})
+    ax.text(1.62, 2.0, "one error $d$, the same everywhere", va="center", fontsize=9.5, color=PINK)
+    return figure

@@ -2,18 +2,21 @@
 
 import gzip
 import hashlib
+import io
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
+from tqdm import tqdm
 
 from ed_lib import data
 
@@ -276,16 +279,23 @@ def test_the_hash_in_force_is_that_of_the_data_set(tiny, cache):
 # Downloads ----------------------------------------------------------------------------------------
 
 
-def test_downloads_once_then_reads_the_cache(mirrors, assert_tiny, cache, capfd, caplog):
-    data.pooch.get_logger().setLevel("INFO")  # as it is at first
+def test_downloads_once_then_reads_the_cache(mirrors, assert_tiny, cache):
     (mirror,) = mirrors(["serve"])
     assert_tiny(data.load("mnist"), "download")
     assert_tiny(data.load("mnist"), "cache")
     assert mirror.asked == [f"{file}.gz" for file in data.FILES]
     assert files_in(cache / "mnist") == sorted(mirror.asked)
-    out, err = capfd.readouterr()
-    assert out == "" and "100%" in err  # the progress bars
-    assert str(cache) not in err + caplog.text
+
+
+def test_a_download_shows_its_progress_and_no_local_folder(mirrors, cache, monkeypatch, capsys):
+    mirrors(["serve"])
+    logger, log = data.pooch.get_logger(), io.StringIO()
+    logger.setLevel("INFO")  # as it is at first
+    monkeypatch.setattr(logger.handlers[0], "stream", log)
+    monkeypatch.setattr("pooch.downloaders.tqdm", partial(tqdm, disable=False))  # our tests turn it off
+    data.load("mnist")
+    out, err = capsys.readouterr()
+    assert err.count("100%") >= 4 and out == log.getvalue() == "" and str(cache) not in err
 
 
 def test_downloads_only_what_the_cache_lacks(tiny, mirrors, assert_tiny, cache):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from nbclient.exceptions import CellExecutionError
 
@@ -68,8 +69,8 @@ def prepare(path):
 def render():
     """Jupyter Book 1, with warnings as errors; what it prints is shown when it fails."""
     print("rendering ...", flush=True)
-    command = [sys.executable, "-m", "jupyter_book", "build", str(SOURCE), "--path-output", str(ROOT), "-W", "-q"]
-    command += ["--builder", "html", "--keep-going"]
+    program = Path(sys.executable).with_name("jupyter-book")
+    command = [program, "build", SOURCE, "--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode:
         shutil.rmtree(BUILD / "html", ignore_errors=True)  # so that the next build does not pass over the same fault

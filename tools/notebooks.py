@@ -68,10 +68,10 @@ def execute(nb, path):
     """
     nb = copy.deepcopy(nb)
     skipped = [] if arrays.gpu_count() else [cell for cell in code_cells(nb) if "gpu" in tags(cell)]
-    with tqdm(total=len(nb.cells), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
+    with tqdm(total=len(code_cells(nb)) - len(skipped), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
         client = NotebookClient(
             nb, timeout=300, kernel_name="python3", skip_cells_with_tag="gpu" if skipped else "skip-execution",
-            record_timing=False, resources={"metadata": {"path": str((ROOT / path).parent)}},
+            record_timing=False, extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str((ROOT / path).parent)}},
             on_cell_complete=lambda **_: bar.update(),
         )  # fmt: skip
         client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
