@@ -28,11 +28,3 @@ def backend(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
-
-
-def pytest_collection_modifyitems(items):
-    """nbval's cells that are tagged ``gpu`` are skipped where there is none."""
-    for item in items:
-        tags = item.cell.metadata.get("tags", []) if hasattr(item, "cell") else []
-        if "gpu" in tags and not arrays.gpu_count():
-            item.add_marker(pytest.mark.skip(reason="the cell needs a GPU, and this machine has none"))

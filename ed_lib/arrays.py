@@ -1,7 +1,7 @@
 """One array API over NumPy, CuPy and PyTorch.
 
-The three libraries agree on most names and differ on the rest. array-api-compat gives each of them the names of the
-Python array API standard, so that a network is written once and runs on all three.
+The three libraries agree on most names and differ on the rest. array-api-compat gives each of them the names
+of the Python array API standard, so that a network is written once and runs on all three.
 """
 
 import importlib
@@ -18,7 +18,8 @@ DTYPES = ("float32", "float64")
 class Space:
     """Where arrays live: a library, a device and a floating type.
 
-    ``xp`` is the library's array-API namespace, ``backend`` its name, ``device`` what that library calls the device.
+    ``xp`` is the library's array-API namespace, ``backend`` its name, ``device`` what that library calls the
+    device.
     """
 
     backend: str
@@ -31,16 +32,16 @@ class Space:
         return self.xp.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)), device=self.device)
 
     def check(self, name, array, shape):
-        """``array`` in this space's dtype, once it is known to be finite, real, and of this library, device and shape.
+        """``array`` in this space's dtype, once it is known to be finite and of this library and shape.
 
-        ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for another
-        library or a dtype that is no real number, ValueError for another device, shape, or a value that is not finite;
-        each message names the argument, what came and what was wanted.
+        ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for
+        another library or a dtype that is no real number, ValueError for another device, shape, or a value
+        that is not finite; each message names the argument, what came and what was wanted.
         """
         if not self._is_array(array):
             raise TypeError(
-                f"{name} is a {type(array).__module__.split('.')[0]}.{type(array).__name__}; wanted an array of the "
-                f"backend {self.backend!r} (asarray() of the network or of arrays.space() makes one)"
+                f"{name} is a {type(array).__module__.split('.')[0]}.{type(array).__name__}; "
+                f"wanted an array of the backend {self.backend!r}, as asarray() makes it"
             )
         if not self._same_device(array):
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
@@ -63,10 +64,10 @@ class Space:
 
 
 def space(backend="numpy", device="cpu", dtype="float32"):
-    """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda", "cuda:1") and a dtype.
+    """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda:1") and a dtype.
 
-    ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install, when the
-    library is missing.
+    ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install,
+    when the library is missing.
     """
     check_choice("backend", backend, BACKENDS)
     check_choice("dtype", dtype, DTYPES)
@@ -83,7 +84,7 @@ def space(backend="numpy", device="cpu", dtype="float32"):
 
 
 def to_numpy(array):
-    """A NumPy array with the values of ``array`` (NumPy, CuPy or PyTorch, on any device); waits for the device."""
+    """The values of a NumPy, CuPy or PyTorch array, on any device, as a NumPy array. Waits for the device."""
     if hasattr(array, "get"):  # CuPy
         return array.get()
     if hasattr(array, "detach"):  # PyTorch
@@ -101,7 +102,7 @@ def gpu_count(backend="torch"):
     try:
         library = importlib.import_module(backend)
         return library.cuda.runtime.getDeviceCount() if backend == "cupy" else library.cuda.device_count()
-    except Exception:  # no library, no driver, no GPU: each library has its own error for it
+    except Exception:  # no library, no driver, no GPU: each has its own error
         return 0
 
 
@@ -112,7 +113,7 @@ def check_choice(name, value, choices):
 
 
 def check_count(name, value, least=1):
-    """``value`` as an int. TypeError unless it is a whole number, ValueError unless it is at least ``least``."""
+    """``value`` as an int. TypeError unless it is a whole number, ValueError if it is below ``least``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {value!r}; wanted a whole number")
     if value < least:

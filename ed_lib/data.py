@@ -9,13 +9,17 @@ import hashlib
 import os
 import tempfile
 import threading
+import warnings
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pooch
 import requests
+
+with warnings.catch_warnings():  # pooch asks for Jupyter's widgets, which it does without
+    warnings.simplefilter("ignore")
+    import pooch
 
 from ed_lib.arrays import DTYPES, check_choice, check_count, check_shape
 

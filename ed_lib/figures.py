@@ -1,7 +1,8 @@
-"""The house style, and ``show``, which puts a figure on the page as drawing, with a text for those who cannot see it.
+"""The house style, and ``show``, which puts a figure on the page as drawing, with a text for those who cannot
+see it.
 
-Figures are inline SVG: sharp at any size, and their lines and letters take the colour of the page's own text, so that
-the same figure holds in a light and in a dark theme, in the book, in Jupyter and in Colab.
+Figures are inline SVG: sharp at any size, and their lines and letters take the colour of the page's own text,
+so that the same figure holds in a light and in a dark theme, in the book, in Jupyter and in Colab.
 """
 
 import io
@@ -10,8 +11,8 @@ import re
 import matplotlib
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's colours (2008), told apart with any common colour vision. These five stand out from white and from
-# near-black alike, which their yellow, black and dark blue do not.
+# After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from white and
+# from near-black alike, which the yellow, the black and the dark blue of that palette do not.
 BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
 EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
@@ -34,7 +35,8 @@ STYLE = {
     "svg.hashsalt": "ed_lib",  # the same drawing gives the same file
     "image.cmap": "Greys_r",
 } | {
-    key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
+    key: INK
+    for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
 }
 
 
@@ -56,7 +58,7 @@ def show(figure, alt):
 
 
 def to_html(figure, alt):
-    """The figure as an HTML fragment: an SVG that scales with the page, with ``alt`` as its accessible name."""
+    """The figure as HTML: an SVG that scales with the page, with ``alt`` as its accessible name."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
     buffer = io.StringIO()
@@ -73,27 +75,29 @@ def to_html(figure, alt):
 
 
 def cell_pair():
-    """The two kinds of cell, sending and receiving, the signs of their connections, and the broadcast error."""
+    """The two kinds of cell, the signs of the connections between them, and the broadcast error."""
     figure, ax = plt.subplots(figsize=(5.2, 3.2))
     ax.set(xlim=(-0.62, 3.62), ylim=(-0.55, 2.25), aspect="equal")
     ax.axis("off")
+    centre = {"ha": "center", "va": "center"}
     colours, heights = (EXCITATORY, INHIBITORY), (1.25, 0.0)
     for q, p in ((0, 0), (0, 1), (1, 0), (1, 1)):
         (x0, y0), (x1, y1) = (0.35, heights[q]), (2.65, heights[p])
-        style = {"lw": 2, "color": colours[q], "ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "-|>", "mutation_scale": 13} | style)
+        style = {"arrowstyle": "-|>", "mutation_scale": 13, "lw": 2, "color": colours[q]}
+        style |= {"ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops=style)
         share = 0.5 if p == q else 0.27
         x, y = x0 + share * (x1 - x0), y0 + share * (y1 - y0)
         above = 0.15 if p == q else (0.2 if q else -0.02)
         right = 0 if p == q else (-0.12 if q else 0.2)
-        ax.text(x + right, y + above, "+" if p == q else "−", ha="center", va="center", fontsize=14, color=colours[q])
+        ax.text(x + right, y + above, "+" if p == q else "−", **centre, fontsize=14, color=colours[q])
         if p == q:
-            ax.text(x, y - 0.17 if q else y + 0.36, f"$W[{p},{q}]$", ha="center", va="center", fontsize=9.5)
+            ax.text(x, y - 0.17 if q else y + 0.36, f"$W[{p},{q}]$", **centre, fontsize=9.5)
     for x, side in ((0, "x"), (3, "y")):
         for kind, name in enumerate(("excitatory", "inhibitory")):
             ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
-            ax.text(x, heights[kind], f"${side}_{kind}$", ha="center", va="center", fontsize=12)
-            ax.text(x, heights[kind] - 0.46, name, ha="center", va="center", fontsize=9, color=colours[kind])
+            ax.text(x, heights[kind], f"${side}_{kind}$", **centre, fontsize=12)
+            ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9, color=colours[kind])
     ax.annotate("", (1.5, 1.78), (1.5, 2.08), arrowprops={"arrowstyle": "-|>", "color": PINK, "lw": 2})
     ax.text(1.62, 2.0, "one error $d$, the same everywhere", va="center", fontsize=9.5, color=PINK)
     return figure

@@ -1,4 +1,4 @@
-"""What a chapter needs to start: the house style, one line about the machine, progress, showing source, exercises."""
+"""What a chapter needs to start: the style, a line about the machine, progress, source, exercises."""
 
 import importlib.metadata
 import inspect
@@ -13,15 +13,19 @@ from ed_lib import arrays
 
 
 def setup():
-    """Starts a chapter: the figures' style, and one printed line about the machine and the versions."""
+    """Starts a chapter: the figures' style, the ``%%gpu`` magic, and one printed line about the machine."""
+    from IPython import get_ipython
+
     from ed_lib import figures
 
     figures.use_style()
+    if shell := get_ipython():
+        shell.register_magic_function(_gpu_cell, "cell", "gpu")
     print(card())
 
 
 def card():
-    """One line: the CPU, the GPU if there is one, and the versions of Python and of the libraries that compute."""
+    """One line: the CPU, the GPU if there is one, the versions of Python and of the libraries."""
     return " · ".join([cpu(), gpu(), f"Python {platform.python_version()}", *versions()])
 
 
@@ -67,9 +71,9 @@ def source(thing):
 
 
 def exercise(number):
-    """Decorates a check: the checked function is passed in; it prints "solved", or what is missing, and never raises.
+    """Decorates a check of an exercise, so that it prints "solved", or what is missing, and never raises.
 
-    ``@exercise(1) def check(solution): assert ...`` gives ``check(my_function)`` → True when every assertion held.
+    The check takes the reader's function and asserts what a solution does.
     """
 
     def decorate(check):
@@ -77,15 +81,24 @@ def exercise(number):
             try:
                 check(solution)
             except Exception as error:  # whatever a reader's code does, the chapter goes on
-                reason = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-                print(f"Exercise {number}: not yet. {reason}")
-                return False
-            print(f"Exercise {number}: solved.")
-            return True
+                kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+                print(f"Exercise {number}: not yet. {kind}{error}")
+            else:
+                print(f"Exercise {number}: solved.")
 
         return run
 
     return decorate
+
+
+def _gpu_cell(line, cell):
+    """What ``%%gpu`` at the top of a cell does: runs the cell, or says that there is no GPU to run it on."""
+    from IPython import get_ipython
+
+    if not arrays.gpu_count():
+        print("Skipped here: this cell needs a GPU, and this machine has none.")
+        return
+    get_ipython().run_cell(cell).raise_error()
 
 
 def _cpu_name():

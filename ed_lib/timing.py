@@ -1,7 +1,7 @@
 """Timing that waits for the device.
 
-A GPU works on its own: a call returns once its work is queued, not once it is done. A clock read without waiting
-measures the queueing. Everything here waits.
+A GPU works on its own: a call returns once its work is queued, not once it is done. A clock read without
+waiting measures the queueing. Everything here waits.
 """
 
 import logging
@@ -14,7 +14,9 @@ from ed_lib import arrays
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call took until its work was done: median and quartiles of ``n`` repeated runs after a warm-up."""
+    """Seconds a call took until its work was done: median and quartiles of ``n`` repeated runs after a
+    warm-up.
+    """
 
     median: float
     q1: float
@@ -22,7 +24,7 @@ class Timing:
     n: int
 
     def __str__(self):
-        unit, scale = next((u, s) for u, s in (("s", 1), ("ms", 1e3), ("µs", 1e6)) if self.median * s >= 1 or u == "µs")
+        scale, unit = (1, "s") if self.median >= 1 else (1e3, "ms") if self.median >= 1e-3 else (1e6, "µs")
         low, mid, high = (f"{seconds * scale:.3g}" for seconds in (self.q1, self.median, self.q3))
         return f"{mid} {unit} (quartiles {low} to {high}, n = {self.n})"
 
@@ -30,8 +32,8 @@ class Timing:
 def measure(function, *, min_seconds=1.0):
     """How long ``function()`` takes until the device has done its work, as a :class:`Timing`.
 
-    Runs it at least once before measuring and then for about ``min_seconds``. Stands on torch.utils.benchmark, which
-    waits for the GPU where there is one (for CuPy's work on it as well).
+    Runs it at least once before measuring and then for about ``min_seconds``. Stands on
+    torch.utils.benchmark, which waits for the GPU where there is one (for CuPy's work on it as well).
     """
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
@@ -39,16 +41,20 @@ def measure(function, *, min_seconds=1.0):
 def compare(functions, *, min_seconds=1.0, rounds=5):
     """Times several functions in one process, taking turns: {name: function} → {name: Timing}.
 
-    Each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the machine falls on all of them.
+    Each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the machine falls on all
+    of them.
     """
-    # PyTorch looks for a CUDA compiler when its benchmark module is imported; that there is none is no news here.
+    # Importing PyTorch's benchmark module looks for a CUDA compiler; that there is none is no news here.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     import torch
     from torch.utils import benchmark
 
     rounds = arrays.check_count("rounds", rounds)
     threads = torch.get_num_threads()
-    timers = {n: benchmark.Timer("f()", globals={"f": f}, num_threads=threads) for n, f in functions.items()}
+    timers = {
+        name: benchmark.Timer("f()", globals={"f": function}, num_threads=threads)
+        for name, function in functions.items()
+    }
     for timer in timers.values():
         timer.timeit(1)  # warm-up
     times = {name: [] for name in timers}

@@ -1,7 +1,7 @@
 """`make book`: executes every chapter on this machine, renders the book, and says where it is.
 
-The chapters under book/ stay as they are: copies are executed and rendered in _build/source. A chapter whose code,
-machine and data are those of its last execution keeps the outputs it has there.
+The chapters under book/ stay as they are: copies are executed and rendered in _build/source. A chapter whose
+code, machine and data are those of its last execution keeps the outputs it has there.
 """
 
 import os
@@ -35,13 +35,14 @@ def main():
 
 
 def stage():
-    """Brings _build/source up to date with what the book is made of, chapters apart. Keeps the times of files."""
+    """Brings _build/source up to date with what the book is made of, chapters apart; keeps files' times."""
     wanted = {path.relative_to(ROOT) for path in (ROOT / "book").rglob("*") if path.is_file()}
     wanted = {path for path in wanted if path.suffix != ".ipynb" and ".ipynb_checkpoints" not in path.parts}
     wanted |= {ROOT.joinpath(name).relative_to(ROOT) for name in ("_config.yml", "_toc.yml")}
     keep = wanted | set(notebooks.chapters())
-    for old in [path for path in SOURCE.rglob("*") if path.is_file() and path.relative_to(SOURCE) not in keep]:
-        old.unlink()
+    for old in list(SOURCE.rglob("*")):
+        if old.is_file() and old.relative_to(SOURCE) not in keep:
+            old.unlink()
     for path in wanted:
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
         if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != (ROOT / path).read_bytes():
@@ -53,7 +54,8 @@ def prepare(path):
     nb, copy = notebooks.read(ROOT / path), SOURCE / path
     made_on = f"{notebook.card()} · data: {os.environ.get('ED_DATA', '')}"
     old = notebooks.read(copy) if copy.exists() else None
-    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == notebooks.fingerprint(nb):
+    made_of = notebooks.fingerprint(nb)
+    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of:
         for cell, done in zip(notebooks.code_cells(nb), notebooks.code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         made = notebooks.canonical(nb)
@@ -70,11 +72,13 @@ def render():
     """Jupyter Book 1, with warnings as errors; what it prints is shown when it fails."""
     print("rendering ...", flush=True)
     program = Path(sys.executable).with_name("jupyter-book")
-    command = [program, "build", SOURCE, "--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options = ["--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
+    result = subprocess.run(
+        [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if result.returncode:
-        shutil.rmtree(BUILD / "html", ignore_errors=True)  # so that the next build does not pass over the same fault
-        shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
+        for folder in ("html", ".doctrees"):  # so that the next build does not pass over the same fault
+            shutil.rmtree(BUILD / folder, ignore_errors=True)
         sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
 
 

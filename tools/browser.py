@@ -1,7 +1,7 @@
 """Finds a Chromium for the tests of the pages; where there is none, installs one.
 
-Order: Chromium or Chrome on the PATH, Chrome on macOS, Playwright's own. If none is there: Debian's package where apt
-and the rights for it are at hand, else Playwright's download.
+Order: Chromium or Chrome on the PATH, Chrome on macOS, Playwright's own. If none is there: Debian's package
+where apt and the rights for it are at hand, else Playwright's download.
 """
 
 import os
@@ -38,7 +38,7 @@ def main():
     if not find():
         subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False)
     if not find():
-        print("There is still no Chromium, so the tests of the pages will be skipped. Install Chromium or Chrome.")
+        print("Still no Chromium: the tests of the pages will be skipped. Install Chromium or Chrome.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The chapters as files: which there are, what their outputs depend on, how they are executed and written.
 
-    python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
+python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
-executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical form. A
-fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
+executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical
+form. A fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
 """
 
 import ast
@@ -21,10 +21,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 
-from ed_lib import arrays, notebook
+from ed_lib import notebook
 
 ROOT = Path(__file__).resolve().parents[1]
-NO_GPU = "Skipped here: this cell needs a GPU, and the machine that executed this page has none.\n"
 
 
 def chapters():
@@ -47,7 +46,7 @@ def code_cells(nb):
 
 
 def fingerprint(nb):
-    """SHA-256 over everything of ours that decides the outputs: the code cells and the ed_lib modules they reach.
+    """SHA-256 of what of ours decides the outputs: the code cells and the ed_lib modules that they reach.
 
     The set-up cell's text is left out, since the book's address stands in it and changes no output.
     """
@@ -55,7 +54,8 @@ def fingerprint(nb):
     for cell in code_cells(nb):
         if "setup" not in tags(cell):
             digest.update(cell.source.encode() + b"\0")
-        modules |= _imported(TransformerManager().transform_cell(cell.source))
+        body = cell.source.removeprefix("%%gpu\n")  # inside this magic is Python
+        modules |= _imported(TransformerManager().transform_cell(body))
     for path in _reached(modules):
         digest.update(path.as_posix().encode() + b"\0" + (ROOT / path).read_bytes())
     return digest.hexdigest()
@@ -67,16 +67,17 @@ def execute(nb, path):
     Shows progress. Raises CellExecutionError when a cell fails.
     """
     nb = copy.deepcopy(nb)
-    skipped = [] if arrays.gpu_count() else [cell for cell in code_cells(nb) if "gpu" in tags(cell)]
-    with tqdm(total=len(code_cells(nb)) - len(skipped), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
+    with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
         client = NotebookClient(
-            nb, timeout=300, kernel_name="python3", skip_cells_with_tag="gpu" if skipped else "skip-execution",
-            record_timing=False, extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str((ROOT / path).parent)}},
+            nb,
+            timeout=300,
+            kernel_name="python3",
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": str((ROOT / path).parent)}},
+            record_timing=False,
             on_cell_complete=lambda **_: bar.update(),
-        )  # fmt: skip
+        )
         client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
-    for cell in skipped:
-        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=NO_GPU)]
     nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
         "machine": f"{notebook.cpu()} · {notebook.gpu()}",
@@ -87,7 +88,7 @@ def execute(nb, path):
 
 
 def canonical(nb):
-    """The notebook with nothing in it that depends on who saved it: ids from the sources, metadata that we set."""
+    """The notebook with nothing in it that depends on who saved it: our metadata, ids from the sources."""
     nb = copy.deepcopy(nb)
     nb.metadata = nbformat.from_dict({
         "accelerator": "GPU",  # what Colab offers when it opens the chapter
@@ -103,12 +104,21 @@ def canonical(nb):
         cell.metadata = nbformat.from_dict(
             {key: cell.metadata[key] for key in ("tags", "mystnb", "cellView") if key in cell.metadata}
         )
-        for output in cell.get("outputs", []):
-            output.pop("metadata", None)
-            if output.output_type in ("display_data", "execute_result"):
-                output.metadata = nbformat.from_dict({})
+        if cell.cell_type == "code":
+            cell.outputs = _merged(cell.outputs)
     nb.nbformat_minor = 5
     return nb
+
+
+def _merged(outputs):
+    """Outputs with neighbouring pieces of one stream put together, which arrive cut at random."""
+    merged = []
+    for output in outputs:
+        if merged and output.output_type == "stream" and output.name == merged[-1].get("name"):
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def write(nb, path):
@@ -126,7 +136,7 @@ def main(names):
 
 
 def _imported(source):
-    """The dotted names that a piece of Python imports, as "a.b" for both ``import a.b`` and ``from a import b``."""
+    """The dotted names that Python source imports: a.b for ``import a.b`` and for ``from a import b``."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

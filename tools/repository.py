@@ -1,4 +1,4 @@
-"""`make repository URL=...`: writes the book's address into _config.yml and into every chapter's set-up cell."""
+"""`make repository URL=...`: the book's address, in _config.yml and in every chapter's set-up cell."""
 
 import re
 import sys

@@ -1,4 +1,6 @@
-"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, on any array library."""
+"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, on any array
+library.
+"""
 
 import numpy as np
 
@@ -12,15 +14,16 @@ BIASES = ("free", "cells")
 class EDNetwork:
     """K independent ED networks of one shape, held in the same arrays.
 
-    A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1). ``depth`` counts the
-    hidden-to-hidden layers, so there are depth + 2 layers of weights. Each output is a network of its own.
+    A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1). ``depth``
+    counts the hidden-to-hidden layers, so there are depth + 2 layers of weights. Each output is a network of
+    its own.
 
-    rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 |W| only grows) or "signed" (both directions, signs
-    unprotected).
-    init, the law of the magnitudes: "uniform", U[0, 1); "half_normal", |N(0, 1)|; "fan_in", |N(0, 1)| / √senders.
-    bias: "free", one number per cell; "cells", a pair of cells with the constant output 0.8 that sends to every layer.
-    alpha: the step, the same in every layer. u0: the width of the sigmoid. seed: the same start on every backend.
-    backend, device, dtype: see :func:`ed_lib.arrays.space`.
+    rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 none shrinks) or "signed" (both directions,
+    signs unprotected). init, the law of the magnitudes: "uniform", U[0, 1); "half_normal", the magnitude of
+    N(0, 1); "fan_in", the same divided by √senders. bias: "free", one number per cell; "cells", a pair of
+    cells with the constant output 0.8 that sends to every layer. alpha: the step, the same in every layer.
+    u0: the width of the sigmoid. seed: the same start on every backend. backend, device, dtype: see
+    :func:`ed_lib.arrays.space`.
 
     Errors: TypeError or ValueError for a bad argument, here and in every method, before any weight changes.
     """
@@ -46,7 +49,9 @@ class EDNetwork:
         return self.space.asarray(array)
 
     def forward(self, x):
-        """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for ``update``."""
+        """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
+        ``update``.
+        """
         return self._forward(self.space.check("x", x, ("B", self.n_inputs)))
 
     def update(self, error):
@@ -63,11 +68,13 @@ class EDNetwork:
         self._learn("output", states[-1, ...], out, error)
 
     def step(self, x, target):
-        """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update, (B, K)."""
+        """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
+        (B, K).
+        """
         x = self.space.check("x", x, ("B", self.n_inputs))
         target = self.space.check("target", target, (x.shape[0], self.n_outputs))
         if bool(self.space.xp.any((target < 0) | (target > 1))):
-            raise ValueError("target has values outside [0, 1]; wanted values that an output in (0, 1) can approach")
+            raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
         output = self._forward(x)
         self.update(target - output)
         return output
@@ -76,22 +83,26 @@ class EDNetwork:
         """All parameters as NumPy arrays, copied.
 
         ``input.weight`` (K, 2, 2, n_inputs, W), ``hidden.weight`` (depth, K, 2, 2, W, W), ``output.weight``
-        (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to cell o of type p. With free biases
-        ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the two cells.
+        (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to cell o of type p. With free
+        biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the
+        two cells.
         """
         return {name: arrays.to_numpy(array).copy() for name, array in self._params.items()}
 
     def load_state_dict(self, state):
-        """Takes over parameters in the layout of ``state_dict``; all of them are checked before any is replaced."""
+        """Takes over parameters in the layout of ``state_dict``; all of them are checked before any is
+        replaced.
+        """
         if set(state) != set(self._params):
             raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self._params)}")
         new = {}
         for name, old in self._params.items():
             value = np.asarray(state[name])
             arrays.check_shape(f"state[{name!r}]", value.shape, tuple(old.shape))
-            new[name] = self.space.check(f"state[{name!r}]", self.space.asarray(value.copy()), tuple(old.shape))
+            new[name] = self.space.check(f"state[{name!r}]", self.space.asarray(value.copy()), old.shape)
             if self.rule == "kaneko" and self._is_signed(name) and not self._holds(new[name]):
-                raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted W[p, 0] ≥ 0 and W[p, 1] ≤ 0")
+                wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
+                raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
         self._params, self._activations = new, None
 
     def signs_hold(self):
@@ -100,18 +111,20 @@ class EDNetwork:
 
     def _forward(self, x):
         xp, p = self.space.xp, self._params
-        senders = xp.broadcast_to(x, (self.n_outputs, 2, *x.shape))  # (K, 2, B, n_inputs): given to both types
+        senders = xp.broadcast_to(x, (self.n_outputs, 2, *x.shape))  # both types: (K, 2, B, n_inputs)
         y = rules.layer(senders, p["input.weight"], self._bias_term("input"), self.u0)  # (K, 2, B, W)
         states, hidden_bias = [y], self._bias_term("hidden")
         for d in range(self.depth):
             y = rules.layer(y, p["hidden.weight"][d, ...], hidden_bias[d, ...], self.u0)
             states.append(y)
         out = rules.layer(y, p["output.weight"], self._bias_term("output"), self.u0)  # (K, 2, B, 1)
-        self._activations = (senders, xp.stack(states), out)  # the middle one: (depth + 1, K, 2, B, W)
+        self._activations = senders, xp.stack(states), out  # the middle one: (depth + 1, K, 2, B, W)
         return xp.permute_dims(out[:, 0, :, 0], (1, 0))  # the excitatory cell: (K, B) → (B, K)
 
     def _learn(self, layer, x, y, error):
-        """Adds both updates of one layer (or of a stack of them) in place: x (..., 2, B, I), y (..., 2, B, O)."""
+        """Adds both updates of one layer (or of a stack of them) in place: x (..., 2, B, I), y (..., 2, B,
+        O).
+        """
         xp, p = self.space.xp, self._params
         p[f"{layer}.weight"] += rules.weight_update(x, y, error, self.alpha, self.rule)
         if self.bias == "free":
@@ -121,7 +134,9 @@ class EDNetwork:
             p[f"{layer}.bias"] += rules.weight_update(x, y, error, self.alpha, self.rule)
 
     def _stop_at_zero(self, senders):
-        """Keeps the input weights' signs. Cells send values ≥ 0, and then nothing crosses zero; negative data might."""
+        """Keeps the input weights' signs. Cells send values ≥ 0, and then nothing crosses zero; negative data
+        might.
+        """
         xp, weight = self.space.xp, self._params["input.weight"]
         if bool(xp.any(senders < 0)):
             weight[:, :, 0, ...] = xp.clip(weight[:, :, 0, ...], min=0)
@@ -133,7 +148,9 @@ class EDNetwork:
         return bias if self.bias == "free" else rules.BIAS_CELL * self.space.xp.sum(bias, axis=-3)
 
     def _draw(self, init, rng):
-        """Magnitudes by the law ``init``, times the sign of the sender; the biases likewise (free ones start ≥ 0)."""
+        """Magnitudes by the law ``init``, times the sign of the sender; the biases likewise (free ones start
+        ≥ 0).
+        """
         k, w = self.n_outputs, self.width
         sizes = {"input": ((k,), self.n_inputs, w), "hidden": ((self.depth, k), w, w), "output": ((k,), w, 1)}
         params = {}

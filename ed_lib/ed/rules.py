@@ -1,8 +1,8 @@
-"""ED learning as formulas: how a layer of cell pairs fires, and how its weights learn from one broadcast error.
+"""ED learning as formulas: how a layer of cells fires, and how its weights learn from one broadcast error.
 
-Axes, by letter: k network (one per output), p type of the receiving cell, q type of the sending cell (0 = excitatory,
-1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for any leading axes, so that a stack of
-layers is updated by the same formula as one.
+Axes, by letter: k network (one per output), p type of the receiving cell, q type of the sending cell (0 =
+excitatory, 1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for any leading axes,
+so that a stack of layers is updated by the same formula as one.
 
 Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
 """
@@ -36,7 +36,7 @@ def layer(x, weight, bias, u0):
     x (K, 2, B, I), weight (K, 2, 2, I, O), bias (K, 2, 1, O) → (K, 2, B, O).
     """
     xp = array_api_compat.array_namespace(x, weight)
-    parts = xp.matmul(x[:, None, ...], weight)  # [k, 1, q, b, i] @ [k, p, q, i, o] → [k, p, q, b, o]
+    parts = xp.matmul(x[:, None, ...], weight)  # [k,1,q,b,i] @ [k,p,q,i,o] → [k,p,q,b,o]
     total = xp.sum(parts, axis=2) + bias  # (K, 2, B, O)
     return sigmoid(signs(xp, total) * total, u0)
 
@@ -44,8 +44,11 @@ def layer(x, weight, bias, u0):
 def gains(error, rule):
     """What the broadcast error becomes at the sending cells: g_q, (B, K) → (K, 2, B, 1).
 
-    "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is too high.
-    "signed": g = (d, d): both learn from both (Kaneko's option "weight decrement", and the source article's rule).
+    "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is
+    too high.
+
+    "signed": g = (d, d): both learn from both (Kaneko's option "weight decrement", and the source article's
+    rule).
     """
     xp = array_api_compat.array_namespace(error)
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
@@ -59,17 +62,19 @@ def gains(error, rule):
 def weight_update(x, y, error, alpha, rule):
     """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ).
 
-    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B, K) is
-    target − output → (..., K, 2, 2, I, O). Nothing in it comes from another layer, so "..." may be all layers at once.
+    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers
+    answered, error (B, K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes
+    from another layer, so "..." may be all layers at once.
     """
     xp = array_api_compat.array_namespace(x, y, error)
     sent = xp.matrix_transpose(x * gains(error, rule))  # (..., K, 2, I, B)
     received = slope(y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)
-    return xp.matmul(sent[..., None, :, :, :], received[..., :, None, :, :])  # [.. 1 q i b] @ [.. p 1 b o]
+    # (..., K, 1, 2, I, B) @ (..., K, 2, 1, B, O) → (..., K, 2, 2, I, O)
+    return xp.matmul(sent[..., None, :, :, :], received[..., :, None, :, :])
 
 
 def bias_update(y, error, alpha):
-    """Δb_p = α · mean_b( d[b] · f′(y_p[b]) ), the free bias of either rule: y (..., K, 2, B, O) → (..., K, 2, 1, O)."""
+    """Δb_p = α · mean_b( d[b] · f′(y_p[b]) ): y (..., K, 2, B, O) → (..., K, 2, 1, O). For either rule."""
     xp = array_api_compat.array_namespace(y, error)
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
     return alpha * xp.mean(d * slope(y), axis=-2, keepdims=True)

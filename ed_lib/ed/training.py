@@ -19,14 +19,15 @@ def parity(bits):
 
 
 def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
-    """How many epochs each of the K networks needs, pattern by pattern: (K,) float, NaN where max_epochs did not do.
+    """How many epochs each of the K networks needs: (K,) float, NaN where ``max_epochs`` did not do.
 
-    x (N, n_inputs), target (N, 1), the same for all K. Kaneko's rule for stopping: solved after the first epoch whose
-    errors |target − output|, each taken before its update, sum to less than ``tolerance``.
+    x (N, n_inputs), target (N, 1), the same for all K, one pattern at a time. Kaneko's rule for stopping:
+    solved in the first epoch whose errors, each taken before its update, have magnitudes that sum to less
+    than ``tolerance``.
     """
-    n, k = len(x), net.n_outputs
-    patterns = [(net.asarray(x[i : i + 1]), net.asarray(np.repeat(target[i : i + 1], k, axis=1))) for i in range(n)]
-    epochs = np.full(k, np.nan)
+    target = np.repeat(target, net.n_outputs, axis=1)  # (N, 1) → (N, K)
+    patterns = [(net.asarray(x[i : i + 1]), net.asarray(target[i : i + 1])) for i in range(len(x))]
+    epochs = np.full(net.n_outputs, np.nan)
     for epoch in range(1, max_epochs + 1):
         missed = sum(np.abs(arrays.to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
         epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
@@ -37,7 +38,7 @@ def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
 
 @dataclass
 class History:
-    """What ``train`` saw: samples seen so far, accuracy on the test images there, and the outputs' mean |error|."""
+    """What ``train`` saw: samples seen so far, accuracy on the test set there, mean size of the error."""
 
     seen: list = field(default_factory=list)
     accuracy: list = field(default_factory=list)
@@ -45,7 +46,7 @@ class History:
 
 
 def predict(net, inputs, batch=2000):
-    """The class of each row of inputs (N, n_inputs) → (N,) int: output > ½ for one output, the largest for several."""
+    """The class of each row, (N, n_inputs) → (N,) int: output > ½ for one output, the largest for more."""
     parts = []
     for start in range(0, len(inputs), batch):
         out = arrays.to_numpy(net.forward(net.asarray(inputs[start : start + batch])))  # (batch, K)
@@ -61,8 +62,9 @@ def accuracy(net, inputs, labels):
 def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
     """Trains ``net`` in batches and looks at the test set on the way → History.
 
-    Each set is (inputs (N, n_inputs), labels (N,)). One output learns the label itself (0 or 1), K outputs learn one
-    class each. The accuracy is taken before the first step, after every ``every`` steps and at the end.
+    Each set is (inputs (N, n_inputs), labels (N,)). One output learns the label itself (0 or 1), K outputs
+    learn one class each. The accuracy is taken before the first step, after every ``every`` steps and at the
+    end.
     """
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)

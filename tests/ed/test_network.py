@@ -23,7 +23,7 @@ shapes = st.fixed_dictionaries(
 
 
 def loop_step(state, x, target, *, depth, bias, rule, alpha=0.8, u0=0.4):
-    """One step of the whole network on float64 NumPy arrays, one layer after another → (output, new state)."""
+    """One step of the whole network in float64, one layer after another → (output, new state)."""
     state = {name: value.astype(float) for name, value in state.items()}
     k = len(state["output.weight"])
     layers = [("input", ()), *[("hidden", (d,)) for d in range(depth)], ("output", ())]
@@ -238,7 +238,10 @@ def test_a_bad_error_is_named_and_changes_nothing():
     with pytest.raises(RuntimeError, match="needs the activations of a forward"):
         net.update(T)
     net.forward(X)
-    for error, message in ((T * np.inf, "error holds NaN"), (T[:2], r"error has the shape \(2, 1\); wanted \(4, 1\)")):
+    for error, message in (
+        (T * np.inf, "error holds NaN"),
+        (T[:2], r"error has the shape \(2, 1\); wanted \(4, 1\)"),
+    ):
         with pytest.raises(ValueError, match=message):
             net.update(error)
     assert all((before[n] == v).all() for n, v in net.state_dict().items())

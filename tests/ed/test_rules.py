@@ -1,4 +1,4 @@
-"""The rules against plain loops over single cells, written from Kaneko's formulas and from nothing in ed_lib."""
+"""The rules against plain loops over single cells, written from Kaneko's formulas alone."""
 
 import math
 
@@ -53,8 +53,14 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.in
 def test_a_layer_equals_plain_loops(size, seed):
     k, b, i, o = size
     rng = np.random.default_rng(seed)
-    x, weight, bias = rng.random((k, 2, b, i)), rng.normal(size=(k, 2, 2, i, o)), rng.normal(size=(k, 2, 1, o))
-    np.testing.assert_allclose(rules.layer(x, weight, bias, 0.4), loop_layer(x, weight, bias, 0.4), rtol=1e-12)
+    x, weight, bias = (
+        rng.random((k, 2, b, i)),
+        rng.normal(size=(k, 2, 2, i, o)),
+        rng.normal(size=(k, 2, 1, o)),
+    )
+    np.testing.assert_allclose(
+        rules.layer(x, weight, bias, 0.4), loop_layer(x, weight, bias, 0.4), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
@@ -70,7 +76,11 @@ def test_an_update_equals_plain_loops(rule, size, seed):
 @given(seed=st.integers(0, 999), layers=st.integers(1, 3))
 def test_a_stack_of_layers_is_updated_as_its_layers_are(seed, layers):
     rng = np.random.default_rng(seed)
-    x, y, error = rng.random((layers, 2, 2, 4, 3)), rng.random((layers, 2, 2, 4, 3)), rng.uniform(-1, 1, (4, 2))
+    x, y, error = (
+        rng.random((layers, 2, 2, 4, 3)),
+        rng.random((layers, 2, 2, 4, 3)),
+        rng.uniform(-1, 1, (4, 2)),
+    )
     stacked = rules.weight_update(x, y, error, 0.8, "kaneko")
     alone = [rules.weight_update(a, c, error, 0.8, "kaneko") for a, c in zip(x, y, strict=True)]
     np.testing.assert_allclose(stacked, np.stack(alone), rtol=1e-13)

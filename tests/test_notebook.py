@@ -1,0 +1,46 @@
+"""What chapters start with: the line about the machine, progress, exercises, cells for a GPU."""
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ed_lib import arrays, notebook
+
+
+def test_the_card_is_one_line_that_names_machine_and_versions():
+    card = notebook.card()
+    assert "\n" not in card and card.startswith("CPU: ") and f"NumPy {np.__version__}" in card
+    assert "GPU" in card and "PyTorch" in card and "/" not in card
+
+
+def test_progress_passes_everything_on():
+    assert list(notebook.progress(range(5), "counting")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "answer, wanted",
+    [(2, "Exercise 7: solved.\n"), (None, "Exercise 7: not yet. it says None\n"),
+     ("x", "Exercise 7: not yet. TypeError: unsupported operand type(s) for -: 'str' and 'int'\n")],
+)  # fmt: skip
+def test_an_exercise_says_whether_it_is_solved_and_never_raises(answer, wanted, capsys):
+    @notebook.exercise(7)
+    def check(solution):
+        if solution() is None:  # not "assert", to which pytest would add its own words
+            raise AssertionError("it says None")
+        assert solution() - 2 == 0
+
+    check(lambda: answer)
+    assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.parametrize("gpus, wanted", [(0, "Skipped here: this cell needs a GPU"), (1, "ran")])
+def test_a_cell_for_a_gpu_runs_only_where_there_is_one(monkeypatch, capsys, gpus, wanted):
+    shell = InteractiveShell.instance()
+    monkeypatch.setattr(arrays, "gpu_count", lambda backend="torch": gpus)
+    monkeypatch.setattr(notebook, "card", lambda: "card")
+    notebook.setup()
+    shell.run_cell("%%gpu\nprint('ran')").raise_error()
+    assert capsys.readouterr().out.splitlines()[1].startswith(wanted)
+    if gpus:
+        with pytest.raises(ZeroDivisionError):
+            shell.run_cell("%%gpu\n1 / 0").raise_error()

@@ -1,0 +1,166 @@
+"""The chapters as files: fresh outputs, clean JSON, the manner of the book, exercises that work."""
+
+import json
+import re
+
+import nbformat
+import pytest
+import yaml
+
+from tools import notebooks
+from tools.notebooks import ROOT, code_cells, tags
+
+CHAPTERS = notebooks.chapters()
+chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
+
+
+@pytest.fixture
+def nb(path):
+    return notebooks.read(ROOT / path)
+
+
+def text_of(output):
+    """What an output shows as plain text."""
+    return output.get("text") or output.get("data", {}).get("text/plain", "")
+
+
+def test_every_notebook_is_in_the_table_of_contents():
+    there = {
+        p.relative_to(ROOT) for p in (ROOT / "book").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
+    }
+    assert there == set(CHAPTERS) and there
+
+
+@chapters
+def test_the_outputs_are_those_of_this_code(path, nb):
+    made = nb.metadata["ed_lib"]
+    assert made.fingerprint == notebooks.fingerprint(nb), f"{path}: the outputs are stale; run `make outputs`"
+    assert (
+        re.fullmatch(r"\d{4}-\d\d-\d\d", made.executed) and made.machine.startswith("CPU: ") and made.versions
+    )
+
+
+@chapters
+def test_the_file_is_valid_and_canonical(path, nb):
+    nbformat.validate(nb)
+    assert (ROOT / path).read_text() == nbformat.writes(notebooks.canonical(nb)).rstrip("\n") + "\n"
+
+
+@chapters
+def test_nothing_in_it_belongs_to_one_machine(path, nb):
+    text = (ROOT / path).read_text()
+    assert not re.search(r"/(home|root|tmp|work|Users|opt|mnt)/\w", text), "a local path"
+    for cell in code_cells(nb):
+        for output in cell.outputs:
+            assert output.output_type != "error", f"an error: {output.get('evalue')}"
+            assert output.get("name") != "stderr", f"output on stderr: {text_of(output)[:200]}"
+        assert cell.execution_count, f"never executed: {cell.source[:80]}"
+
+
+@chapters
+def test_the_outputs_are_made_with_real_data(nb):
+    assert "scikit-learn's 8×8 digits" not in json.dumps(nb, ensure_ascii=False)
+
+
+@chapters
+def test_the_manner_of_a_chapter(nb):
+    first = nb.cells[0].source
+    assert first.startswith("# ") and first.split("\n\n")[1].strip("*").endswith("?"), (
+        "the question comes first"
+    )
+    assert "Before you start" in first
+    headings = [
+        line for cell in nb.cells if cell.cell_type == "markdown" for line in cell.source.splitlines()
+    ]
+    assert all(f"## {name}" in headings for name in ("Summary", "Exercises", "References"))
+    summary = next(c.source for c in nb.cells if c.cell_type == "markdown" and "## Summary" in c.source)
+    assert 1 <= summary.count("\n- ") <= 6
+    assert any("claim" in tags(cell) for cell in code_cells(nb))
+
+
+@chapters
+def test_code_cells_are_short_and_introduced(nb):
+    previous = None
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            lines = [line for line in cell.source.splitlines() if line.strip()]
+            assert len(lines) <= 15, f"{len(lines)} lines: {cell.source[:80]}"
+            folded = {"hide-input", "hide-cell"} & set(tags(cell))
+            assert folded or previous == "markdown", f"no sentence before: {cell.source[:80]}"
+            width = 88 if not folded else 130
+            assert max(map(len, lines)) <= width, f"wider than the page: {max(lines, key=len)}"
+        previous = cell.cell_type
+
+
+@chapters
+def test_figures_are_drawings_with_a_text(nb):
+    for cell in code_cells(nb):
+        for output in cell.outputs:
+            data = output.get("data", {})
+            assert not {"image/png", "image/jpeg"} & set(data), (
+                "shown without figures.show, so without alt text"
+            )
+            for svg in re.findall(r"<svg [^>]*>", data.get("text/html", "")):
+                assert re.search(r'aria-label="[^"]{20,}"', svg)
+
+
+@chapters
+def test_exercises_fail_as_stubs_and_pass_with_their_solutions(nb):
+    """nbval executes the same cells again and compares these outputs."""
+    counts = {"exercise": 0, "exercise-check": 0, "solution": 0}
+    for cell in code_cells(nb):
+        for tag in counts.keys() & set(tags(cell)):
+            counts[tag] += 1
+            number = counts[tag]
+            shown = "".join(map(text_of, cell.outputs))
+            if tag == "exercise-check":
+                assert re.match(rf"Exercise {number}: not yet\. .*\w", shown)
+            if tag == "solution":
+                assert shown == f"Exercise {number}: solved.\n" and "hide-cell" in tags(cell)
+            if tag != "exercise":
+                assert "nbval-check-output" in tags(cell)
+    assert counts["exercise"] == counts["exercise-check"] == counts["solution"] >= 3
+
+
+def test_the_set_up_cell_is_the_same_everywhere():
+    cells = [[c.source for c in code_cells(notebooks.read(ROOT / p)) if "setup" in tags(c)] for p in CHAPTERS]
+    assert all(len(found) == 1 for found in cells) and len({found[0] for found in cells}) == 1
+
+
+def test_the_fingerprint_sees_code_and_modules_but_not_prose(tmp_path, monkeypatch):
+    (tmp_path / "ed_lib").mkdir()
+    for name, source in {"__init__": "", "a": "from ed_lib import b", "b": "x = 1", "c": "y = 1"}.items():
+        (tmp_path / "ed_lib" / f"{name}.py").write_text(source)
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+
+    def nb(code="from ed_lib import a\n!ls", prose="text"):
+        cells = [nbformat.v4.new_markdown_cell(prose), nbformat.v4.new_code_cell(code)]
+        return nbformat.v4.new_notebook(cells=cells)
+
+    before = notebooks.fingerprint(nb())
+    assert notebooks.fingerprint(nb(prose="other")) == before
+    assert notebooks.fingerprint(nb(code="from ed_lib import a")) != before
+    (tmp_path / "ed_lib" / "c.py").write_text("y = 2")  # not reached
+    assert notebooks.fingerprint(nb()) == before
+    (tmp_path / "ed_lib" / "b.py").write_text("x = 2")  # reached through a
+    assert notebooks.fingerprint(nb()) != before
+
+
+def test_canonical_form_does_not_depend_on_who_saved_it():
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1") for _ in range(2)])
+    cell = nb.cells[0]
+    cell.metadata = nbformat.from_dict({"tags": ["claim"], "execution": {"iopub.execute_input": "now"}})
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=t) for t in ("a", "b")]
+    nb.metadata["widgets"] = {"state": 1}
+    made = notebooks.canonical(nb)
+    assert made.cells[0].metadata == {"tags": ["claim"]} and "widgets" not in made.metadata
+    assert [o.text for o in made.cells[0].outputs] == ["ab"]
+    assert [c.id for c in made.cells] == [made.cells[0].id, f"{made.cells[0].id}-2"]
+    assert notebooks.canonical(made) == made
+
+
+def test_every_page_of_the_table_of_contents_exists():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    names = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
+    for name in names:
+        assert len([s for s in (".md", ".ipynb") if (ROOT / f"{name}{s}").exists()]) == 1, name

@@ -1,0 +1,255 @@
+"""The rendered book in a real browser with the network cut: what a reader sees, on a phone and on a desk, in
+both themes. The pages are those of _toc.yml, so that a new chapter is covered with no change here."""
+
+import os
+import re
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from playwright.sync_api import sync_playwright
+
+from tools import browser as chromium
+from tools import notebooks
+from tools.notebooks import ROOT
+
+HTML = ROOT / "_build" / "html"
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+PAGES = [TOC["root"]] + [chapter["file"] for part in TOC["parts"] for chapter in part["chapters"]]
+CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
+CONTRAST = 4.5  # of text and what is behind it, at least (WCAG 2, level AA)
+PHONE, DESK = 390, 1280  # widths in CSS pixels
+FLAGS = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+# What the tests ask of a page. Each function returns one line for each fault, so that [] is good.
+FORMULAS = r"""() => {
+    const cut = element => element.textContent.trim().slice(0, 60);
+    const faults = [...document.querySelectorAll(".math")].filter(e => !e.querySelector("mjx-container"))
+        .map(e => "not rendered: " + cut(e));
+    faults.push(...[...document.querySelectorAll("mjx-merror")].map(e => "TeX error: " + cut(e)));
+    const texts = document.createTreeWalker(document.querySelector("article"), NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {  // $5 is a price and $HOME a variable; the $ that ends a formula is neither
+        const text = texts.currentNode;
+        if (/\$(?!\d|[A-Z]{2})|\\[(\[]/.test(text.data)
+            && !text.parentElement.closest("code, pre, script, style, svg, .math, mjx-container"))
+            faults.push("TeX in the prose: " + cut(text));
+    }
+    return faults;
+}"""
+WORDLESS = """() => [
+    ...[...document.querySelectorAll("img")].filter(e => !e.alt.trim() && !e.closest("button, .btn")),
+    ...[...document.querySelectorAll(".cell_output svg:not(svg svg, button svg)")].filter(
+        e => e.getAttribute("role") != "img" || !e.getAttribute("aria-label")?.trim()),
+    ...[...document.querySelectorAll("svg[role=img]:not([aria-hidden=true], button svg, .btn svg)")].filter(
+        e => !e.getAttribute("aria-label")?.trim()),
+].map(e => e.outerHTML.slice(0, 120))"""
+TOO_WIDE = """() => {
+    const { scrollWidth, clientWidth } = document.documentElement;
+    if (scrollWidth <= clientWidth) return [];
+    return [`${scrollWidth} > ${clientWidth}`, ...[...document.querySelectorAll("article *")]
+        .filter(e => e.getBoundingClientRect().right > clientWidth && !e.matches("svg *, pre *, mjx-container *"))
+        .slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+}"""
+PALE = """least => {
+    const paper = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const seen = new Map();
+    // The luminance of colours painted over each other, first to last, whatever their notation and opacity.
+    const luminance = colours => {
+        const key = colours.join();
+        if (!seen.has(key)) {
+            for (const colour of ["white", ...colours]) {
+                paper.fillStyle = colour;
+                paper.fillRect(0, 0, 1, 1);
+            }
+            const [r, g, b] = [...paper.getImageData(0, 0, 1, 1).data].map(
+                v => v <= 10 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+            seen.set(key, 0.2126 * r + 0.7152 * g + 0.0722 * b);
+        }
+        return seen.get(key);
+    };
+    const faults = new Map(), article = document.querySelector("article");
+    const check = (element, what) => {
+        const behind = [];
+        for (let e = element; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+        const colour = getComputedStyle(element).color;
+        const [dark, bright] = [luminance(behind), luminance([...behind, colour])].sort((a, b) => a - b);
+        const contrast = (bright + 0.05) / (dark + 0.05);
+        const place = `<${element.localName} class="${element.getAttribute("class") ?? ""}"> ${colour}`;
+        if (contrast < least) faults.set(place, `${contrast.toFixed(2)}: ${place}: ${what.slice(0, 40)}`);
+    };
+    const texts = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const text = texts.currentNode, parent = text.parentElement;
+        if (text.data.trim() && !parent.closest("svg, script, style, .headerlink")
+            && parent.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
+            check(parent, text.data.trim());
+    }
+    for (const figure of article.querySelectorAll("svg[role=img]:not([aria-hidden=true])"))
+        check(figure, figure.getAttribute("aria-label") ?? "");
+    return [...faults.values()];
+}"""
+
+
+# The fixtures last for this module and no longer: Playwright's event loop would disturb the notebooks' tests.
+@pytest.fixture(scope="module")
+def browser():
+    program = chromium.find()
+    if not program:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "there is no Chromium or Chrome on this machine"
+        )
+    flags = FLAGS + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=flags)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The address at which the book is served, to this machine alone."""
+    if not (HTML / "index.html").exists():
+        pytest.fail("there is no book in _build/html: run make book first")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=HTML)) as server:
+        server.handle_error = lambda *args: None  # a browser may hang up, as when it leaves a page
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def new_tab(browser, site):
+    """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in it."""
+    tab = browser.new_page(viewport={"width": DESK, "height": 900}, reduced_motion="reduce")
+    tab.faults, ours = [], (site, "data:", "blob:")
+    tab.on("request", lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"))
+    tab.on("response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}"))
+    tab.on("console", lambda line: line.type != "error" or tab.faults.append(f"console: {line.text}"))
+    tab.on("pageerror", lambda error: tab.faults.append(f"script: {error}"))
+    return tab
+
+
+@pytest.fixture
+def tab(browser, site):
+    tab = new_tab(browser, site)
+    yield tab
+    tab.close()
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request, browser, site):
+    """Each page of the book in turn, loaded once, with its formulas set and all that is folded opened."""
+    page = new_tab(browser, site)
+    page.name = request.param
+    if not page.goto(f"{site}{page.name}.html").ok:
+        pytest.fail(f"{page.name}.html is not in _build/html: run make book first")
+    page.evaluate("window.MathJax?.startup?.promise")
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    yield page
+    page.close()
+
+
+def show(page, theme, width):
+    """Lets the page take this theme from the system, and have this width."""
+    page.emulate_media(color_scheme=theme)
+    page.wait_for_function("theme => document.documentElement.dataset.theme == theme", arg=theme)
+    page.set_viewport_size({"width": width, "height": 900})
+
+
+@cache
+def status_and_ids(url):
+    """The status of an address in the book, and the ids in what it answers."""
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.status, set(re.findall(rb'\sid="([^"]+)"', answer.read()))
+    except urllib.error.HTTPError as error:
+        return error.code, set()
+
+
+def test_formulas_are_rendered(page):
+    assert page.evaluate(FORMULAS) == []
+
+
+def test_images_have_words(page):
+    assert page.evaluate(WORDLESS) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_no_sideways_scrolling(page, theme, width):
+    show(page, theme, width)
+    assert page.evaluate(TOO_WIDE) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out(page, theme):
+    show(page, theme, DESK)
+    assert page.evaluate(PALE, CONTRAST) == []
+
+
+def test_links_inside_the_book_lead_somewhere(page, site):
+    dead = []
+    for link in set(page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")):
+        url, _, anchor = link.partition("#")
+        if url.startswith(site):
+            status, ids = status_and_ids(url)
+            if status != 200 or (anchor and urllib.parse.unquote_to_bytes(anchor) not in ids):
+                dead.append(f"{status}: {link}")
+    assert dead == []
+
+
+def test_colab_button(page):
+    repository = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
+    book = f"{repository['url'].removeprefix('https://github.com/')}/blob/{repository['branch']}"
+    wanted = [f"https://colab.research.google.com/github/{book}/{page.name}.ipynb"] * (page.name in CHAPTERS)
+    assert wanted == page.eval_on_selector_all("a[href*='colab.research']", "all => all.map(a => a.href)")
+
+
+def test_chapter_says_what_machine_made_it(page):
+    if page.name in CHAPTERS:
+        assert "CPU:" in " ".join(page.locator(".tag_setup .cell_output").all_inner_texts())
+
+
+def test_page_is_complete_and_reports_no_error(page):
+    """The last test of each page, so that it hears of what the others caused."""
+    assert page.faults == []
+
+
+def test_the_book_has_formulas(site):
+    assert any('class="math' in (HTML / f"{name}.html").read_text() for name in PAGES)
+
+
+def test_search_finds_a_word(tab, site):
+    tab.goto(f"{site}search.html?q=parity")
+    tab.wait_for_selector("#search-results a[href*='book/ed/error_diffusion.html']")
+    assert tab.faults == []
+
+
+def test_folded_code_opens(tab, site):
+    tab.goto(f"{site}book/ed/error_diffusion.html")
+    fold = tab.locator("details.hide", has=tab.get_by_text(re.compile("^Show "))).first
+    assert not fold.locator("pre").first.is_visible()
+    fold.get_by_text(re.compile("^Show ")).click()
+    assert fold.locator("pre").first.is_visible()
+
+
+def test_index_leads_to_the_first_page(tab, site):
+    tab.goto(f"{site}index.html")
+    tab.wait_for_url(f"{site}{TOC['root']}.html")

@@ -1,0 +1,97 @@
+"""The project's own files: requirements that agree, the address that stands in several places, file sizes."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+
+from conftest import ROOT
+from tools import notebooks, repository
+
+NAME = re.compile(r"^([A-Za-z0-9_.-]+)\s*([<>=!~][^;#\s]*)?")
+
+
+def requirements(name):
+    """{package: bounds} of a requirements file."""
+    lines = [line.strip() for line in (ROOT / name).read_text().splitlines()]
+    found = [NAME.match(line).groups() for line in lines if line and not line.startswith("#")]
+    return {package.lower().replace("_", "-"): bounds for package, bounds in found}
+
+
+def test_the_book_asks_for_at_least_what_the_package_asks_for():
+    book, package = requirements("requirements.txt"), tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for line in package["project"]["dependencies"]:
+        name, bounds = NAME.match(line).groups()
+        assert book[name.lower().replace("_", "-")] == bounds, line
+
+
+def test_every_requirement_has_a_lower_bound_and_a_tested_version():
+    tested = requirements("constraints.txt")
+    for name, bounds in requirements("requirements.txt").items():
+        assert bounds and bounds.startswith(">="), name
+        assert tested[name].startswith("=="), name
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "constraints.txt", "pyproject.toml"])
+def test_no_download_address_stands_in_what_is_installed(name):
+    assert "://" not in (ROOT / name).read_text()
+
+
+def test_files_of_the_package_are_small():
+    lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / "ed_lib").rglob("*.py")}
+    assert lengths and max(lengths.values()) <= 300 and sum(lengths.values()) <= 3500
+
+
+def test_importing_the_package_needs_neither_d2l_torchvision_cupy_nor_triton():
+    modules = [
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for p in (ROOT / "ed_lib").rglob("*.py")
+    ]
+    absent = ["d2l", "torchvision", "cupy", "triton"]
+    code = f"import sys\nfor name in {absent}: sys.modules[name] = None\nimport {', '.join(modules)}"
+    subprocess.run([shutil.which("python", path=f"{ROOT}/.venv/bin") or "python3", "-c", code], check=True)
+
+
+def test_the_address_is_the_same_everywhere():
+    addresses = repository.addresses()
+    assert set(addresses) == {"_config.yml"} | {str(path) for path in notebooks.chapters()}
+    assert len(set(addresses.values())) == 1
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A copy of the files in which the address stands, as the root."""
+    shutil.copytree(ROOT / "book", tmp_path / "book")
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "ed_lib", tmp_path / "ed_lib")
+    monkeypatch.setattr(repository, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_one_command_changes_the_address_everywhere_and_spoils_nothing(copy):
+    repository.change("https://github.com/someone/a-book.git")
+    assert set(repository.addresses().values()) == {"https://github.com/someone/a-book"}
+    for path in notebooks.chapters():
+        nb = notebooks.read(copy / path)
+        assert nb.metadata["ed_lib"].fingerprint == notebooks.fingerprint(nb), "the outputs became stale"
+        assert (copy / path).read_text().count("a-book") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["", "github.com/a/b", "https://github.com", 'https://github.com/a/b" # x', "git@host:a/b"]
+)
+def test_a_bad_address_is_named_and_changes_nothing(copy, url):
+    before = repository.addresses()
+    with pytest.raises(ValueError, match="URL is .*; wanted an address like https://"):
+        repository.change(url)
+    assert repository.addresses() == before
+
+
+def test_make_help_lists_every_target():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+    assert all(f"make {target} " in shown for target in targets if target not in ("help", "setup"))

@@ -1,0 +1,108 @@
+"""The set-up cell as Colab runs it: a fresh environment with torch, numpy, matplotlib, and no ed_lib."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import venv
+
+import pytest
+from packaging.requirements import Requirement
+
+from conftest import ROOT
+from tools import notebooks
+
+COLAB_HOLDS = ["torch", "numpy", "matplotlib", "ipython", "scikit-learn", "requests", "tqdm"]
+
+
+@pytest.fixture(scope="module")
+def cell():
+    nb = notebooks.read(ROOT / notebooks.chapters()[0])
+    return next(c.source for c in nb.cells if "setup" in notebooks.tags(c))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A git repository with the files as they are now: its address."""
+    folder = tmp_path_factory.mktemp("repository")
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    for name in files.stdout.splitlines():
+        if (ROOT / name).exists() and name.startswith(("ed_lib/", "pyproject.toml", "README", "LICENSE")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        subprocess.run(["git", *identity, *command], cwd=folder, check=True)
+    return folder.as_uri()
+
+
+@pytest.fixture(scope="module")
+def colab(tmp_path_factory):
+    """The Python of a fresh environment that sees what Colab holds, by links into this one's packages."""
+    folder = tmp_path_factory.mktemp("colab")
+    held, todo = folder / "held", list(COLAB_HOLDS)
+    held.mkdir()
+    seen = set()
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform
+        if name in seen:
+            continue
+        seen.add(name)
+        for top in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+            if not (held / top).exists():
+                (held / top).symlink_to(found.locate_file(top))
+        needs = [Requirement(line) for line in found.requires or []]
+        todo += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    assert "numpy" in seen and "pooch" not in seen and "ed-lib" not in seen
+    venv.create(folder / "env", with_pip=True)
+    python = folder / "env" / "bin" / "python"
+    ask = [python, "-c", "import site; print(site.getsitepackages()[0])"]
+    packages = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    with open(f"{packages}/held.pth", "w") as file:
+        file.write(f"{held}\n")
+    return python, packages
+
+
+def run(colab, source, folder):
+    """Runs a cell with its magics, as a notebook would."""
+    script = folder / "cell.ipy"
+    script.write_text(source)
+    command = [colab[0], "-m", "IPython", "--colors=NoColor", "--quick", str(script)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell, repository, tmp_path):
+    asked = [colab[0], "-m", "pip", "download", "--no-deps", "-q", "-d", str(tmp_path), "pooch"]
+    if subprocess.run(asked, capture_output=True).returncode:
+        pytest.skip("no package registry can be reached")
+    line = re.compile(r'(?m)^REPOSITORY = ".*"')
+    code = line.sub(f'REPOSITORY = "{repository}"', cell)
+    code += "\nfrom ed_lib.ed import EDNetwork\nprint(EDNetwork(2, 2, 0).signs_hold(), ed_lib.__file__)"
+    done = run(colab, code, tmp_path)
+    assert "CPU: " in done.stdout and "True " in done.stdout, done.stdout + done.stderr
+    installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])}
+    assert "ed_lib" in installed and "pooch" in installed
+    assert not {"numpy", "torch", "matplotlib", "scipy"} & installed, "it would restart Colab's kernel"
+    assert colab[1] in done.stdout, "ed_lib was not imported from the fresh environment"
+
+
+def test_with_no_address_yet_it_says_what_to_do(colab, cell, tmp_path):
+    line = re.compile(r'(?m)^REPOSITORY = ".*"')
+    code = line.sub('REPOSITORY = "https://github.com/OWNER/REPOSITORY"', cell)
+    hidden = "import sys; sys.modules['ed_lib'] = None\n"  # whatever the test before has installed
+    done = run(colab, hidden + code, tmp_path)
+    assert "RuntimeError: ed_lib is missing" in done.stdout + done.stderr
+    assert "Put the address of its git repository into REPOSITORY" in done.stdout + done.stderr
+    assert "Cloning" not in done.stdout + done.stderr  # pip was not even asked
+
+
+def test_this_environment_needs_nothing_installed(cell, tmp_path):
+    done = run((sys.executable,), cell, tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("CPU: ")
