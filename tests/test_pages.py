@@ -59,9 +59,9 @@ WORDLESS = """() => [
 TOO_WIDE = """() => {
     const { scrollWidth, clientWidth } = document.documentElement;
     if (scrollWidth <= clientWidth) return [];
-    return [`${scrollWidth} > ${clientWidth}`, ...[...document.querySelectorAll("article *")]
-        .filter(e => e.getBoundingClientRect().right > clientWidth && !e.matches("svg *, pre *, mjx-container *"))
-        .slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+    const culprits = [...document.querySelectorAll("article :not(svg *, pre *, mjx-container *)")]
+        .filter(e => e.getBoundingClientRect().right > clientWidth);
+    return [`${scrollWidth} > ${clientWidth}`, ...culprits.slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
 }"""
 PALE = """least => {
     const paper = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -138,6 +138,7 @@ def site():
 def new_tab(browser, site):
     """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in it."""
     tab = browser.new_page(viewport={"width": DESK, "height": 900}, reduced_motion="reduce")
+    tab.set_default_timeout(20_000)
     tab.faults, ours = [], (site, "data:", "blob:")
     tab.on("request", lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"))
     tab.on("response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}"))
