@@ -17,7 +17,7 @@ book: setup  ## execute every chapter on this machine and render the book (_buil
 
 test: book  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
 	@$(PY) -m tools.browser
-	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=300 tests book
+	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
 outputs: setup  ## execute the chapters and write their outputs into book/, for committing
 	@$(PY) -m tools.notebooks

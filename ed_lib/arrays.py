@@ -49,6 +49,8 @@ class Space:
         if not self.xp.isdtype(array.dtype, ("real floating", "integral")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
         array = self.xp.astype(array, self.dtype, copy=False)
+        if self.backend == "torch":
+            array = array.detach()  # nothing here is differentiated by autograd
         if not bool(self.xp.all(self.xp.isfinite(array))):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array

@@ -81,23 +81,23 @@ def cell_pair():
     ax.axis("off")
     centre = {"ha": "center", "va": "center"}
     colours, heights = (EXCITATORY, INHIBITORY), (1.25, 0.0)
-    for q, p in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        (x0, y0), (x1, y1) = (0.35, heights[q]), (2.65, heights[p])
+    places = {  # (receiver, sender): where the sign of the connection and the weight's name go
+        (0, 0): ((1.5, 1.39), (1.5, 1.08)),
+        (1, 0): ((0.98, 1.06), (2.26, 0.43)),
+        (0, 1): ((0.98, 0.2), (2.26, 0.84)),
+        (1, 1): ((1.5, 0.14), (1.5, -0.17)),
+    }
+    for (p, q), (sign, name) in places.items():
         style = {"arrowstyle": "-|>", "mutation_scale": 13, "lw": 2, "color": colours[q]}
         style |= {"ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", (x1, y1), (x0, y0), arrowprops=style)
-        share = 0.5 if p == q else 0.27
-        x, y = x0 + share * (x1 - x0), y0 + share * (y1 - y0)
-        above = 0.15 if p == q else (0.2 if q else -0.02)
-        right = 0 if p == q else (-0.12 if q else 0.2)
-        ax.text(x + right, y + above, "+" if p == q else "−", **centre, fontsize=14, color=colours[q])
-        if p == q:
-            ax.text(x, y - 0.17 if q else y + 0.36, f"$W[{p},{q}]$", **centre, fontsize=9.5)
+        ax.annotate("", (2.65, heights[p]), (0.35, heights[q]), arrowprops=style)
+        ax.text(*sign, "+" if p == q else "−", **centre, fontsize=14)
+        ax.text(*name, f"$W[{p},{q}]$", **centre, fontsize=9)
     for x, side in ((0, "x"), (3, "y")):
         for kind, name in enumerate(("excitatory", "inhibitory")):
             ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
             ax.text(x, heights[kind], f"${side}_{kind}$", **centre, fontsize=12)
-            ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9, color=colours[kind])
+            ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9)
     ax.annotate("", (1.5, 1.78), (1.5, 2.08), arrowprops={"arrowstyle": "-|>", "color": PINK, "lw": 2})
-    ax.text(1.62, 2.0, "one error $d$, the same everywhere", va="center", fontsize=9.5, color=PINK)
+    ax.text(1.62, 2.0, "one error $d$, the same everywhere", va="center", fontsize=9.5)
     return figure

@@ -70,7 +70,7 @@ def execute(nb, path):
     with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
         client = NotebookClient(
             nb,
-            timeout=300,
+            timeout=600,  # seconds for a cell; generous, for a machine that is busy
             kernel_name="python3",
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str((ROOT / path).parent)}},

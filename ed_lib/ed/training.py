@@ -25,10 +25,12 @@ def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
     solved in the first epoch whose errors, each taken before its update, have magnitudes that sum to less
     than ``tolerance``.
     """
+    arrays.check_shape("x", np.shape(x), ("N", net.n_inputs))
+    arrays.check_shape("target", np.shape(target), (len(x), 1))
     target = np.repeat(target, net.n_outputs, axis=1)  # (N, 1) → (N, K)
     patterns = [(net.asarray(x[i : i + 1]), net.asarray(target[i : i + 1])) for i in range(len(x))]
     epochs = np.full(net.n_outputs, np.nan)
-    for epoch in range(1, max_epochs + 1):
+    for epoch in range(1, arrays.check_count("max_epochs", max_epochs) + 1):
         missed = sum(np.abs(arrays.to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
         epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
         if not np.isnan(epochs).any():
@@ -66,6 +68,9 @@ def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
     learn one class each. The accuracy is taken before the first step, after every ``every`` steps and at the
     end.
     """
+    _check_set("train_set", net, train_set)
+    _check_set("test_set", net, test_set)
+    arrays.check_count("every", every)
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
     history, seen, errors = History(), 0, [np.nan]
@@ -77,7 +82,8 @@ def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
         errors.clear()
 
     look()
-    steps = [rows for i in range(passes) for rows in data.batches(len(inputs), batch, seed=seed + i)]
+    passes = range(arrays.check_count("passes", passes))
+    steps = [rows for i in passes for rows in data.batches(len(inputs), batch, seed=seed + i)]
     for number, rows in enumerate(progress(steps, "training"), start=1):
         target = net.asarray(targets[rows])
         output = net.step(net.asarray(inputs[rows]), target)
@@ -86,3 +92,12 @@ def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
         if number % every == 0 or number == len(steps):
             look()
     return history
+
+
+def _check_set(name, net, pair):
+    inputs, labels = pair
+    arrays.check_shape(f"{name}'s inputs", np.shape(inputs), ("N", net.n_inputs))
+    arrays.check_shape(f"{name}'s labels", np.shape(labels), (len(inputs),))
+    if np.min(labels) < 0 or np.max(labels) >= max(net.n_outputs, 2):
+        wanted = f"0 to {max(net.n_outputs, 2) - 1}"
+        raise ValueError(f"{name}'s labels run from {np.min(labels)} to {np.max(labels)}; wanted {wanted}")

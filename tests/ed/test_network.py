@@ -257,6 +257,13 @@ def test_an_array_of_another_library_or_device_is_named():
         EDNetwork(**GOOD, backend="torch").forward(torch.ones(4, 3, device="meta"))
 
 
+def test_a_tensor_that_autograd_follows_leaves_no_graph_behind():
+    torch = pytest.importorskip("torch")
+    net = EDNetwork(**GOOD, backend="torch")
+    output = net.step(torch.ones(4, 3, requires_grad=True), torch.ones(4, 1))
+    assert not output.requires_grad and not net._params["input.weight"].requires_grad
+
+
 def test_a_bad_state_is_named_and_changes_nothing():
     net = EDNetwork(**GOOD)
     before = net.state_dict()

@@ -68,3 +68,39 @@ def test_one_output_learns_the_label_itself(capsys):
     net = EDNetwork(784, 8, 1, init="fan_in", alpha=0.2)
     assert training.train(net, few, few, passes=20).accuracy[-1] > 0.99
     assert set(training.predict(net, few[0])) == {0, 1}
+
+
+DIGITS = np.zeros((6, 784), "float32"), np.zeros(6, int)
+BAD_SETS = [
+    ((DIGITS[0][:, :9], DIGITS[1]), r"train_set's inputs has the shape \(6, 9\); wanted \(N, 784\)"),
+    ((DIGITS[0], DIGITS[1][:5]), r"train_set's labels has the shape \(5,\); wanted \(6,\)"),
+    ((DIGITS[0][:0], DIGITS[1][:0]), r"train_set's inputs has the shape \(0, 784\)"),
+    ((DIGITS[0], DIGITS[1] + 3), "train_set's labels run from 3 to 3; wanted 0 to 2"),
+    ((DIGITS[0], DIGITS[1] - 1), "train_set's labels run from -1 to -1"),
+    ((DIGITS[0] * np.nan, DIGITS[1]), "x holds NaN"),
+]
+
+
+@pytest.mark.parametrize("bad, message", BAD_SETS)
+def test_a_bad_set_is_named_and_changes_nothing(bad, message):
+    net = EDNetwork(784, 2, 0, 3)
+    before = net.state_dict()
+    with pytest.raises(ValueError, match=message):
+        training.train(net, bad, DIGITS)
+    assert all((before[n] == w).all() for n, w in net.state_dict().items())
+
+
+@pytest.mark.parametrize("argument", ["passes", "batch", "every"])
+def test_a_bad_count_is_named(argument):
+    with pytest.raises(ValueError, match=f"{'size' if argument == 'batch' else argument} is 0"):
+        training.train(EDNetwork(784, 2, 0), DIGITS, DIGITS, **{argument: 0})
+
+
+def test_bad_patterns_are_named():
+    x, target = training.parity(2)
+    for a, t, message in ((x[:, :1], target, "x has the shape"), (x, target[:3], "target has the shape")):
+        with pytest.raises(ValueError, match=message):
+            training.epochs_to_solve(EDNetwork(2, 2, 0), a, t)
+    for bits, error in ((0, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match=f"bits is {bits}"):
+            training.parity(bits)
