@@ -75,29 +75,27 @@ def to_html(figure, alt):
 
 
 def cell_pair():
-    """The two kinds of cell, the signs of the connections between them, and the broadcast error."""
-    figure, ax = plt.subplots(figsize=(5.2, 3.2))
-    ax.set(xlim=(-0.62, 3.62), ylim=(-0.55, 2.25), aspect="equal")
+    """The two types of cell, the signs of the connections between them, and the error at each weight."""
+    figure, ax = plt.subplots(figsize=(5.2, 2.7))
+    ax.set(xlim=(-0.5, 3.5), ylim=(-0.55, 1.7), aspect="equal")
     ax.axis("off")
     centre = {"ha": "center", "va": "center"}
     colours, heights = (EXCITATORY, INHIBITORY), (1.25, 0.0)
     places = {  # (receiver, sender): where the sign of the connection and the weight's name go
-        (0, 0): ((1.5, 1.39), (1.5, 1.08)),
-        (1, 0): ((0.98, 1.06), (2.26, 0.43)),
-        (0, 1): ((0.98, 0.2), (2.26, 0.84)),
-        (1, 1): ((1.5, 0.14), (1.5, -0.17)),
+        (0, 0): ((0.98, 1.39), (1.6, 1.4)),
+        (1, 0): ((0.98, 1.06), (2.42, 0.45)),
+        (0, 1): ((0.98, 0.2), (2.42, 0.8)),
+        (1, 1): ((0.98, -0.13), (1.6, -0.16)),
     }
     for (p, q), (sign, name) in places.items():
         style = {"arrowstyle": "-|>", "mutation_scale": 13, "lw": 2, "color": colours[q]}
         style |= {"ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (2.65, heights[p]), (0.35, heights[q]), arrowprops=style)
         ax.text(*sign, "+" if p == q else "−", **centre, fontsize=14)
-        ax.text(*name, f"$W[{p},{q}]$", **centre, fontsize=9)
+        ax.text(*name, rf"$W[{p},{q}]\leftarrow d$", **centre, fontsize=9.5)
     for x, side in ((0, "x"), (3, "y")):
         for kind, name in enumerate(("excitatory", "inhibitory")):
             ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
             ax.text(x, heights[kind], f"${side}_{kind}$", **centre, fontsize=12)
             ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9)
-    ax.annotate("", (1.5, 1.78), (1.5, 2.08), arrowprops={"arrowstyle": "-|>", "color": PINK, "lw": 2})
-    ax.text(1.62, 2.0, "one error $d$, the same everywhere", va="center", fontsize=9.5)
     return figure

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ed_lib import arrays, data
 from ed_lib.notebook import progress
@@ -18,6 +19,12 @@ def parity(bits):
     return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
 
 
+# A step's matrix products are too small to share: a second BLAS thread gains nothing on an idle machine, and
+# makes each step several times slower on a busy one.
+one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+
+
+@one_thread
 def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
     """How many epochs each of the K networks needs: (K,) float, NaN where ``max_epochs`` did not do.
 
@@ -61,6 +68,7 @@ def accuracy(net, inputs, labels):
     return float((predict(net, inputs) == labels).mean())
 
 
+@one_thread
 def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
     """Trains ``net`` in batches and looks at the test set on the way → History.
 
