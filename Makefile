@@ -4,6 +4,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PY := .venv/bin/python
+export ED_DATA := $(if $(ED_DATA),$(abspath $(ED_DATA)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -35,8 +36,10 @@ clean:  ## remove what was built, but not .venv
 setup: .venv/ready
 .venv/ready: requirements.txt constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "This needs Python 3.11 or newer; $(PYTHON) is older, or does not run."; exit 1; }
 	@echo "Setting up .venv, once: about 6 GB on Linux (PyTorch and CuPy bring CUDA), a few minutes."
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install -r requirements.txt -e ".[test]" -c constraints.txt
 	$(PY) -m pip install --no-deps d2l==1.0.3

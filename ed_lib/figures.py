@@ -76,15 +76,15 @@ def to_html(figure, alt):
 
 def cell_pair():
     """The two types of cell, the signs of the connections between them, and the error at each weight."""
-    figure, ax = plt.subplots(figsize=(5.2, 2.7))
-    ax.set(xlim=(-0.5, 3.5), ylim=(-0.55, 1.7), aspect="equal")
+    figure, ax = plt.subplots(figsize=(5.2, 3.1))
+    ax.set(xlim=(-0.5, 3.5), ylim=(-0.6, 2.0), aspect="equal")
     ax.axis("off")
     centre = {"ha": "center", "va": "center"}
-    colours, heights = (EXCITATORY, INHIBITORY), (1.25, 0.0)
+    colours, heights = (EXCITATORY, INHIBITORY), (1.6, 0.0)
     places = {  # (receiver, sender): where the sign of the connection and the weight's name go
-        (0, 0): ((0.98, 1.39), (1.6, 1.4)),
-        (1, 0): ((0.98, 1.06), (2.42, 0.45)),
-        (0, 1): ((0.98, 0.2), (2.42, 0.8)),
+        (0, 0): ((0.98, 1.74), (1.6, 1.75)),
+        (1, 0): ((0.98, 1.34), (2.3, 0.6)),
+        (0, 1): ((0.98, 0.27), (2.3, 0.99)),
         (1, 1): ((0.98, -0.13), (1.6, -0.16)),
     }
     for (p, q), (sign, name) in places.items():

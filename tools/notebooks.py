@@ -75,7 +75,7 @@ def execute(nb, path):
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str((ROOT / path).parent)}},
             record_timing=False,
-            on_cell_complete=lambda **_: bar.update(),
+            on_cell_executed=lambda **_: bar.update(),
         )
         client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
     nb.metadata["ed_lib"] = {

@@ -22,9 +22,9 @@ def addresses():
 
 def change(url):
     """Writes ``url`` everywhere. ValueError, before anything is written, unless it is a https:// address."""
+    url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
-    url = url.removesuffix(".git")
     config = (ROOT / "_config.yml").read_text()
     (ROOT / "_config.yml").write_text(CONFIG_LINE.sub(rf"\g<1>{url}", config))
     for path in notebooks.chapters():
