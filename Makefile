@@ -4,7 +4,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PY := .venv/bin/python
-export ED_DATA := $(if $(ED_DATA),$(abspath $(ED_DATA)))
+# Chapters run in their own folders, so a relative ED_DATA is made absolute here.
+export ED_DATA := $(if $(ED_DATA),$(shell cd "$(ED_DATA)" 2>/dev/null && pwd || echo "$(ED_DATA)"))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
