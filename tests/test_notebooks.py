@@ -122,6 +122,15 @@ def test_exercises_fail_as_stubs_and_pass_with_their_solutions(nb):
     assert counts["exercise"] == counts["exercise-check"] == counts["solution"] >= 3
 
 
+@chapters
+def test_it_also_runs_where_no_data_set_can_be_had(path, nb):
+    offline = "from functools import partial\nfrom ed_lib import data\n"
+    offline += "data.load = partial(data.load, offline=True)"
+    nb.cells.insert(0, nbformat.v4.new_code_cell(offline))
+    shown = str(notebooks.execute(nb, path))
+    assert "Offline, without MNIST: using scikit-learn's 8×8 digits" in shown or "data.load(" not in shown
+
+
 def test_the_set_up_cell_is_the_same_everywhere():
     cells = [[c.source for c in code_cells(notebooks.read(ROOT / p)) if "setup" in tags(c)] for p in CHAPTERS]
     assert all(len(found) == 1 for found in cells) and len({found[0] for found in cells}) == 1
