@@ -122,9 +122,7 @@ class EDNetwork:
         return xp.permute_dims(out[:, 0, :, 0], (1, 0))  # the excitatory cell: (K, B) → (B, K)
 
     def _learn(self, layer, x, y, error):
-        """Adds both updates of one layer (or of a stack of them) in place: x (..., 2, B, I), y (..., 2, B,
-        O).
-        """
+        """Adds both updates of one layer, or of a stack of them: x (..., 2, B, I), y (..., 2, B, O)."""
         xp, p = self.space.xp, self._params
         p[f"{layer}.weight"] += rules.weight_update(x, y, error, self.alpha, self.rule)
         if self.bias == "free":
@@ -134,9 +132,7 @@ class EDNetwork:
             p[f"{layer}.bias"] += rules.weight_update(x, y, error, self.alpha, self.rule)
 
     def _stop_at_zero(self, senders):
-        """Keeps the input weights' signs. Cells send values ≥ 0, and then nothing crosses zero; negative data
-        might.
-        """
+        """Keeps the input weights' signs on negative data. On data ≥ 0 nothing crosses zero by itself."""
         xp, weight = self.space.xp, self._params["input.weight"]
         if bool(xp.any(senders < 0)):
             weight[:, :, 0, ...] = xp.clip(weight[:, :, 0, ...], min=0)
@@ -148,9 +144,7 @@ class EDNetwork:
         return bias if self.bias == "free" else rules.BIAS_CELL * self.space.xp.sum(bias, axis=-3)
 
     def _draw(self, init, rng):
-        """Magnitudes by the law ``init``, times the sign of the sender; the biases likewise (free ones start
-        ≥ 0).
-        """
+        """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥ 0."""
         k, w = self.n_outputs, self.width
         sizes = {"input": ((k,), self.n_inputs, w), "hidden": ((self.depth, k), w, w), "output": ((k,), w, 1)}
         params = {}
