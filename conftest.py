@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("book")
+if not arrays.gpu_count():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 

@@ -1,10 +1,14 @@
 """One array API over NumPy, CuPy and PyTorch.
 
 The three libraries agree on most names and differ on the rest. array-api-compat gives each of them the names
-of the Python array API standard, so that a network is written once and runs on all three.
+of the Python array API standard, so that a formula is written once and runs on all three. What has to be fast
+uses the libraries themselves, for the arguments that the standard lacks (``out=``), and needs no
+array-api-compat.
 """
 
+import contextlib
 import importlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +22,28 @@ DTYPES = ("float32", "float64")
 class Space:
     """Where arrays live: a library, a device and a floating type.
 
-    ``xp`` is the library's array-API namespace, ``backend`` its name, ``device`` what that library calls the
-    device.
+    ``backend`` is the library's name, ``library`` its module, ``device`` what that library calls the device.
     """
 
     backend: str
-    xp: Any
+    library: Any
     device: Any
     dtype: Any
 
     def asarray(self, array):
         """A NumPy array (or nested lists) as an array of this space: any shape. May share memory."""
-        return self.xp.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)), device=self.device)
+        array = np.ascontiguousarray(array, dtype=dtype_name(self.dtype))
+        if self.backend == "torch":
+            return self.library.asarray(array, device=self.device)
+        with self._current_device():
+            return self.library.asarray(array)
+
+    def empty(self, shape):
+        """An array of this space whose values are not set."""
+        if self.backend == "torch":
+            return self.library.empty(shape, dtype=self.dtype, device=self.device)
+        with self._current_device():
+            return self.library.empty(shape, self.dtype)
 
     def check(self, name, array, shape):
         """``array`` in this space's dtype, once it is known to be finite and of this library and shape.
@@ -46,23 +60,26 @@ class Space:
         if not self._same_device(array):
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check_shape(name, tuple(array.shape), shape)
-        if not self.xp.isdtype(array.dtype, ("real floating", "integral")):
+        if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        array = self.xp.astype(array, self.dtype, copy=False)
         if self.backend == "torch":
-            array = array.detach()  # nothing here is differentiated by autograd
-        if not bool(self.xp.all(self.xp.isfinite(array))):
+            array = array.detach().to(self.dtype)  # nothing here is differentiated by autograd
+        else:
+            array = array.astype(self.dtype, copy=False)
+        if not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
 
     def _is_array(self, array):
-        kind = {"numpy": "ndarray", "torch": "Tensor", "cupy": "ndarray"}[self.backend]
-        return isinstance(array, getattr(importlib.import_module(self.backend), kind))
+        return isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray)
 
     def _same_device(self, array):
         if self.backend == "torch":  # "cuda" and "cuda:0" are one device
-            return array.device == self.xp.empty(0, device=self.device).device
+            return array.device == self.library.empty(0, device=self.device).device
         return self.backend == "numpy" or array.device == self.device
+
+    def _current_device(self):
+        return self.device if self.backend == "cupy" else contextlib.nullcontext()
 
 
 def space(backend="numpy", device="cpu", dtype="float32"):
@@ -79,10 +96,27 @@ def space(backend="numpy", device="cpu", dtype="float32"):
         raise ValueError(f"device {device!r} with the backend 'numpy'; NumPy works on the device 'cpu'")
     if backend == "cupy" and kind != "cuda":
         raise ValueError(f"device {device!r} with the backend 'cupy'; CuPy works on the device 'cuda'")
-    xp = _import(backend)
+    library = _import(backend)
     if kind == "cuda":
         device = _cuda_device(backend, device)
-    return Space(backend, xp, device, getattr(xp, dtype))
+    return Space(backend, library, device, getattr(library, dtype))
+
+
+def namespace(*arrays):
+    """The array-API namespace that these arrays have in common, from array-api-compat."""
+    import array_api_compat
+
+    return array_api_compat.array_namespace(*arrays)
+
+
+def library(array):
+    """The module that an array comes from: numpy, cupy or torch."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def on_gpu(array):
+    """True for an array in a GPU's memory."""
+    return library(array).__name__ == "cupy" or getattr(array, "is_cuda", False)
 
 
 def to_numpy(array):
@@ -144,7 +178,7 @@ def check_shape(name, shape, wanted):
 
 def _import(backend):
     try:
-        return importlib.import_module(f"array_api_compat.{backend}")
+        return importlib.import_module(backend)
     except ImportError as error:
         package = "cupy-cuda13x" if backend == "cupy" else backend
         raise ImportError(f"backend {backend!r} needs {package}: pip install {package} ({error})") from error

@@ -1,11 +1,14 @@
 """Timing that waits for the device.
 
 A GPU works on its own: a call returns once its work is queued, not once it is done. A clock read without
-waiting measures the queueing. Everything here waits.
+waiting measures the queueing. Everything here waits; :func:`apart` reports the queueing too, by its name.
 """
 
+import functools
 import logging
+import sys
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -29,6 +32,36 @@ class Timing:
         return f"{mid} {unit} (quartiles {low} to {high}, n = {self.n})"
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Seconds of the same runs, to two ends: ``launch`` until the call returned, with its work queued, and
+    ``completion`` until the work was done.
+    """
+
+    launch: Timing
+    completion: Timing
+
+    def __str__(self):
+        return f"launch {self.launch}; completion {self.completion}"
+
+
+def synchronize():
+    """Waits until the GPUs have done all the work that PyTorch and CuPy gave them; none, no wait.
+
+    Imports neither: what was not imported has given no work.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            # Waiting for a GPU that this process does not use would take memory on it, for a context. The
+            # context is the same for both libraries, so this waits for CuPy's work as well.
+            if torch._C._cuda_hasPrimaryContext(index):
+                torch.cuda.synchronize(index)
+    elif cupy is not None:
+        for index in range(_cupy_gpus()):
+            cupy.cuda.Device(index).synchronize()
+
+
 def measure(function, *, min_seconds=1.0):
     """How long ``function()`` takes until the device has done its work, as a :class:`Timing`.
 
@@ -42,7 +75,9 @@ def compare(functions, *, min_seconds=1.0, rounds=5):
     """Times several functions in one process, taking turns: {name: function} → {name: Timing}.
 
     Each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the machine falls on all
-    of them.
+    of them. A function that takes longer than its turn runs once in each, and once before, to warm up. A
+    shorter one runs in blocks, and ``n`` counts those: a block is as many runs as it takes for reading the
+    clock not to matter.
     """
     # Importing PyTorch's benchmark module looks for a CUDA compiler; that there is none is no news here.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -50,18 +85,66 @@ def compare(functions, *, min_seconds=1.0, rounds=5):
     from torch.utils import benchmark
 
     rounds = arrays.check_count("rounds", rounds)
+    turn = arrays.check_positive("min_seconds", min_seconds) / rounds
     threads = torch.get_num_threads()
     timers = {
-        name: benchmark.Timer("f()", globals={"f": function}, num_threads=threads)
+        name: benchmark.Timer("f()", timer=_now, globals={"f": function}, num_threads=threads)
         for name, function in functions.items()
     }
-    for timer in timers.values():
-        timer.timeit(1)  # warm-up
-    times = {name: [] for name in timers}
+    for function in functions.values():
+        function()  # warm-up
+    times = {name: [] for name in functions}
     for _ in range(rounds):
-        for name, timer in timers.items():
-            times[name] += timer.blocked_autorange(min_run_time=min_seconds / rounds).times
+        for name, function in functions.items():
+            times[name] += _take_turn(function, timers[name], turn)
     return {name: _summary(seconds) for name, seconds in times.items()}
+
+
+def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
+    """How long ``function()`` takes until it returns, and until its work is done, as an :class:`Apart`.
+
+    After a warm-up, runs it until ``min_seconds`` have been measured, and at least ``min_runs`` times. Each
+    run finds the device idle and its queue empty; ``wait()`` returns when that is so. Without a GPU the two
+    differ by microseconds, the cost of calling ``wait``.
+
+    A GPU's queue has an end. A call that launches more than that many kernels (CUDA: about a thousand) waits
+    for room in it, and its launch time then includes work.
+    """
+    arrays.check_positive("min_seconds", min_seconds)
+    arrays.check_count("min_runs", min_runs)
+    function()  # warm-up
+    wait()
+    launches, completions, total = [], [], 0.0
+    while total < min_seconds or len(completions) < min_runs:
+        start = perf_counter()
+        function()
+        launches.append(perf_counter() - start)
+        wait()
+        completions.append(perf_counter() - start)
+        total += completions[-1]
+    return Apart(_summary(launches), _summary(completions))
+
+
+def _now():
+    """The clock's seconds, once the device has nothing left to do."""
+    synchronize()
+    return perf_counter()
+
+
+def _take_turn(function, timer, seconds):
+    """Seconds per run, measured for about ``seconds``: a list with at least one entry.
+
+    blocked_autorange alone would run a long function twice, once to find that one run fills a block.
+    """
+    start = _now()
+    function()
+    first = _now() - start
+    return [first] if first >= seconds else timer.blocked_autorange(min_run_time=seconds).times
+
+
+@functools.cache
+def _cupy_gpus():
+    return arrays.gpu_count("cupy")
 
 
 def _summary(seconds):

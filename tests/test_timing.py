@@ -1,5 +1,11 @@
 """Timing: what is called, how often, and what is reported. Never how long it took."""
 
+import itertools
+import queue
+import sys
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from ed_lib import timing
@@ -29,3 +35,128 @@ def test_a_fault_in_what_is_timed_is_not_swallowed():
 def test_a_bad_number_of_rounds_is_named(rounds, error):
     with pytest.raises(error, match=f"rounds is {rounds}"):
         timing.compare({"a": lambda: None}, rounds=rounds)
+
+
+class Clock:
+    """A clock that only stands where it is put: what is timed, and the wait, say how long they took."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(timing, "perf_counter", lambda: self.now)
+
+    def takes(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def test_a_long_function_runs_once_to_warm_up_and_once_a_round(clock):
+    runs = {"a": 0, "b": 0}
+
+    def run(name, seconds):
+        runs[name] += 1
+        clock.takes(seconds)
+
+    timed = timing.compare(
+        {"a": lambda: run("a", 3.0), "b": lambda: run("b", 0.5)}, min_seconds=1.5, rounds=3
+    )
+    assert runs == {"a": 4, "b": 4}
+    assert timed == {"a": timing.Timing(3.0, 3.0, 3.0, 3), "b": timing.Timing(0.5, 0.5, 0.5, 3)}
+
+
+def test_launch_is_until_the_call_returns_and_completion_until_the_device_waited_for_is_idle(clock):
+    result = timing.apart(lambda: clock.takes(0.25), wait=lambda: clock.takes(1.75), min_seconds=5)
+    assert result == timing.Apart(timing.Timing(0.25, 0.25, 0.25, 5), timing.Timing(2, 2, 2, 5))
+    assert str(result) == (
+        "launch 250 ms (quartiles 250 to 250, n = 5); completion 2 s (quartiles 2 to 2, n = 5)"
+    )
+
+
+@pytest.mark.parametrize("min_seconds, min_runs, n", [(5, 1, 3), (4, 1, 2), (1, 1, 1), (1, 4, 4)])
+def test_runs_until_both_the_time_and_the_number_are_reached(clock, min_seconds, min_runs, n):
+    result = timing.apart(lambda: clock.takes(2), min_seconds=min_seconds, min_runs=min_runs)
+    assert result.launch.n == result.completion.n == n
+
+
+class Device:
+    """A device in a thread: it takes its work from a queue, and does it only while somebody waits for it.
+
+    So a call that waits for the work itself would hang, and no run depends on how fast the thread is.
+    """
+
+    def __init__(self):
+        self.events, self.queue, self.awaited = [], queue.Queue(), threading.Semaphore(0)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def launch(self):
+        self.events.append("launched")
+        self.queue.put("work")
+
+    def wait(self):
+        for _ in range(self.queue.unfinished_tasks):
+            self.awaited.release()
+        self.queue.join()
+        self.events.append("idle")
+
+    def _work(self):
+        while True:
+            self.queue.get()
+            self.awaited.acquire()
+            self.events.append("worked")
+            self.queue.task_done()
+
+
+def test_an_asynchronous_device_is_waited_for_after_the_launch_was_timed(monkeypatch):
+    device, reads = Device(), itertools.count()
+
+    def read():
+        device.events.append("clock")
+        return float(next(reads))
+
+    monkeypatch.setattr(timing, "perf_counter", read)
+    timing.apart(device.launch, wait=device.wait, min_seconds=1, min_runs=3)
+    warm_up = ["launched", "worked", "idle"]
+    run = ["clock", "launched", "clock", "worked", "idle", "clock"]
+    assert device.events == warm_up + 3 * run
+
+
+def fake_torch(waited, *, initialized, using=(0, 2)):
+    cuda = SimpleNamespace(
+        is_initialized=lambda: initialized, device_count=lambda: 3, synchronize=lambda i: waited.append(i)
+    )
+    return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda i: i in using))
+
+
+def fake_cupy(waited):
+    device = lambda i: SimpleNamespace(synchronize=lambda: waited.append(f"cupy {i}"))  # noqa: E731
+    return SimpleNamespace(cuda=SimpleNamespace(Device=device))
+
+
+@pytest.mark.parametrize(
+    "torch, cupy, wanted",
+    [(None, False, []), (False, False, []), (True, False, [0, 2]), (True, True, [0, 2]),
+     (False, True, ["cupy 0", "cupy 1"]), (None, True, ["cupy 0", "cupy 1"])],
+)  # fmt: skip
+def test_waits_for_every_gpu_in_use_and_imports_nothing(monkeypatch, torch, cupy, wanted):
+    waited = []
+    library = None if torch is None else fake_torch(waited, initialized=torch)
+    monkeypatch.setitem(sys.modules, "torch", library)
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(waited) if cupy else None)
+    monkeypatch.setattr(timing, "_cupy_gpus", lambda: 2)
+    timing.synchronize()
+    assert waited == wanted
+
+
+@pytest.mark.parametrize("function", [timing.apart, timing.measure])
+@pytest.mark.parametrize("seconds, error", [(0, ValueError), (float("inf"), ValueError), ("1", TypeError)])
+def test_a_bad_number_of_seconds_is_named_and_runs_nothing(function, seconds, error):
+    with pytest.raises(error, match=f"min_seconds is {seconds!r}; wanted"):
+        function(lambda: 1 / 0, min_seconds=seconds)
+
+
+def test_a_bad_number_of_runs_is_named():
+    with pytest.raises(ValueError, match="min_runs is 0; wanted at least 1"):
+        timing.apart(lambda: 1 / 0, min_runs=0)

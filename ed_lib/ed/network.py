@@ -2,10 +2,12 @@
 library.
 """
 
+import math
+
 import numpy as np
 
-from ed_lib import arrays
-from ed_lib.ed import rules
+from ed_lib import arrays, machine
+from ed_lib.ed import folded, paths, rules
 
 INITS = ("uniform", "half_normal", "fan_in")
 BIASES = ("free", "cells")
@@ -23,13 +25,16 @@ class EDNetwork:
     N(0, 1); "fan_in", the same divided by √senders. bias: "free", one number per cell; "cells", a pair of
     cells with the constant output 0.8 that sends to every layer. alpha: the step, the same in every layer.
     u0: the width of the sigmoid. seed: the same start on every backend. backend, device, dtype: see
-    :func:`ed_lib.arrays.space`.
+    :func:`ed_lib.arrays.space`. path: how the hidden layers are computed, see
+    :func:`ed_lib.ed.paths.choose`; "auto" takes the fastest that the machine has.
 
-    Errors: TypeError or ValueError for a bad argument, here and in every method, before any weight changes.
+    Errors: TypeError or ValueError for a bad argument, here and in every method, before any weight changes;
+    MemoryError for a network, or a batch, that does not fit, before it is allocated.
     """
 
     def __init__(self, n_inputs, width, depth, n_outputs=1, *, rule="kaneko", init="uniform", bias="free",
-                 alpha=0.8, u0=0.4, seed=0, device="cpu", backend="numpy", dtype="float32"):  # fmt: skip
+                 alpha=0.8, u0=0.4, seed=0, device="cpu", backend="numpy", dtype="float32",
+                 path="auto"):  # fmt: skip
         self.n_inputs = arrays.check_count("n_inputs", n_inputs)
         self.width = arrays.check_count("width", width)
         self.depth = arrays.check_count("depth", depth, least=0)
@@ -40,8 +45,15 @@ class EDNetwork:
         self.rule, self.bias = rule, bias
         self.alpha = arrays.check_positive("alpha", alpha)
         self.u0 = arrays.check_positive("u0", u0)
+        seed = arrays.check_count("seed", seed, least=0)
         self.space = arrays.space(backend, device, dtype)
-        self._params = self._draw(init, np.random.default_rng(arrays.check_count("seed", seed, least=0)))
+        self.device = device
+        self.path = paths.choose(path, self.space, self.width, self.depth)
+        for where in {"cpu", device}:  # they are drawn in the host's memory
+            self._check_memory("the weights", sum(map(math.prod, self._shapes().values())), where)
+        self._params = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
+        self._states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
+        self._walk = None  # computes states[1:] from states[0]
         self._activations = None  # set by forward, read by update
 
     def asarray(self, array):
@@ -58,25 +70,19 @@ class EDNetwork:
         """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
         if self._activations is None:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
-        senders, states, out = self._activations
-        error = self.space.check("error", error, (senders.shape[-2], self.n_outputs))
-        self._learn("input", senders, states[0, ...], error)
-        if self.rule == "kaneko":
-            self._stop_at_zero(senders)
-        if self.depth:
-            self._learn("hidden", states[:-1, ...], states[1:, ...], error)  # all hidden layers at once
-        self._learn("output", states[-1, ...], out, error)
+        batch = len(self._activations[0])
+        self._update(self.space.check("error", error, (batch, self.n_outputs)))
 
     def step(self, x, target):
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
         (B, K).
         """
         x = self.space.check("x", x, ("B", self.n_inputs))
-        target = self.space.check("target", target, (x.shape[0], self.n_outputs))
-        if bool(self.space.xp.any((target < 0) | (target > 1))):
+        target = self.space.check("target", target, (len(x), self.n_outputs))
+        if bool(((target < 0) | (target > 1)).any()):
             raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
         output = self._forward(x)
-        self.update(target - output)
+        self._update(target - output)
         return output
 
     def state_dict(self):
@@ -87,7 +93,7 @@ class EDNetwork:
         biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the
         two cells.
         """
-        return {name: arrays.to_numpy(array).copy() for name, array in self._params.items()}
+        return {name: self._unfolded(name, arrays.to_numpy(array)) for name, array in self._params.items()}
 
     def load_state_dict(self, state):
         """Takes over parameters in the layout of ``state_dict``; all of them are checked before any is
@@ -95,72 +101,108 @@ class EDNetwork:
         """
         if set(state) != set(self._params):
             raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self._params)}")
-        new = {}
-        for name, old in self._params.items():
+        shapes, new = self._shapes(), {}
+        for name in self._params:
             value = np.asarray(state[name])
-            arrays.check_shape(f"state[{name!r}]", value.shape, tuple(old.shape))
-            new[name] = self.space.check(f"state[{name!r}]", self.space.asarray(value.copy()), old.shape)
-            if self.rule == "kaneko" and self._is_signed(name) and not self._holds(new[name]):
+            arrays.check_shape(f"state[{name!r}]", value.shape, shapes[name])
+            value = self.space.asarray(self._folded(name, value))
+            new[name] = self.space.check(f"state[{name!r}]", value, tuple(self._params[name].shape))
+            if self.rule == "kaneko" and self._is_signed(name) and not folded.signs_hold(new[name]):
                 wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
                 raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
-        self._params, self._activations = new, None
+        self._params, self._states, self._activations = new, None, None
 
     def signs_hold(self):
         """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
-        return all(self._holds(array) for name, array in self._params.items() if self._is_signed(name))
+        return all(folded.signs_hold(array) for name, array in self._params.items() if self._is_signed(name))
 
-    def _forward(self, x):
-        xp, p = self.space.xp, self._params
-        senders = xp.broadcast_to(x, (self.n_outputs, 2, *x.shape))  # both types: (K, 2, B, n_inputs)
-        y = rules.layer(senders, p["input.weight"], self._bias_term("input"), self.u0)  # (K, 2, B, W)
-        states, hidden_bias = [y], self._bias_term("hidden")
-        for d in range(self.depth):
-            y = rules.layer(y, p["hidden.weight"][d, ...], hidden_bias[d, ...], self.u0)
-            states.append(y)
-        out = rules.layer(y, p["output.weight"], self._bias_term("output"), self.u0)  # (K, 2, B, 1)
-        self._activations = senders, xp.stack(states), out  # the middle one: (depth + 1, K, 2, B, W)
-        return xp.permute_dims(out[:, 0, :, 0], (1, 0))  # the excitatory cell: (K, B) → (B, K)
+    @np.errstate(over="ignore")  # see folded.fire
+    def _forward(self, x):  # x (B, I) → (B, K)
+        p, u0 = self._params, self.u0
+        if self._states is None or self._states.shape[2] != len(x):
+            self._prepare(len(x))
+        weight = p["input.weight"]  # (K, 2I, C): both types of sender send x, so that their weights add up
+        weight = weight[:, : self.n_inputs] + weight[:, self.n_inputs :]  # (K, I, C)
+        x_of_each = self.space.library.broadcast_to(x, (self.n_outputs, *x.shape))  # (K, B, I)
+        folded.fire(x_of_each, weight, self._bias_term("input"), u0, out=self._states[0])
+        self._walk()
+        out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
+        folded.fire(self._states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
+        self._activations = x, out
+        return out[..., 0].T  # (K, B) → (B, K)
 
-    def _learn(self, layer, x, y, error):
-        """Adds both updates of one layer, or of a stack of them: x (..., 2, B, I), y (..., 2, B, O)."""
-        xp, p = self.space.xp, self._params
-        p[f"{layer}.weight"] += rules.weight_update(x, y, error, self.alpha, self.rule)
-        if self.bias == "free":
-            p[f"{layer}.bias"] += rules.bias_update(y, error, self.alpha)
-        else:  # one more sender of each type, constant over the batch
-            x = xp.full_like(x[..., :1], rules.BIAS_CELL)  # (..., 2, B, 1)
-            p[f"{layer}.bias"] += rules.weight_update(x, y, error, self.alpha, self.rule)
+    def _update(self, error):  # error (B, K)
+        p, states, (x, out) = self._params, self._states, self._activations
+        step = self.alpha / len(x)
+        gains = folded.gains(error * step, self.rule)  # (K, 2, B)
+        bias_gains = gains * rules.BIAS_CELL if self.bias == "cells" else error.T[:, None] * step  # (K, n, B)
+        folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
+        if self.rule == "kaneko" and bool((x < 0).any()):
+            folded.stop_at_zero(p["input.weight"])  # on inputs ≥ 0 no weight crosses zero by itself
+        hidden = p["hidden.weight"], p["hidden.bias"]
+        paths.learn_hidden(self.path, self.space, *hidden, states, gains, bias_gains)
+        output = p["output.weight"][None], p["output.bias"][None]
+        folded.learn(*output, states[-1:], out[None], gains, bias_gains)
 
-    def _stop_at_zero(self, senders):
-        """Keeps the input weights' signs on negative data. On data ≥ 0 nothing crosses zero by itself."""
-        xp, weight = self.space.xp, self._params["input.weight"]
-        if bool(xp.any(senders < 0)):
-            weight[:, :, 0, ...] = xp.clip(weight[:, :, 0, ...], min=0)
-            weight[:, :, 1, ...] = xp.clip(weight[:, :, 1, ...], max=0)
+    def _prepare(self, batch):
+        """Arrays for a batch of this size, and the walk through the hidden layers, bound to them."""
+        self._states = self._activations = None  # frees the old ones first
+        shape = (self.depth + 1, self.n_outputs, batch, 2 * self.width)
+        self._check_memory(f"the activations for a batch of {batch}", math.prod(shape), self.device)
+        self._states = states = self.space.empty(shape)
+        hidden = lambda: (states, self._params["hidden.weight"], self._bias_term("hidden"), self.u0)  # noqa: E731
+        self._walk = paths.walk(self.path, self.space, hidden)
 
     def _bias_term(self, layer):
-        """What the bias adds before the sign: (..., K, 2, 1, O)."""
+        """What the bias adds to the sums: (..., K, 1, C)."""
         bias = self._params[f"{layer}.bias"]
-        return bias if self.bias == "free" else rules.BIAS_CELL * self.space.xp.sum(bias, axis=-3)
+        return bias if self.bias == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
+
+    def _shapes(self):
+        """The shapes in ``state_dict``."""
+        k, w = self.n_outputs, self.width
+        sizes = {"input": ((k,), self.n_inputs, w), "hidden": ((self.depth, k), w, w), "output": ((k,), w, 1)}
+        senders = (2,) if self.bias == "free" else (2, 2)
+        shapes = {}
+        for layer, (lead, n_in, n_out) in sizes.items():
+            shapes[f"{layer}.weight"] = (*lead, 2, 2, n_in, n_out)
+            shapes[f"{layer}.bias"] = (*lead, *senders, 1, n_out)
+        return shapes
 
     def _draw(self, init, rng):
         """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥ 0."""
-        k, w = self.n_outputs, self.width
-        sizes = {"input": ((k,), self.n_inputs, w), "hidden": ((self.depth, k), w, w), "output": ((k,), w, 1)}
+        draw = rng.random if init == "uniform" else lambda shape: np.abs(rng.standard_normal(shape))
         params = {}
-        for layer, (lead, n_in, n_out) in sizes.items():
-            scale = 1 / np.sqrt(2 * n_in) if init == "fan_in" else 1.0  # n_in senders of each type
-            pair = np.array([1.0, -1.0]).reshape(2, 1, 1)  # the sender's sign, on axis q
-            bias_shape, bias_sign = ((2, 1, n_out), 1.0) if self.bias == "free" else ((2, 2, 1, n_out), pair)
-            for name, shape, sign in (("weight", (2, 2, n_in, n_out), pair), ("bias", bias_shape, bias_sign)):
-                shape = (*lead, *shape)
-                size = rng.random(shape) if init == "uniform" else np.abs(rng.standard_normal(shape))
-                params[f"{layer}.{name}"] = self.space.asarray(sign * scale * size)
+        for name, shape in self._shapes().items():
+            senders = 2 * (self.n_inputs if name.startswith("input") else self.width)
+            scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0
+            pair = np.array([scale, -scale]).reshape(2, 1, 1) if self._is_signed(name) else scale
+            value = np.empty(self._folded_shape(name, shape), arrays.dtype_name(self.space.dtype))
+            if name.startswith("hidden"):
+                for d in range(self.depth):  # one at a time, since what is drawn is float64
+                    value[d] = self._folded(name, pair * draw(shape[1:]))
+            else:
+                value[...] = self._folded(name, pair * draw(shape))
+            params[name] = self.space.asarray(value)
         return params
 
-    def _is_signed(self, name):
-        return name.endswith("weight") or self.bias == "cells"
+    def _folded(self, name, value):
+        return folded.fold(value[..., None, :, :] if self._is_free(name) else value)
 
-    def _holds(self, weight):  # weight (..., 2, 2, I, O), q on the third axis from the end
-        xp = self.space.xp
-        return bool(xp.all(weight[..., 0, :, :] >= 0)) and bool(xp.all(weight[..., 1, :, :] <= 0))
+    def _unfolded(self, name, value):
+        return folded.unfold(value, types=1)[..., 0, :, :] if self._is_free(name) else folded.unfold(value)
+
+    def _folded_shape(self, name, shape):
+        *lead, n_in, n_out = shape  # (..., 2, 2, I, O), or (..., 2, 1, O) for free biases
+        return (*lead[:-1], 1, 2 * n_out) if self._is_free(name) else (*lead[:-2], 2 * n_in, 2 * n_out)
+
+    def _is_free(self, name):
+        return name.endswith("bias") and self.bias == "free"
+
+    def _is_signed(self, name):
+        return not self._is_free(name)
+
+    def _check_memory(self, what, elements, device):
+        size = elements * np.dtype(arrays.dtype_name(self.space.dtype)).itemsize
+        shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
+        machine.check_memory(f"{what} of {shape}", size, device)

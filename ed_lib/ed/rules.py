@@ -7,7 +7,7 @@ so that a stack of layers is updated by the same formula as one.
 Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
 """
 
-import array_api_compat
+from ed_lib.arrays import namespace
 
 RULES = ("kaneko", "signed")
 BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)
@@ -15,12 +15,14 @@ BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)
 
 def signs(xp, like):
     """s = (+1, −1), shape (2, 1, 1), in the dtype and on the device of ``like``."""
+    import array_api_compat
+
     return xp.asarray([[[1.0]], [[-1.0]]], dtype=like.dtype, device=array_api_compat.device(like))
 
 
 def sigmoid(u, u0):
     """σ(u) = 1 / (1 + exp(−2u/u0)), any shape, without overflow for any finite u."""
-    xp = array_api_compat.array_namespace(u)
+    xp = namespace(u)
     e = xp.exp(-xp.abs(u) * (2 / u0))  # in (0, 1], so neither branch can overflow
     return xp.where(u >= 0, 1 / (1 + e), e / (1 + e))
 
@@ -35,7 +37,7 @@ def layer(x, weight, bias, u0):
 
     x (K, 2, B, I), weight (K, 2, 2, I, O), bias (K, 2, 1, O) → (K, 2, B, O).
     """
-    xp = array_api_compat.array_namespace(x, weight)
+    xp = namespace(x, weight)
     parts = xp.matmul(x[:, None, ...], weight)  # [k,1,q,b,i] @ [k,p,q,i,o] → [k,p,q,b,o]
     total = xp.sum(parts, axis=2) + bias  # (K, 2, B, O)
     return sigmoid(signs(xp, total) * total, u0)
@@ -50,7 +52,7 @@ def gains(error, rule):
     "signed": g = (d, d): both learn from both (Kaneko's option "weight decrement", and the source article's
     rule).
     """
-    xp = array_api_compat.array_namespace(error)
+    xp = namespace(error)
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
     if rule == "kaneko":
         return xp.concat([xp.clip(d, min=0), xp.clip(d, max=0)], axis=1)  # clip(d, max=0) is −d⁻
@@ -66,7 +68,7 @@ def weight_update(x, y, error, alpha, rule):
     answered, error (B, K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes
     from another layer, so "..." may be all layers at once.
     """
-    xp = array_api_compat.array_namespace(x, y, error)
+    xp = namespace(x, y, error)
     sent = xp.matrix_transpose(x * gains(error, rule))  # (..., K, 2, I, B)
     received = slope(y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)
     # (..., K, 1, 2, I, B) @ (..., K, 2, 1, B, O) → (..., K, 2, 2, I, O)
@@ -75,6 +77,6 @@ def weight_update(x, y, error, alpha, rule):
 
 def bias_update(y, error, alpha):
     """Δb_p = α · mean_b( d[b] · f′(y_p[b]) ): y (..., K, 2, B, O) → (..., K, 2, 1, O). For either rule."""
-    xp = array_api_compat.array_namespace(y, error)
+    xp = namespace(y, error)
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
     return alpha * xp.mean(d * slope(y), axis=-2, keepdims=True)

@@ -1,0 +1,191 @@
+"""What the chapters compare the ED network with: the source article's formulas, and backpropagation.
+
+All of them take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on from there, so that two ways of
+training start from the same place.
+"""
+
+import numpy as np
+
+from ed_lib import arrays
+from ed_lib.ed import folded
+
+
+class ArticleNetwork:
+    """The source article's formulas, written afresh: four products a layer, and a batch axis in the update.
+
+    Takes over the weights of ``net``, an EDNetwork with one output and free biases, in NumPy or CuPy. Its
+    rule is "signed". Unlike the article's, its step α is the same in all layers, as in ``net``.
+    """
+
+    def __init__(self, net):
+        if net.n_outputs != 1 or net.bias != "free" or net.rule != "signed" or net.space.backend == "torch":
+            wanted = "one output, rule 'signed', bias 'free', NumPy or CuPy"
+            raise ValueError(f"net is unlike the article's; wanted {wanted}")
+        self.net, self.u0, self.alpha = net, net.u0, net.alpha
+        state = {name: net.asarray(value) for name, value in net.state_dict().items()}
+        for name in ("input", "output"):  # like a stack of one layer
+            state |= {f"{name}.{part}": state[f"{name}.{part}"][None] for part in ("weight", "bias")}
+        # (layers, 2, 2, I, O) and (layers, 2, 1, O)
+        self.state = {name: value[:, 0] for name, value in state.items()}
+
+    def forward(self, x):
+        """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
+        lib = arrays.library(x)
+        both, self.senders, self.answers = lib.stack([x, x]), {}, {}  # (2, B, I)
+        for name in ("input", "hidden", "output"):
+            sent, answered = [], []
+            for weight, bias in zip(self.state[f"{name}.weight"], self.state[f"{name}.bias"], strict=True):
+                sent.append(both)
+                both = self._layer(both, weight, bias)
+                answered.append(both)
+            if sent:
+                self.senders[name] = lib.stack(sent)  # (layers, 2, B, I)
+                self.answers[name] = lib.stack(answered)  # (layers, 2, B, O)
+        return both[0]
+
+    def _layer(self, x, weight, bias):  # x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)
+        lib, answers = arrays.library(x), []
+        for p, sign in enumerate((1, -1)):
+            u = sign * (x[0] @ weight[p, 0] + x[1] @ weight[p, 1] + bias[p])
+            with np.errstate(over="ignore"):
+                answers.append(1 / (1 + lib.exp(-2 * u / self.u0)))
+        return lib.stack(answers)
+
+    def update(self, error, products=None):
+        """One step from error (B, 1), with ``products``, one of this module's ways to form the weights'."""
+        for name, x in self.senders.items():
+            y, step = self.answers[name], self.alpha / len(error)
+            received = error * y * (1 - y)  # (layers, 2, B, O)
+            self.state[f"{name}.weight"] += step * (products or with_batch_axis)(x, received)
+            self.state[f"{name}.bias"] += step * received.sum(axis=2, keepdims=True)
+
+
+def with_batch_axis(x, received):
+    """Σ_b x_q[b] · received_p[b] as the article forms it: every product first, then the sum over the batch.
+
+    x (D, 2, B, I), received (D, 2, B, O) → (D, 2, 2, I, O), by way of (D, 2, 2, B, I, O).
+    """
+    return (x[:, None, :, :, :, None] * received[:, :, None, :, None, :]).sum(axis=3)
+
+
+def by_einsum(x, received):
+    """The same sum, with the batch axis summed on the way."""
+    return arrays.library(x).einsum("dqbi,dpbo->dpqio", x, received)
+
+
+def by_product(x, received):
+    """The same sum, as one batched matrix product: 4D products of (I, B) and (B, O)."""
+    sent = x.swapaxes(-1, -2)[:, None]  # (D, 1, 2, I, B)
+    return sent @ received[:, :, None]  # @ (D, 2, 1, B, O) → (D, 2, 2, I, O)
+
+
+class Backprop:
+    """Backpropagation by hand for the weights of ``net``, with its folded layout: the fair opponent of ED.
+
+    ``net.forward`` first; then ``chain(error)``, the deltas of all layers, one layer after another; then
+    ``learn()``, the update of all weights from them, as much at once as ED's. Gradient descent on
+    ½ Σ_k mean_b (t − o)², with the step ``rate``.
+    """
+
+    def __init__(self, net, rate=0.1):
+        if net.bias != "free":
+            raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
+        self.net, self.rate, self.deltas = net, rate, None
+
+    def chain(self, error):
+        """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output, (B, K)."""
+        net, states, (x, out) = self.net, self.net._states, self.net._activations
+        if self.deltas is None or self.deltas.shape != states.shape:
+            self.deltas = net.space.empty(states.shape)
+        deltas, weight = self.deltas, net._params["hidden.weight"]
+        matmul = net.space.library.matmul
+        self.last = sigmoid_slope(out, net.u0)
+        self.last[..., 0] *= error.T / len(x)
+        self.last[..., 1] = 0  # the loss does not see the output's inhibitory cell
+        slopes = sigmoid_slope(states, net.u0)
+        matmul(self.last, net._params["output.weight"].swapaxes(-1, -2), out=deltas[-1])
+        deltas[-1] *= slopes[-1]
+        for d in reversed(range(net.depth)):
+            matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
+            deltas[d] *= slopes[d]
+
+    def learn(self):
+        """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``folded.learn``."""
+        p, (x, _), rate = self.net._params, self.net._activations, self.rate
+        states, deltas = self.net._states, self.deltas
+        change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
+        for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):
+            p["input.weight"][:, rows] += change
+        p["input.bias"] += rate * deltas[0].sum(-2, keepdims=True)
+        weight, bias = p["hidden.weight"], p["hidden.bias"]
+        for group in folded.groups(states[1:]):
+            received = rate * deltas[1:][group]  # (n, K, B, C)
+            folded.add_product(weight[group], states[:-1][group].swapaxes(-1, -2), received)
+            bias[group] += received.sum(-2, keepdims=True)
+        p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
+        p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
+
+    def step(self, x, target):
+        """x (B, n_inputs), target (B, K) → the outputs before the step, (B, K)."""
+        output = self.net.forward(x)
+        self.chain(target - output)
+        self.learn()
+        return output
+
+
+def sigmoid_slope(y, u0):
+    """σ′ = (2/u0) y(1 − y)."""
+    slope = 1 - y
+    slope *= y
+    slope *= 2 / u0
+    return slope
+
+
+class Autograd:
+    """The same network trained by PyTorch's autograd: forward, backward, and plain gradient descent.
+
+    Takes over the weights of ``net``, an EDNetwork of the backend "torch" with free biases.
+    """
+
+    def __init__(self, net, rate=0.1):
+        if net.space.backend != "torch" or net.bias != "free":
+            raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
+        self.u0, self.rate, p = net.u0, rate, net._params
+        layers = [(p["input.weight"], p["input.bias"])]
+        layers += zip(p["hidden.weight"], p["hidden.bias"], strict=True)
+        layers += [(p["output.weight"], p["output.bias"])]
+        self.layers = [tuple(t.clone().requires_grad_() for t in layer) for layer in layers]  # leaves
+
+    def forward(self, x, target):
+        """The loss ½ Σ_k mean_b (t − o)²: x (B, n_inputs), target (B, K) → a scalar with its graph."""
+        import torch
+
+        y, scale = x.expand(target.shape[1], *x.shape), 2 / self.u0  # (K, B, I)
+        for n, (weight, bias) in enumerate(self.layers):
+            if n == 0:  # both types of sender send x
+                weight = weight[:, : x.shape[1]] + weight[:, x.shape[1] :]
+            y = torch.baddbmm(bias, y, weight, beta=scale, alpha=scale).sigmoid()
+        return ((target.T - y[..., 0]) ** 2).sum() / (2 * len(x))
+
+    def backward(self, loss):
+        """The gradients of all weights."""
+        for parameter in self.parameters():
+            parameter.grad = None
+        loss.backward(retain_graph=True)  # so that it can be called again
+
+    def descend(self):
+        """One step of gradient descent."""
+        import torch
+
+        parameters = self.parameters()
+        torch._foreach_add_([p.data for p in parameters], [p.grad for p in parameters], alpha=-self.rate)
+
+    def step(self, x, target):
+        """``forward``, ``backward``, ``descend``."""
+        loss = self.forward(x, target)
+        self.backward(loss)
+        self.descend()
+        return loss
+
+    def parameters(self):
+        return [parameter for layer in self.layers for parameter in layer]

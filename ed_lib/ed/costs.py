@@ -1,0 +1,54 @@
+"""What a step cannot do without: the bytes it has to move and the operations it has to do.
+
+A byte is counted once however often a program touches it. So these are the least that any program moves when
+weights and activations come from memory and go back there.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an ED network and of a batch; ``itemsize`` is the bytes of a number."""
+
+    n_inputs: int
+    width: int
+    depth: int
+    batch: int
+    n_outputs: int = 1
+    itemsize: int = 4
+
+    @property
+    def hidden_weights(self):
+        """Numbers in the hidden-to-hidden weights: D K (2W)²."""
+        return self.depth * self.n_outputs * (2 * self.width) ** 2
+
+    @property
+    def weights(self):
+        """Numbers in all weights: those, and K 2I 2W and K 2W 2 of the input and the output layer."""
+        return self.hidden_weights + self.n_outputs * 2 * self.width * (2 * self.n_inputs + 2)
+
+    @property
+    def activations(self):
+        """Numbers that the hidden layers answer: (D + 1) K B 2W."""
+        return (self.depth + 1) * self.n_outputs * self.batch * 2 * self.width
+
+
+def forward(shape):
+    """(bytes, FLOPs) of a forward pass: weights read, activations written."""
+    return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
+
+
+def update(shape):
+    """(bytes, FLOPs) of an update: activations read, weights read and written."""
+    return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
+
+
+def step(shape):
+    """(bytes, FLOPs) of both."""
+    return tuple(map(sum, zip(forward(shape), update(shape), strict=True)))
+
+
+def batch_axis(shape):
+    """Bytes of the article's (D, 2, 2, B, W, W): every product, before the batch is summed."""
+    return shape.itemsize * shape.batch * shape.hidden_weights

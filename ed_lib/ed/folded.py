@@ -1,0 +1,144 @@
+"""The formulas of ``rules`` once more, on weights laid out for speed and written into arrays that exist.
+
+Folding does two things. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
+the receiver's sign s_p is multiplied in once, when a weight is stored, and not at every use. With C = 2W
+cells in a layer, the excitatory ones first:
+
+    weight (..., 2I, 2O): rows (q, i), columns (p, o), holds s_p W[p, q]
+    bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for a pair of bias cells
+    states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d] and writes states[d + 1]
+
+The functions take arrays of NumPy, CuPy or PyTorch.
+"""
+
+import math
+
+import numpy as np
+
+from ed_lib import arrays
+
+GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
+
+
+def fold(weight):
+    """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy array."""
+    *lead, _, q, n_in, n_out = weight.shape
+    by_sender = np.moveaxis(weight, -4, -2)  # (..., q, i, p, o)
+    return (by_sender * SIGNS).reshape(*lead, q * n_in, 2 * n_out)
+
+
+def unfold(weight, types=2):
+    """The inverse of ``fold``: (..., 2I, 2O) → (..., 2, 2, I, O). Free biases have one type of sender, q."""
+    *lead, rows, columns = weight.shape
+    by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
+    return np.ascontiguousarray(np.moveaxis(by_sender, -2, -4))
+
+
+SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
+
+
+def fire(x, weight, bias, u0, out):
+    """One layer, out = σ(x @ weight + bias): x (K, B, I), weight (K, I, O), bias (K, 1, O), out (K, B, O)."""
+    lib = arrays.library(out)
+    if lib.__name__ == "torch":
+        lib.baddbmm(bias, x, weight, beta=2 / u0, alpha=2 / u0, out=out)
+        out.sigmoid_()
+        return
+    lib.matmul(x, weight, out=out)
+    out += bias
+    out *= -2 / u0
+    lib.exp(out, out=out)  # may overflow to infinity, which the next lines turn into the 0 that is meant
+    out += 1
+    lib.reciprocal(out, out=out)
+
+
+def hidden_layers(states, weight, bias, u0):
+    """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
+
+    states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
+    """
+    for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
+        fire(x, w, b, u0, out=y)
+
+
+def gains(error, rule):
+    """What the error is to the senders of each type, as in ``rules.gains``: (B, K) → (K, 2, B)."""
+    d = error.T  # (K, B)
+    pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]
+    return arrays.library(error).stack(pair, 1)
+
+
+def learn(weight, bias, x, y, gains, bias_gains):
+    """The ED update of N layers at once, in place. No layer waits for another.
+
+    weight (N, K, I, O), bias (N, K, n, O), x (N, K, B, I) what the senders sent, y (N, K, B, O) what the
+    receivers answered; gains (K, 2, B), what the error is to the senders of each type, and bias_gains
+    (K, n, B), what it is to the bias, hold α/B already.
+
+    One batched product for all layers of a group: on a GPU half of the layers, on a CPU as many as stay in
+    the cache with their temporaries.
+    """
+    gains = spread(gains, x.shape[-1])  # (K, 2, B) → (K, B, I)
+    for layers in groups(y):
+        sent = x[layers] * gains  # (n, K, B, I)
+        received = slope(y[layers])  # (n, K, B, O)
+        add_product(weight[layers], sent.swapaxes(-1, -2), received)
+        bias[layers] += bias_gains @ received  # (K, n, B) @ (n, K, B, O)
+
+
+def groups(y):
+    """Slices of the layers of y (N, K, B, O), to be updated together."""
+    half = (len(y) + 1) // 2  # so that two temporaries are no larger than the activations
+    size = half if arrays.on_gpu(y) else min(half, GROUP // math.prod(y.shape[1:]))
+    size = max(1, size)
+    return [slice(start, start + size) for start in range(0, len(y), size)]
+
+
+def learn_input(weight, bias, x, y, gains, bias_gains):
+    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I)."""
+    received = slope(y)  # (K, B, O)
+    for q, rows in enumerate((slice(None, x.shape[-1]), slice(x.shape[-1], None))):
+        weight[:, rows] += x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
+    bias += bias_gains @ received
+
+
+def slope(y):
+    """s_p f′(y) = ±y(1 − y): (..., 2O) → the same shape."""
+    received = 1 - y
+    received *= y
+    received[..., y.shape[-1] // 2 :] *= -1
+    return received
+
+
+def spread(gains, cells):
+    """One gain for each sending cell: (K, 2, B) → (K, B, cells), the excitatory cells first."""
+    by_sample = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
+    k, batch = by_sample.shape[:2]
+    by_cell = arrays.library(gains).broadcast_to(by_sample, (k, batch, 2, cells // 2))
+    return by_cell.reshape(k, batch, cells)
+
+
+def add_product(total, a, b):
+    """total += a @ b for stacks of matrices, (n, K, I, O) += (n, K, I, B) @ (n, K, B, O)."""
+    if arrays.library(total).__name__ == "torch":  # with no temporary
+        total.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
+    else:
+        total += a @ b
+
+
+def signs_hold(weight):
+    """True when cells of one type are joined by weights ≥ 0, and cells of different types by weights ≤ 0."""
+    return all(bool((block * sign >= 0).all()) for block, sign in _blocks(weight))
+
+
+def stop_at_zero(weight):
+    """Puts the weights that have left their sign back to zero, in place."""
+    for block, sign in _blocks(weight):
+        block[...] = block.clip(min=0) if sign > 0 else block.clip(max=0)
+
+
+def _blocks(weight):
+    """The four blocks [q, p] of a folded weight (..., 2I, 2O) as views (..., I, O), with the sign of each."""
+    *lead, rows, columns = weight.shape
+    by_type = weight.reshape(*lead, 2, rows // 2, 2, columns // 2)
+    return [(by_type[..., q, :, p, :], 1 if p == q else -1) for q in (0, 1) for p in (0, 1)]

@@ -1,0 +1,107 @@
+"""The ways through the hidden layers, and the choice among them.
+
+"layers": a loop in Python, a few calls to the library for each layer; works everywhere.
+"graph": the same calls, recorded once as a CUDA graph and then launched together; NVIDIA GPUs.
+"kernel": one compiled function that walks all layers, and one that updates them: in Triton on an NVIDIA GPU
+(``kernels``), in Numba on a CPU (``cpu_kernels``).
+"""
+
+import importlib.util
+import warnings
+
+from ed_lib import arrays
+from ed_lib.ed import folded
+
+PATHS = ("layers", "graph", "kernel")
+DEEP = 16  # hidden-to-hidden layers from which on "auto" compiles a kernel for a CPU, which takes seconds
+
+
+def choose(path, space, width, depth):
+    """The name of the path to take: ``path`` itself, or for "auto" the fastest that is possible.
+
+    That is "kernel", then "graph", then "layers"; on a CPU "layers" for a network that is not deep. Where a
+    deep network, or a GPU, cannot have the first of them, a warning says why. ValueError for a path that is
+    unknown, or named and not possible.
+    """
+    arrays.check_choice("path", path, ("auto", *PATHS))
+    if path != "auto":
+        if reason := obstacle(path, space, width):
+            raise ValueError(f"path is {path!r}; {reason}")
+        return path
+    if not is_gpu(space) and depth < DEEP:
+        return "layers"
+    reasons = {name: obstacle(name, space, width) for name in ("kernel", "graph", "layers")}
+    best = next(name for name, reason in reasons.items() if reason is None)
+    if best != "kernel":
+        warnings.warn(f"taking the path {best!r}: {reasons['kernel']}", stacklevel=3)
+    return best
+
+
+def obstacle(path, space, width):
+    """Why this path is not possible for arrays of this space and layers of this width; None when it is."""
+    if path == "layers":
+        return None
+    if is_gpu(space) and space.backend == "cupy" and not arrays.gpu_count("torch"):
+        return f"the path {path!r} needs a PyTorch that sees the GPU"
+    if path == "graph":
+        return None if is_gpu(space) else "the path 'graph' needs a GPU"
+    needed = "triton" if is_gpu(space) else "numba"
+    if importlib.util.find_spec(needed) is None:
+        return f"the path 'kernel' needs {needed}: pip install {needed}"
+    return kernels(space).obstacle(width, arrays.dtype_name(space.dtype))
+
+
+def kernels(space):
+    """The module with the kernels for arrays of this space."""
+    name = "kernels" if is_gpu(space) else "cpu_kernels"
+    return importlib.import_module(f"ed_lib.ed.{name}")
+
+
+def walk(path, space, arguments):
+    """A function that computes the hidden layers by this path, for the arrays that ``arguments()`` returns:
+    those of :func:`ed_lib.ed.folded.hidden_layers`.
+
+    They must stay where they are: a graph is recorded for their addresses.
+    """
+    states, weight, _, _ = arguments()
+    if path == "layers" or not len(weight):
+        return lambda: folded.hidden_layers(*arguments())
+    if path == "graph":
+        return record(lambda: folded.hidden_layers(*map(as_torch, arguments()[:3]), arguments()[3]), states)
+    return lambda: kernels(space).forward(*arguments())
+
+
+def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
+    """The update of all hidden-to-hidden layers by this path; arguments as in ``folded.learn``."""
+    if path == "kernel" and len(weight):
+        kernels(space).update(weight, bias, states, gains, bias_gains)
+    else:
+        folded.learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
+
+
+def record(function, like):
+    """``function`` as a CUDA graph on the GPU of ``like``: what is returned launches all its work as one."""
+    import torch
+
+    with torch.cuda.device(as_torch(like).device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()  # a first run, so that cuBLAS takes its workspace outside the graph
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+    return graph.replay
+
+
+def as_torch(array):
+    """A NumPy or CuPy array as a PyTorch tensor in the same memory; a tensor as itself."""
+    import torch
+
+    return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+
+
+def is_gpu(space):
+    """True when arrays of this space lie in a GPU's memory."""
+    return space.backend == "cupy" or str(space.device).startswith("cuda")

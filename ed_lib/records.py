@@ -1,0 +1,278 @@
+"""A measurement with its provenance: write, read, compare.
+
+A record is one benchmark on one machine: what was timed, on what, with which versions and which code, and
+how far from the floor it came. It is a file of JSON, ``records/<machine>/<benchmark>.json``, that a chapter
+draws beside the live run and that ``git diff`` can show.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import importlib
+import importlib.resources
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ed_lib import machine
+from ed_lib.roofline import Ceilings
+from ed_lib.timing import Timing
+
+INSTALLED = "ed_lib.recorded"  # the package that holds the records where ed_lib was installed without them
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = {"numpy": ("numpy",), "torch": ("torch",), "cupy": machine.CUPY, "triton": ("triton",)}
+LOCAL = re.compile(r"""(?<![\w./:~])(?:~?/\w[^\s"]*/|[A-Za-z]:\\\\)[^\s"]*""")  # an absolute path, in JSON
+SHOWN = 8  # cases that an error lists
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured. ``case`` names it by its parameters, such as {"what": "update", "width": 32}.
+
+    ``completion``: seconds until the work was done; ``launch``: the median of the seconds until the call
+    returned, or None. ``bytes`` and ``flops`` are what the computation cannot do without, ``floor`` the
+    seconds that they take at the least (roofline.floor), ``error`` the largest deviation from the float64
+    reference; each None where it does not apply.
+    """
+
+    case: dict
+    completion: Timing
+    launch: float | None = None
+    bytes: int | None = None
+    flops: int | None = None
+    floor: float | None = None
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The rows of a ``benchmark`` on a ``machine`` (a slug, which names its folder), and what made them.
+
+    ``device`` is its name for people, ``provenance`` what :func:`provenance` found, ``parameters`` what the
+    benchmark was called with, ``ceilings`` the roofs of the machine in the dtypes that occur.
+    """
+
+    benchmark: str
+    machine: str
+    device: str
+    provenance: dict
+    parameters: dict
+    ceilings: list
+    rows: list
+
+    def find(self, **case):
+        """The one :class:`Row` whose case contains these items; LookupError if there is none, or several."""
+        if len(found := self.select(**case)) == 1:
+            return found[0]
+        number, there = (f"{len(found)} rows have", found) if found else ("no row has", self.rows)
+        cases = "; ".join(str(row.case) for row in there[:SHOWN]) or "no rows"
+        more = f"; and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
+        raise LookupError(
+            f"{number} {case} in {self.benchmark} on {self.machine}; wanted one. There: {cases}{more}"
+        )
+
+    def select(self, **case):
+        """The rows whose case contains these items, in the order in which they were measured; maybe none."""
+        return [row for row in self.rows if all(k in row.case and row.case[k] == v for k, v in case.items())]
+
+
+def slug(name):
+    """A device's name for a folder: "NVIDIA H200" → "nvidia-h200".
+
+    Small letters, digits, hyphens and dots, without the words that say nothing. ValueError if nothing is
+    left.
+    """
+    name = re.sub(r"\((r|tm|c)\)|\b(cpu|processor)\b", " ", name.lower())
+    if not (short := re.sub(r"[^a-z0-9.]+", "-", name).strip("-.")):
+        raise ValueError(f"name is {name!r}; wanted one with letters or digits")
+    return short
+
+
+def code_hash(modules):
+    """SHA-256 over the sources of modules, given as objects or by dotted names, in any order.
+
+    A package stands for all the modules in it. Nothing is imported but the packages that they are in.
+    TypeError for a str in place of a list; ValueError for a module that does not exist or has no source.
+    """
+    if isinstance(modules, str):
+        raise TypeError(f"modules is {modules!r}; wanted a list of modules or of their names")
+    sources = {}
+    for module in modules:
+        sources |= _sources(module if isinstance(module, str) else module.__name__)
+    digest = hashlib.sha256()
+    for name in sorted(sources):
+        digest.update(name.encode() + b"\0" + sources[name].encode() + b"\0")
+    return digest.hexdigest()
+
+
+def provenance(modules, device="cpu"):
+    """What made a measurement, as a dict for :class:`Record`: when, where, with which versions and code.
+
+    Names neither the host, nor the user, nor a folder. ValueError as :func:`code_hash` and machine.name.
+    """
+    import torch
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": machine.name("cpu"),
+        "threads": torch.get_num_threads(),
+        "blas_threads": _blas_threads(),
+        "gpu": machine.gpu_facts(device),
+        "os": platform.platform(),
+        "versions": {"python": platform.python_version()}
+        | {library: machine.version(*names) for library, names in PACKAGES.items()},
+        "code": code_hash(modules),
+        "modules": sorted(module if isinstance(module, str) else module.__name__ for module in modules),
+        "command": _command(),
+    }
+
+
+def write(record, folder):
+    """Writes a record to ``folder/<machine>/<benchmark>.json``, all of it or nothing, and returns the path.
+
+    Seconds, errors and ceilings are rounded to four significant digits. ValueError for a machine or benchmark
+    whose name does not fit a file, for NaN or infinity, and for a string that is a folder of this machine's;
+    TypeError for what JSON does not know.
+    """
+    for name in ("machine", "benchmark"):
+        _check_name(name, getattr(record, name))
+    data = dataclasses.asdict(record)
+    rows = data.pop("rows")
+    for item in data["ceilings"] + rows + [row["completion"] for row in rows]:
+        item.update({key: _rounded(key, value) for key, value in item.items()})
+    text = _json(data, indent=2).removesuffix("\n}")  # "rows" comes last in the alphabet too
+    lines = ",\n".join(f"    {_json(row)}" for row in rows)
+    if local := LOCAL.search(text + lines):
+        raise ValueError(f"record holds the path {local[0]!r}; wanted none of this machine's folders")
+    path = Path(folder) / record.machine / f"{record.benchmark}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(f'{text},\n  "rows": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def read(path):
+    """The :class:`Record` in a file. ValueError, naming the file and what is wrong, if it holds none."""
+    path = Path(path) if isinstance(path, str) else path  # or what importlib.resources has for a path
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, or of UTF-8
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    record = _build(Record, data, f"{path}")
+    for name in ("ceilings", "rows"):
+        if not isinstance(getattr(record, name), list):
+            raise ValueError(f"{path} has {name} that are no list")
+    ceilings = [_build(Ceilings, c, f"{path}, ceilings {i}") for i, c in enumerate(record.ceilings)]
+    rows = [_build(Row, r, f"{path}, row {i}") for i, r in enumerate(record.rows)]
+    rows = [
+        dataclasses.replace(row, completion=_build(Timing, row.completion, f"{path}, completion of row {i}"))
+        for i, row in enumerate(rows)
+    ]
+    return dataclasses.replace(record, ceilings=ceilings, rows=rows)
+
+
+def load(benchmark, folder=None):
+    """The records of a benchmark on all machines that it was measured on, sorted by machine; maybe none.
+
+    From ``folder``, or from the repository's, or from the copy that was installed with the package.
+    """
+    _check_name("benchmark", benchmark)
+    if (folder := _records() if folder is None else Path(folder)) is None or not folder.is_dir():
+        return []
+    files = [entry / f"{benchmark}.json" for entry in folder.iterdir() if entry.is_dir()]
+    return sorted((read(file) for file in files if file.is_file()), key=lambda record: record.machine)
+
+
+def _records():
+    """The folder of the records; None if there is none."""
+    if (REPOSITORY / "records").is_dir() and (REPOSITORY / "pyproject.toml").is_file():
+        return REPOSITORY / "records"
+    try:
+        return importlib.resources.files(INSTALLED)
+    except ModuleNotFoundError:
+        return None
+
+
+def _build(kind, data, where):
+    """A dataclass from a dict out of JSON; ValueError, beginning with ``where``, if it does not fit."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} holds {type(data).__name__}; wanted the keys of a {kind.__name__}")
+    fields = dataclasses.fields(kind)
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if missing := sorted(needed - set(data)):
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    if unknown := sorted(set(data) - {field.name for field in fields}):
+        raise ValueError(f"{where} has {', '.join(unknown)}, which a {kind.__name__} has not")
+    try:
+        return kind(**data)
+    except (TypeError, ValueError) as error:  # Ceilings checks its numbers
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _json(data, indent=None):
+    def plain(value):
+        if hasattr(value, "item"):  # NumPy's numbers
+            return value.item()
+        raise TypeError(f"a record holds {value!r}; wanted numbers, strings, lists and dicts")
+
+    return json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False, default=plain)
+
+
+def _rounded(name, value):
+    if not isinstance(value, (float, np.floating)):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; wanted a finite number, or None")
+    return float(f"{value:.4g}")
+
+
+def _check_name(name, value):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", value):
+        raise ValueError(f"{name} is {value!r}; wanted small letters, digits, hyphens, dots and underscores")
+
+
+def _sources(name):
+    """{name: source} of a module, or of all the modules of a package."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # the package that it would be in
+        spec = None
+    if spec is None or not (spec.submodule_search_locations or str(spec.origin).endswith(".py")):
+        raise ValueError(f"modules names {name!r}; wanted a module with a source in Python")
+    if not spec.submodule_search_locations:
+        return {name: Path(spec.origin).read_text(encoding="utf-8")}
+    found = {}
+    for folder in map(Path, spec.submodule_search_locations):
+        for path in folder.rglob("*.py"):
+            inside = ".".join([name, *path.relative_to(folder).with_suffix("").parts])
+            found[inside.removesuffix(".__init__")] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _blas_threads():
+    """How many threads NumPy's BLAS takes, or None where threadpoolctl is missing and cannot say."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return None
+    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return max(counts, default=None)
+
+
+def _command():
+    """The command line that is running, with the last part only of every absolute path in it."""
+    command = " ".join(["python", *sys.orig_argv[1:]])
+    return re.sub(r"""(^|[\s='"(,])(?:~|/|[A-Za-z]:\\)(?=\S)(?:\S*[/\\])?""", r"\1", command)

@@ -1,0 +1,86 @@
+"""What the network is compared with does what it says: the article's formulas, backpropagation by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from ed_lib.ed import EDNetwork, baselines
+
+WAYS = (baselines.with_batch_axis, baselines.by_einsum, baselines.by_product)
+
+
+def batch(rng, net, size=6):
+    target = rng.integers(0, 2, (size, net.n_outputs))
+    return net.asarray(rng.random((size, net.n_inputs))), net.asarray(target)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("products", WAYS)
+def test_the_articles_formulas_give_the_same_network(products, depth, rng):
+    net = EDNetwork(7, 3, depth, rule="signed", init="half_normal", dtype="float64")
+    article = baselines.ArticleNetwork(net)
+    for _ in range(3):
+        x, target = batch(rng, net)
+        output = article.forward(x)
+        article.update(target - output, products)
+        np.testing.assert_allclose(output, net.step(x, target), rtol=1e-12)
+    for name, value in net.state_dict().items():
+        mine = article.state[name] if name.startswith("hidden") else article.state[name][0]
+        np.testing.assert_allclose(mine, value[:, 0] if name.startswith("hidden") else value[0], atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "unlike", [dict(n_outputs=2), dict(rule="kaneko"), dict(bias="cells"), dict(backend="torch")]
+)
+def test_a_network_unlike_the_articles_is_refused(unlike):
+    with pytest.raises(ValueError, match="net is unlike the article's"):
+        baselines.ArticleNetwork(EDNetwork(3, 2, 1, **{"rule": "signed"} | unlike))
+
+
+def loss_of(state, x, target, u0):
+    """½ Σ_k mean_b (t − o)² from the formulas in the layout of state_dict, for autograd."""
+    y = x.expand(target.shape[1], 2, *x.shape)  # (K, 2, B, I)
+    sign = torch.tensor([1.0, -1.0], dtype=x.dtype).reshape(2, 1, 1)
+    layers = [("input", ()), *[("hidden", (d,)) for d in range(len(state["hidden.weight"]))], ("output", ())]
+    for name, at in layers:
+        total = torch.einsum("kqbi,kpqio->kpbo", y, state[f"{name}.weight"][at]) + state[f"{name}.bias"][at]
+        y = torch.sigmoid(2 / u0 * sign * total)
+    return ((target - y[:, 0, :, 0].T) ** 2).sum() / (2 * len(x))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("depth, k", [(0, 1), (1, 3), (20, 2)])
+def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
+    net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend=backend, path="layers")
+    before = {name: torch.tensor(value, requires_grad=True) for name, value in net.state_dict().items()}
+    x, target = batch(rng, net)
+    loss = loss_of(before, torch.as_tensor(x), torch.as_tensor(target), net.u0)
+    gradient = torch.autograd.grad(loss, list(before.values()), materialize_grads=True)
+    baselines.Backprop(net, rate=0.5).step(x, target)
+    for (name, value), slope in zip(net.state_dict().items(), gradient, strict=True):
+        wanted = before[name].detach() - 0.5 * slope
+        np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-15, err_msg=name)
+
+
+@pytest.mark.parametrize("depth, k", [(0, 1), (5, 3)])
+def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
+    net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend="torch")
+    autograd, by_hand = baselines.Autograd(net, rate=0.5), baselines.Backprop(net, rate=0.5)
+    for _ in range(2):
+        x, target = batch(rng, net)
+        loss = autograd.step(x, target)
+        error = target - by_hand.step(x, target)
+        assert loss.item() == pytest.approx((error**2).sum().item() / 12)
+    p = net._params
+    theirs = [p["input.weight"], p["input.bias"]]
+    theirs += [t for pair in zip(p["hidden.weight"], p["hidden.bias"], strict=True) for t in pair]
+    theirs += [p["output.weight"], p["output.bias"]]
+    for mine, their in zip(autograd.parameters(), theirs, strict=True):
+        torch.testing.assert_close(mine.detach(), their, rtol=1e-10, atol=1e-14)
+
+
+def test_a_network_that_backpropagation_does_not_know_is_refused():
+    with pytest.raises(ValueError, match="net has bias='cells'; wanted 'free'"):
+        baselines.Backprop(EDNetwork(3, 2, 1, bias="cells"))
+    with pytest.raises(ValueError, match="wanted 'torch' and free biases"):
+        baselines.Autograd(EDNetwork(3, 2, 1))

@@ -1,0 +1,111 @@
+"""Folding and back; the folded formulas against ``rules``; nothing large beside the arrays that are there."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ed_lib import machine
+from ed_lib.ed import EDNetwork, folded, rules
+
+sizes = st.integers(1, 4)
+
+
+@given(lead=st.lists(st.integers(0, 3), max_size=2), n_in=sizes, n_out=sizes, types=st.integers(1, 2))
+def test_folding_and_back_changes_nothing(lead, n_in, n_out, types):
+    weight = np.random.default_rng(0).normal(size=(*lead, 2, types, n_in, n_out)).astype(np.float32)
+    there = folded.fold(weight)
+    assert there.shape == (*lead, types * n_in, 2 * n_out) and there.dtype == np.float32
+    np.testing.assert_array_equal(folded.unfold(there, types), weight)
+
+
+@given(k=sizes, n_in=sizes, n_out=sizes, batch=sizes, seed=st.integers(0, 99))
+def test_a_folded_layer_is_a_layer(k, n_in, n_out, batch, seed):
+    rng = np.random.default_rng(seed)
+    x, weight = rng.random((k, 2, batch, n_in)), rng.normal(size=(k, 2, 2, n_in, n_out))
+    bias = rng.normal(size=(k, 2, 1, n_out))
+    wanted = rules.layer(x, weight, bias, 0.4)  # (k, 2, batch, n_out)
+    out = np.empty((k, batch, 2 * n_out))
+    flat = np.concatenate([x[:, 0], x[:, 1]], axis=-1)  # (k, batch, 2 n_in)
+    folded.fire(flat, folded.fold(weight), folded.fold(bias[:, :, None])[:, :1], 0.4, out)
+    wanted = np.concatenate([wanted[:, 0], wanted[:, 1]], axis=-1)  # (k, batch, 2 n_out)
+    np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-300)
+
+
+def peak_of(call):
+    """The most memory, in bytes, that was taken at once during ``call()``, beyond what was taken before."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+SHAPES = [  # n_inputs, width, depth, n_outputs, batch
+    (20, 8, 200, 1, 16),
+    (20, 8, 50, 3, 64),
+    (300, 40, 1, 1, 64),
+    (784, 32, 0, 10, 64),
+    (784, 32, 600, 1, 64),
+]
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_step_takes_at_most_the_weights_and_the_activations_in_extra_memory(shape, rule, rng):
+    """By the path "layers", all of whose memory is NumPy's, so that tracemalloc sees it."""
+    n_inputs, width, depth, k, batch = shape
+    net = EDNetwork(n_inputs, width, depth, k, rule=rule, path="layers")
+    x, target = net.asarray(rng.random((batch, n_inputs))), net.asarray(np.ones((batch, k)))
+    weights = sum(array.nbytes for array in net._params.values())
+    first = peak_of(lambda: net.step(x, target))  # allocates the activations
+    activations, slack = net._states.nbytes, 60_000  # slack, bytes: the checks of a batch, Python's objects
+    again = peak_of(lambda: net.step(x, target))
+    assert again <= weights + activations + slack
+    if depth == 600:  # a network that no cache holds: the temporaries no longer count
+        assert first <= 1.1 * activations and again <= 0.1 * activations
+
+
+def test_updates_write_into_the_arrays_that_are_there(backend, rng):
+    net = EDNetwork(5, 3, 2, 2, **backend)
+    before = {name: (id(array), array.shape) for name, array in net._params.items()}
+    net.step(net.asarray(rng.random((4, 5))), net.asarray(rng.random((4, 2))))
+    states = net._states
+    net.step(net.asarray(rng.random((4, 5))), net.asarray(rng.random((4, 2))))
+    assert before == {name: (id(array), array.shape) for name, array in net._params.items()}
+    assert net._states is states
+
+
+def test_a_gpu_takes_at_most_the_weights_and_the_activations_in_extra_memory(rng):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, and this machine has none")
+    for path in ("layers", "graph", "kernel"):
+        net = EDNetwork(20, 32, 200, 2, backend="torch", device="cuda", path=path)
+        x, target = net.asarray(rng.random((64, 20))), net.asarray(np.ones((64, 2)))
+        net.step(x, target)
+        weights = sum(array.nbytes for array in net._params.values())
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        net.step(x, target)
+        extra = torch.cuda.max_memory_allocated() - before
+        assert extra <= weights + net._states.nbytes, path
+
+
+def test_a_network_beyond_memory_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda device="cpu": 10 * 2**30)
+    message = r"the weights of EDNetwork\(784, 32, 4096, 1000\) needs .*GiB of memory on cpu; 10.0 GiB is"
+    with pytest.raises(MemoryError, match=message):
+        EDNetwork(784, 32, 4096, 1000)
+    net = EDNetwork(784, 32, 100)
+    monkeypatch.setattr(machine, "memory", lambda device="cpu": 2**20)
+    before = net.state_dict()
+    with pytest.raises(MemoryError, match="the activations for a batch of 64 of .* 1.0 MiB is available"):
+        net.forward(np.zeros((64, 784), np.float32))
+    assert all((before[name] == value).all() for name, value in net.state_dict().items())

@@ -1,0 +1,324 @@
+"""The Triton kernels against formulas in float64, in Triton's interpreter where there is no GPU; and what
+they compile to, for three generations of GPU that need not be here.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+pytest.importorskip("triton")
+from ed_lib.ed import kernels, rules  # noqa: E402
+from tests.ed.test_rules import loop_layer, loop_update, sigma  # noqa: E402
+
+DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
+SIGN = np.array([1.0, -1.0])
+TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "float64": dict(rtol=1e-11, atol=1e-13)}
+
+# width, batch, K, D, n, dtype, rule: every size with others, not each with each
+CASES = [
+    (1, 1, 1, 1, 1, "float64", "kaneko"),
+    (1, 64, 3, 5, 2, "float32", "signed"),
+    (17, 63, 3, 1, 2, "float64", "signed"),
+    (17, 1, 1, 5, 1, "float32", "kaneko"),
+    (32, 64, 1, 5, 1, "float32", "signed"),
+    (32, 64, 3, 1, 2, "float32", "kaneko"),
+    (32, 130, 1, 1, 1, "float64", "kaneko"),
+    (65, 63, 1, 1, 2, "float32", "kaneko"),
+]
+SMALL = (3, 5, 2, 2, 2, "float64", "kaneko")
+
+
+def fold_weight(w):
+    """(..., p, q, i, o) → (..., q·i, p·o), times s_p."""
+    w = np.moveaxis(w * SIGN[:, None, None, None], -4, -2)  # (..., q, i, p, o)
+    return w.reshape(*w.shape[:-4], w.shape[-4] * w.shape[-3], 2 * w.shape[-1])
+
+
+def fold_bias(b):
+    """(D, K, p, n, o) → (D, K, n, p·o), times s_p."""
+    b = np.moveaxis(b * SIGN[:, None, None], 2, 3)  # (D, K, n, p, o)
+    return b.reshape(*b.shape[:3], 2 * b.shape[-1])
+
+
+def fold_states(y):
+    """(..., p, b, o) → (..., b, p·o)."""
+    y = np.moveaxis(y, -3, -2)
+    return y.reshape(*y.shape[:-2], 2 * y.shape[-1])
+
+
+def tensor(array, dtype):
+    return torch.as_tensor(np.ascontiguousarray(array), dtype=getattr(torch, dtype)).to(DEVICE)
+
+
+class Case:
+    """Random arrays in the plain layout, float64 but rounded to ``dtype``; and folded ones, as tensors."""
+
+    def __init__(self, width, batch, networks, depth, n, dtype, rule, scale=1.0):
+        rng = np.random.default_rng(width + 7 * batch + 31 * depth)
+        self.dtype, self.rule, self.depth, self.batch = dtype, rule, depth, batch
+        rounded = lambda a: np.asarray(a, dtype).astype(float)  # noqa: E731
+        weight = rng.normal(size=(depth, networks, 2, 2, width, width))
+        self.weight = rounded(scale * weight / np.sqrt(2 * width) / 2)
+        self.bias = rounded(0.1 * rng.normal(size=(depth, networks, 2, n, width)))
+        self.states = rounded(rng.random((depth + 1, networks, 2, batch, width)))
+        self.error = rounded(rng.uniform(-1, 1, (batch, networks)))
+        self.gains = rules.gains(self.error, rule)[..., 0] * (0.8 / batch)  # (K, 2, B)
+        self.bias_gains = self.gains if n == 2 else self.error.T[:, None] * (0.8 / batch)  # (K, n, B)
+
+    def folded(self):
+        """weight, bias, states, gains, bias_gains."""
+        plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states), self.gains
+        return [tensor(a, self.dtype) for a in (*plain, self.bias_gains)]
+
+    def forward(self):
+        """The states that follow from states[0], with the sum over n as the bias."""
+        states = [self.states[0]]
+        for weight, bias in zip(self.weight, self.bias.sum(axis=3, keepdims=True), strict=True):
+            total = np.einsum("kqbi,kpqio->kpbo", states[-1], weight) + bias
+            states.append(1 / (1 + np.exp(-2 / 0.4 * SIGN[:, None, None] * total)))
+        return np.stack(states)
+
+    def update(self):
+        """Weight and bias after one step."""
+        x, y = self.states[:-1], self.states[1:]
+        slope = y * (1 - y)
+        dw = np.einsum("dkqbi,kqb,dkpbo->dkpqio", x, self.gains, slope, optimize=True)
+        return self.weight + dw, self.bias + np.einsum("knb,dkpbo->dkpno", self.bias_gains, slope)
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_the_formulas_here_equal_plain_loops(rule):
+    case = Case(*SMALL[:-1], rule)
+    weight, bias = case.update()
+    states = case.forward()
+    for d in range(case.depth):
+        b = case.bias[d].sum(axis=2, keepdims=True)
+        np.testing.assert_allclose(states[d + 1], loop_layer(states[d], case.weight[d], b, 0.4), rtol=1e-12)
+        x, y = case.states[d], case.states[d + 1]
+        wanted = case.weight[d] + loop_update(x, y, case.error, 0.8, rule)
+        np.testing.assert_allclose(weight[d], wanted, rtol=1e-12, atol=1e-14)
+        ones = np.ones((*x.shape[:3], 1))  # a bias cell is a sender that is constant, here 1
+        wanted = case.bias[d] + loop_update(ones, y, case.error, 0.8, rule)[:, :, :, 0]
+        np.testing.assert_allclose(bias[d], wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("block_batch", [1, 8, 16, 64])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_equals_the_formula(case, block_batch):
+    if DEVICE == "cuda" and (reason := kernels.obstacle(case[0], case[5])):
+        pytest.skip(reason)
+    case = Case(*case)
+    weight, bias, states, *_ = case.folded()
+    first = states[0].clone()
+    states[1:] = float("nan")
+    kernels.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4, block_batch=block_batch)
+    np.testing.assert_allclose(states.cpu(), fold_states(case.forward()), **TOLERANCE[case.dtype])
+    assert torch.equal(states[0], first)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_update_equals_the_formula_and_leaves_the_states(case):
+    case = Case(*case)
+    weight, bias, *read = case.folded()
+    before = [a.clone() for a in read]
+    kernels.update(weight, bias, *read)
+    for ours, wanted in zip((weight, bias), case.update(), strict=True):
+        fold = fold_weight if wanted.ndim == 6 else fold_bias
+        np.testing.assert_allclose(ours.cpu(), fold(wanted), **TOLERANCE[case.dtype])
+    assert all(torch.equal(a, b) for a, b in zip(read, before, strict=True))
+
+
+def guarded(array):
+    """A copy of a tensor in the middle of a larger buffer of sevens → (copy, buffer)."""
+    buffer = torch.full((array.numel() + 512,), 7.0, dtype=array.dtype, device=array.device)
+    inside = buffer[256:-256].view(array.shape)
+    inside.copy_(array)
+    return inside, buffer
+
+
+@pytest.mark.parametrize("block_batch", [2, 16])
+def test_nothing_is_written_outside_the_arrays(block_batch):
+    inside, buffers = zip(*map(guarded, Case(17, 63, 2, 2, 2, "float32", "signed").folded()), strict=True)
+    weight, bias, states, *gains = inside
+    kernels.forward(states, weight, bias[:, :, :1].clone(), 0.4, block_batch=block_batch)
+    kernels.update(weight, bias, states, *gains)
+    for buffer in buffers:
+        assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
+
+
+def test_a_stack_without_layers_changes_nothing():
+    weight, bias, states, *gains = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
+    before = states.clone()
+    kernels.forward(states, weight, bias, 0.4)
+    kernels.update(weight, bias, states, *gains)
+    assert torch.equal(states, before)
+
+
+@pytest.mark.parametrize("block_batch", [2, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_sums_give_0_and_1_and_no_nan(block_batch, dtype):
+    case = Case(3, 5, 1, 1, 1, dtype, "kaneko", scale=1e6)
+    weight, bias, states, *_ = case.folded()
+    with np.errstate(over="ignore"):
+        kernels.forward(states, weight, bias, 0.4, block_batch=block_batch)
+        wanted = fold_states(case.forward())
+    np.testing.assert_array_equal(states[1].cpu(), wanted[1])
+    assert set(wanted[1].ravel()) == {0.0, 1.0}
+
+
+def test_u0_sets_the_width_of_the_sigmoid():
+    states = tensor(np.ones((2, 1, 1, 2)), "float64")
+    kernels.forward(
+        states, tensor(np.eye(2)[None, None], "float64"), tensor(np.zeros((1, 1, 1, 2)), "float64"), 3
+    )
+    np.testing.assert_allclose(states[1].cpu(), sigma(1, 3), rtol=1e-14)
+
+
+def test_the_width_that_fits_a_gpu():
+    assert kernels.obstacle(64, torch.float32) is None and kernels.obstacle(32, np.dtype("float64")) is None
+    assert "256 KiB of shared memory for the width 65 in float32; at most 64" in kernels.obstacle(
+        65, torch.float32
+    )
+    assert "128 KiB of shared memory for the width 33 in float64; at most 64" in kernels.obstacle(
+        33, "float64"
+    )
+
+
+NAMES = ("weight", "bias", "states", "gains", "bias_gains")
+BAD = [
+    ("weight", lambda t: t[:1], r"weight has the shape \(1, 2, 6, 6\); wanted \(2, 2, 6, 6\)"),
+    ("weight", lambda t: t.mT, r"weight has the strides \(72, 36, 1, 6\); wanted contiguous"),
+    ("weight", lambda t: t.float(), "weight.dtype is torch.float32; wanted one of torch.float64"),
+    ("states", lambda t: t[0], r"states has the shape \(2, 5, 6\); wanted \(D \+ 1, K, B, 2W\)"),
+    (
+        "states",
+        lambda t: t.half(),
+        "states.dtype is torch.float16; wanted one of torch.float32, torch.float64",
+    ),
+    ("bias", lambda t: t[..., :4], r"has the shape \(2, 2, 1, 4\); wanted \(2, 2, 1, 6\)"),
+]
+BAD_UPDATE = [
+    ("bias", lambda t: torch.cat([t] * 3, dim=2), r"bias.shape\[2\] is 3; wanted one of 1, 2"),
+    ("gains", lambda t: t[:, :1], r"gains has the shape \(2, 1, 5\); wanted \(2, 2, 5\)"),
+    ("bias_gains", lambda t: t[0], r"bias_gains has the shape \(1, 5\); wanted \(2, 1, 5\)"),
+]
+
+
+@pytest.mark.parametrize("name, spoil, message", BAD + BAD_UPDATE)
+def test_a_bad_array_is_named_and_nothing_changes(name, spoil, message):
+    good = dict(zip(NAMES, Case(3, 5, 2, 2, 1, "float64", "kaneko").folded(), strict=True))
+    before = {n: t.clone() for n, t in good.items()}
+    bad = {**good, name: spoil(good[name])}
+    with pytest.raises(ValueError, match=message):
+        kernels.update(*bad.values())
+    if name in ("weight", "bias", "states") and (name, spoil, message) not in BAD_UPDATE:
+        with pytest.raises(ValueError, match=message):
+            kernels.forward(bad["states"], bad["weight"], bad["bias"], 0.4)
+    assert all(torch.equal(t, before[n]) for n, t in good.items())
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        (dict(block_batch=3), "block_batch is 3; wanted a power of two"),
+        (dict(block_batch=0), "block_batch is 0; wanted at least 1"),
+        (dict(u0=0), "u0 is 0; wanted a finite number above 0"),
+    ],
+)
+def test_a_bad_argument_is_named(argument, message):
+    weight, bias, states, *_ = Case(3, 5, 2, 2, 1, "float64", "kaneko").folded()
+    with pytest.raises(ValueError, match=message):
+        kernels.forward(states, weight, bias, **{"u0": 0.4, **argument})
+
+
+def run(code, **env):
+    """Runs Python in a fresh process, without the interpreter of Triton → what it printed."""
+    env = {**{n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}, **env}
+    root = Path(kernels.__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+USE_ON_CPU = """
+import torch
+from ed_lib.ed import kernels
+one = torch.zeros(2, 1, 1, 2)
+try:
+    kernels.forward(one, one[:1].expand(1, 1, 2, 2), one[:1], 0.4)
+except (ImportError, ValueError) as error:
+    print(type(error).__name__, error, kernels.INTERPRETED)
+"""
+
+
+def test_tensors_on_the_cpu_need_the_interpreter():
+    wanted = "ValueError states is on the device cpu; wanted a CUDA device, or TRITON_INTERPRET=1 set before"
+    assert run(USE_ON_CPU).startswith(wanted)
+
+
+def test_without_triton_the_module_can_be_read_and_says_what_to_install():
+    said = run("import sys; sys.modules['triton'] = None" + USE_ON_CPU)
+    assert said == "ImportError the path 'kernel' needs triton: pip install triton False\n"
+
+
+COMPILE = """
+import json, re, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from ed_lib.ed import kernels
+
+
+def compiled(kernel, target, options, **constants):
+    names = kernel.arg_names
+    pointers = ("states", "weight", "bias", "gains", "bias_gains")
+    types = {n: "constexpr" if n in constants else "*fp32" if n in pointers else "i32" for n in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in (*pointers, "cells")}
+    source = ASTSource(kernel, types, constants, aligned)
+    options = {**options, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    scratch = getattr(made.metadata, "global_scratch_size", 0)
+    copies = len(re.findall(r"cp[.]async[.]c[ag]", made.asm["ptx"]))
+    return dict(shared=made.metadata.shared, scratch=scratch, copies=copies)
+
+
+found = []
+for target, precision in ((75, "ieee"), (80, "tf32x3"), (90, "tf32x3")):
+    ones = {2: dict(networks=1), 16: dict(networks=1, batch=1)}  # a 1 is a constant to Triton
+    for cells, stages, blocks in ((64, 4, (2, 16)), (128, 2, (16,) if target > 75 else (2,))):
+        for rows in blocks:
+            made = compiled(kernels.forward_kernel, target, dict(num_warps=8), U0=0.4, ROWS=rows, CELLS=cells,
+                            STAGES=stages, PRECISION=precision, **ones.pop(rows, {}))
+            found.append(["forward", target, cells, rows, made])
+    for n in (1, 2):
+        made = compiled(kernels.update_kernel, target, dict(num_warps=4, num_stages=1), N_BIAS=n, TILE=64,
+                        ROWS=32, PRECISION=precision, networks=n)
+        found.append(["update", target, n, 32, made])
+print(json.dumps(found))
+"""
+LIMIT = {75: 64, 80: 163, 90: 227}  # KiB of shared memory for one program
+
+
+def has_ptxas():
+    here = Path(importlib.util.find_spec("triton").origin).parent
+    return (here / "backends" / "nvidia" / "bin" / "ptxas").exists()
+
+
+@pytest.mark.skipif(not has_ptxas(), reason="this Triton comes without ptxas")
+def test_the_kernels_compile_for_three_gpus_within_their_shared_memory(tmp_path):
+    found = json.loads(run(COMPILE, TRITON_CACHE_DIR=str(tmp_path)))
+    assert len(found) == 3 * 5
+    for kernel, target, size, rows, made in found:
+        assert made["shared"] <= LIMIT[target] * 1024, (kernel, target, size, rows)
+        assert made["scratch"] == 0
+        if kernel == "forward":  # the next layers' weights are copied while one layer is computed
+            assert bool(made["copies"]) == (target >= 80), (target, size, rows)
