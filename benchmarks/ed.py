@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.table import Table
+from benchmarks.table import Table, Version
 from ed_lib import arrays, machine, records, roofline
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 
@@ -21,8 +21,7 @@ NETWORKS = (1, 2, 5, 10)
 MODULES = ("ed_lib.ed", "ed_lib.timing", "ed_lib.roofline", "benchmarks")
 ALPHA, TINY = 0.8, 1e-9
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
-# The article's rule. Its half-normal start saturates the cells; the time does not depend on that.
-START = dict(rule="signed", init="fan_in")
+START = dict(rule="signed", init="fan_in")  # the article's rule; its start saturates the cells
 ARTICLES_WAYS = {
     "article": baselines.with_batch_axis,
     "einsum": baselines.by_einsum,
@@ -30,14 +29,12 @@ ARTICLES_WAYS = {
 }
 
 
-def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS, seconds=1.0):
+def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS, seconds=0.5):
     """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`; ``seconds``, a version."""
     import torch
 
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0 in every version, as they do on a GPU
-    ceilings = {dtype: roofline.measure(device, dtype) for dtype in ("float32", "float64")}
-    print(*ceilings.values(), sep="\n")
-    table = Table(ceilings, seconds, launches=device != "cpu")
+    table = Table(measured_ceilings(device), seconds, launches=device != "cpu")
     smaller = dataclasses.replace(article, depth=article.depth // 8)
     for shape in (smaller, article):
         for dtype in ("float32", "float64"):
@@ -47,11 +44,18 @@ def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS
     one_step(table, "depth", [dataclasses.replace(article, depth=depth) for depth in depths], device)
     one_step(table, "width", [dataclasses.replace(smaller, width=width) for width in widths], device)
     one_step(table, "networks", [dataclasses.replace(smaller, n_outputs=k) for k in networks], device)
+    table.raise_ceilings(measured_ceilings(device))  # a machine that was busy at the start may not be now
     parameters = {"article": dataclasses.asdict(article), "depths": depths, "widths": widths}
     parameters |= {"networks": networks, "seconds": seconds, "alpha": TINY, "flush_denormal": True} | START
     name, made = machine.name(device), records.provenance(MODULES, device)
-    roofs = list(ceilings.values())
+    roofs = list(table.ceilings.values())
     return records.Record("ed", records.slug(name), name, made, parameters, roofs, table.rows)
+
+
+def measured_ceilings(device):
+    ceilings = {dtype: roofline.measure(device, dtype) for dtype in ("float32", "float64")}
+    print(*ceilings.values(), sep="\n")
+    return ceilings
 
 
 def articles_formulas(table, shape, dtype, device):
@@ -62,107 +66,107 @@ def articles_formulas(table, shape, dtype, device):
     shape = dataclasses.replace(shape, itemsize=np.dtype(dtype).itemsize)
     if (needed := 2 * costs.batch_axis(shape)) > machine.memory(device):
         return print(f"the article's formulas: left out at depth {shape.depth}, {needed / 2**30:.0f} GiB")
-    right, deviations = Reference(shape), {}
+    right, errors = Reference(shape), {}
     for how, products in ARTICLES_WAYS.items():
-        article = baselines.ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA))
+        article = baselines.ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA, path="layers"))
         x, target = a_batch(shape, article.net)
         output = article.forward(x)
         article.update(target - output, products)
-        deviations[how] = right.deviation(output, article.state["hidden.weight"])
+        errors[how] = right.deviation(output, article.state["hidden.weight"])
     article.alpha, error = TINY, target - output
-    ways = {how: way for how, way in ARTICLES_WAYS.items() if is_right(how, deviations[how], dtype)}
-    case = {"table": "article"} | describe(shape, library, dtype)
-    forward = {"article": lambda: article.forward(x)}
-    table.measure("forward", forward, costs.forward(shape), case, deviations)
-    updates = {how: lambda way=way: article.update(error, way) for how, way in ways.items()}
-    table.measure("update", updates, costs.update(shape), case, deviations)
-    steps = {"article": lambda: article.update(target - article.forward(x))}
-    table.measure("step", steps, costs.step(shape), case, deviations)
+
+    def version(what, how, call, cost):
+        case = describe(shape, "article", library, dtype) | {"what": what, "how": how}
+        return Version(case, call, cost(shape), errors[how])
+
+    ways = {how: way for how, way in ARTICLES_WAYS.items() if is_right(how, errors[how], dtype)}
+    table.measure([version("forward", "article", lambda: article.forward(x), costs.forward)])
+    table.measure(
+        [version("update", h, partial(article.update, error, w), costs.update) for h, w in ways.items()]
+    )
+    if dtype == "float32" or device != "cpu":  # on a CPU it takes long, and is the sum of the two
+        step = version("step", "article", lambda: article.update(target - article.forward(x)), costs.step)
+        table.measure([step])
 
 
 def every_path(table, shape, device):
     """The network of this book by each path that this machine has."""
     right = Reference(shape)
     for library in ("numpy", "torch") if device == "cpu" else ("torch",):
-        nets = {path: network(shape, library, device, path=path) for path in possible(library, device, shape)}
-        deviations = {path: first_step(net, shape, right) for path, net in nets.items()}
-        nets = {path: net for path, net in nets.items() if is_right(path, deviations[path], "float32")}
-        case = {"table": "paths"} | describe(shape, library)
-        x, target = a_batch(shape, next(iter(nets.values())))
-        error = target * 0 + 0.5
+        space = arrays.space(library, device)
+        possible = [path for path in paths.PATHS if paths.obstacle(path, space, shape.width) is None]
+        nets = {path: network(shape, library, device, path=path) for path in possible}
+        errors = {path: first_step(net, shape, right) for path, net in nets.items()}
+        x, target = a_batch(shape, nets["layers"])
+        half = target * 0 + 0.5
         for what, cost, arguments in (
             ("forward", costs.forward, (x,)),
-            ("update", costs.update, (error,)),
+            ("update", costs.update, (half,)),
             ("step", costs.step, (x, target)),
         ):
-            calls = {path: partial(getattr(net, what), *arguments) for path, net in nets.items()}
-            table.measure(what, calls, cost(shape), case, deviations)
+            table.measure([
+                Version(describe(shape, "paths", library) | {"what": what, "how": path},
+                        partial(getattr(net, what), *arguments), cost(shape), errors[path])
+                for path, net in nets.items() if is_right(path, errors[path], "float32")
+            ])  # fmt: skip
 
 
 def backpropagation(table, shape, device):
-    """ED against backpropagation, by hand on the same arrays, and by PyTorch's autograd."""
+    """ED against backpropagation with the same tools: by hand on like arrays, and by PyTorch's autograd."""
     library = "numpy" if device == "cpu" else "torch"
-    ed = network(shape, library, device)
-    by_hand = baselines.Backprop(network(shape, library, device), rate=TINY)
+    ed, same = (network(shape, library, device, path="layers") for _ in range(2))
+    by_hand = baselines.Backprop(same, rate=TINY)
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     by_hand.step(x, target)
-    parts = {
-        ("forward", "ED"): lambda: ed.forward(x),
-        ("update", "ED"): lambda: ed.update(error),
-        ("step", "ED"): lambda: ed.step(x, target),
-        ("chain", "by hand"): lambda: by_hand.chain(error),
+    measure_parts(table, shape, library, {
+        ("forward", "ED, layers"): partial(ed.forward, x),
+        ("update", "ED, layers"): partial(ed.update, error),
+        ("step", "ED, layers"): partial(ed.step, x, target),
+        ("chain", "by hand"): partial(by_hand.chain, error),
         ("update", "by hand"): by_hand.learn,
-        ("step", "by hand"): lambda: by_hand.step(x, target),
-    }
-    measure_parts(table, parts, shape, library)
-    net = network(shape, "torch", device)
-    autograd = baselines.Autograd(net, rate=TINY)
-    x, target = a_batch(shape, net)
+        ("step", "by hand"): partial(by_hand.step, x, target),
+    })  # fmt: skip
+    nets = {path: network(shape, "torch", device, path=path) for path in ("layers", "graph", "kernel")
+            if paths.obstacle(path, arrays.space("torch", device), shape.width) is None}  # fmt: skip
+    autograd = baselines.Autograd(nets["layers"], rate=TINY)
+    x, target = a_batch(shape, nets["layers"])
     loss = autograd.forward(x, target)
-    parts = {
-        ("step", "ED"): lambda: net.step(x, target),
-        ("forward", "autograd"): lambda: autograd.forward(x, target),
-        ("chain and gradients", "autograd"): lambda: autograd.backward(loss),
+    parts = {("step", f"ED, {path}"): partial(net.step, x, target) for path, net in nets.items()}
+    parts |= {
+        ("forward", "autograd"): partial(autograd.forward, x, target),
+        ("chain and gradients", "autograd"): partial(autograd.backward, loss),
         ("update", "autograd"): autograd.descend,
-        ("step", "autograd"): lambda: autograd.step(x, target),
+        ("step", "autograd"): partial(autograd.step, x, target),
     }
     if device != "cpu":
-        parts["step", "autograd, graph"] = paths.record(lambda: autograd.step(x, target), x)
-    measure_parts(table, parts, shape, "torch")
+        parts["step", "autograd, graph"] = paths.record(partial(autograd.step, x, target), x)
+    measure_parts(table, shape, "torch", parts)
 
 
-def measure_parts(table, parts, shape, library):
-    """One row for each of parts {(what, how): function}, those of one ``what`` in turns; the floor is a step's."""
-    case = {"table": "backpropagation"} | describe(shape, library)
-    for what in dict.fromkeys(what for what, _ in parts):
-        versions = {how: function for (name, how), function in parts.items() if name == what}
-        table.measure(what, versions, costs.step(shape), case)
+def measure_parts(table, shape, library, parts):
+    """One row for each of parts {(what, how): function}, timed in turns; the floor is that of ED's step."""
+    case, cost = describe(shape, "backpropagation", library), costs.step(shape)
+    table.measure([Version(case | {"what": w, "how": h}, call, cost) for (w, h), call in parts.items()])
 
 
 def one_step(table, sweep, shapes, device):
-    """A whole step of the network by the path that it takes by itself."""
-    library = "numpy" if device == "cpu" else "torch"
+    """A whole step by the path that the network takes by itself, for each of the shapes."""
+    library, versions = "numpy" if device == "cpu" else "torch", []
     for shape in shapes:
         net = network(shape, library, device)
-        deviation = first_step(net, shape, Reference(shape))
-        if is_right(net.path, deviation, "float32"):
-            x, target = a_batch(shape, net)
-            case = {"table": sweep} | describe(shape, library)
-            table.measure(
-                "step",
-                {net.path: partial(net.step, x, target)},
-                costs.step(shape),
-                case,
-                {net.path: deviation},
-            )
+        error = first_step(net, shape, Reference(shape))
+        if is_right(net.path, error, "float32"):
+            case = describe(shape, sweep, library) | {"what": "step", "how": net.path}
+            versions.append(Version(case, partial(net.step, *a_batch(shape, net)), costs.step(shape), error))
+    table.measure(versions)
 
 
 class Reference:
     """One step in float64 with NumPy: what the first step of each version is compared with."""
 
     def __init__(self, shape):
-        net = network(shape, "numpy", "cpu", "float64", alpha=ALPHA)
+        net = network(shape, "numpy", "cpu", "float64", alpha=ALPHA, path="layers")
         self.output = net.step(*a_batch(shape, net))
         self.weight = net.state_dict()["hidden.weight"]
 
@@ -181,21 +185,15 @@ def first_step(net, shape, right):
     return right.deviation(output, net.state_dict()["hidden.weight"])
 
 
-def is_right(how, deviation, dtype):
-    if not deviation <= ROUNDING[dtype]:
-        print(f"{how}: deviates by {deviation:.1e} in {dtype}, more than rounding explains; not timed")
-    return deviation <= ROUNDING[dtype]
+def is_right(how, error, dtype):
+    if not error <= ROUNDING[dtype]:
+        print(f"{how}: deviates by {error:.1e} in {dtype}, more than rounding explains; not timed")
+    return error <= ROUNDING[dtype]
 
 
 def network(shape, library, device, dtype="float32", alpha=TINY, **options):
     sizes = shape.n_inputs, shape.width, shape.depth, shape.n_outputs
     return EDNetwork(*sizes, **START, alpha=alpha, dtype=dtype, backend=library, device=device, **options)
-
-
-def possible(library, device, shape):
-    """The paths that this machine has for this shape."""
-    space = arrays.space(library, device)
-    return [path for path in paths.PATHS if paths.obstacle(path, space, shape.width) is None]
 
 
 def a_batch(shape, net):
@@ -205,6 +203,6 @@ def a_batch(shape, net):
     return net.asarray(x), net.asarray(target)
 
 
-def describe(shape, library, dtype="float32"):
+def describe(shape, table, library, dtype="float32"):
     sizes = {name: value for name, value in dataclasses.asdict(shape).items() if name != "itemsize"}
-    return {"library": library, "dtype": dtype} | sizes
+    return {"table": table, "library": library, "dtype": dtype} | sizes

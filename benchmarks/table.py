@@ -1,10 +1,14 @@
 """Rows as they are measured: timed in turns, printed at once, kept for the record."""
 
-from ed_lib import roofline, timing
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ed_lib import timing
 from ed_lib.records import Row
 
 COLUMNS = {
-    "what": 70,
+    "what": 75,
     "time": 10,
     "quartiles": 22,
     "n": 5,
@@ -13,6 +17,16 @@ COLUMNS = {
     "×floor": 8,
     "error": 10,
 }
+
+
+@dataclass(frozen=True)
+class Version:
+    """Something to be timed: its ``case`` for the record, what to call, (bytes, FLOPs), the error it has."""
+
+    case: dict
+    call: Callable
+    cost: tuple
+    error: float | None = None
 
 
 class Table:
@@ -26,40 +40,46 @@ class Table:
         self.ceilings, self.seconds, self.launches, self.rows = ceilings, seconds, launches, []
         self._print(list(COLUMNS))
 
-    def measure(self, what, versions, cost, case, deviations=None):
-        """One row for each of versions {how: function}, timed in turns; cost is (bytes, FLOPs)."""
-        timings = timing.compare(versions, min_seconds=self.seconds, rounds=3)
-        for how, completion in timings.items():
+    def measure(self, versions):
+        """Times :class:`Version`\\ s against each other, in turns: one row for each."""
+        timings = timing.compare(
+            {n: v.call for n, v in enumerate(versions)}, min_seconds=self.seconds, rounds=3
+        )
+        for version, completion in zip(versions, timings.values(), strict=True):
             launch = None
             if self.launches:
-                launch = timing.apart(versions[how], min_seconds=self.seconds / 4, min_runs=3).launch.median
-            floor = roofline.floor(*cost, self.ceilings[case["dtype"]])
-            named = {"what": what, "how": how} | case
-            row = Row(named, completion, launch, *cost, floor, (deviations or {}).get(how))
-            self.rows.append(row)
-            self._print(cells(row))
+                launch = timing.apart(version.call, min_seconds=self.seconds / 4, min_runs=3).launch.median
+            floor = self.ceilings[version.case["dtype"]].floor(*version.cost)
+            self.rows.append(Row(version.case, completion, launch, *version.cost, floor, version.error))
+            self._print(texts(self.rows[-1]))
+
+    def raise_ceilings(self, ceilings):
+        """Takes the higher of the old and these ceilings, and computes all floors from them."""
+        for dtype, other in ceilings.items():
+            mine = self.ceilings[dtype]
+            if other.bandwidth > mine.bandwidth:
+                mine = dataclasses.replace(mine, bandwidth=other.bandwidth, access=other.access)
+            self.ceilings[dtype] = dataclasses.replace(mine, rate=max(mine.rate, other.rate))
+        for n, row in enumerate(self.rows):
+            floor = self.ceilings[row.case["dtype"]].floor(row.bytes, row.flops)
+            self.rows[n] = dataclasses.replace(row, floor=floor)
 
     def _print(self, texts):
-        first, *others = zip(texts, COLUMNS.values(), strict=True)
-        print(f"{first[0]:<{first[1]}}" + "".join(f"{text:>{width}}" for text, width in others), flush=True)
+        (first, width), *others = zip(texts, COLUMNS.values(), strict=True)
+        print(f"{first:<{width}}" + "".join(f"{text:>{width}}" for text, width in others), flush=True)
 
 
-def cells(row):
+def texts(row):
     """A row as texts, one for each of the COLUMNS."""
     case, time = row.case, row.completion
     sizes = f"D={case['depth']} W={case['width']} K={case['n_outputs']}"
     return [
         f"{case['what']}, {case['how']} ({case['library']} {case['dtype']} {sizes})",
-        _seconds(time.median),
-        f"{_seconds(time.q1)} – {_seconds(time.q3)}",
+        timing.text(time.median),
+        f"{timing.text(time.q1)} – {timing.text(time.q3)}",
         str(time.n),
-        _seconds(row.launch) if row.launch is not None else "",
-        _seconds(row.floor),
+        timing.text(row.launch) if row.launch is not None else "",
+        timing.text(row.floor),
         f"{time.median / row.floor:.1f}",
         f"{row.error:.1e}" if row.error is not None else "",
     ]
-
-
-def _seconds(value):
-    scale, unit = (1, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
-    return f"{value * scale:.3g} {unit}"

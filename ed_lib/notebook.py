@@ -1,5 +1,6 @@
 """What a chapter needs to start: the style, a line about the machine, progress, source, exercises."""
 
+import html
 import inspect
 import sys
 
@@ -26,10 +27,34 @@ def progress(iterable, what):
     return tqdm(iterable, desc=what, leave=False, file=sys.stderr)
 
 
+def table(rows, caption):
+    """Shows rows, dicts {column: text or number} with the columns of the first, as a table with a caption.
+
+    Numbers are set to the right, floats with three significant digits. ValueError when there are no rows.
+    """
+    from IPython.display import HTML, display
+
+    if not rows:
+        raise ValueError("rows is empty; wanted at least one")
+
+    def cell(value, tag="td"):
+        number = isinstance(value, (int, float))
+        text = f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if number else str(value)
+        side = "right" if number else "left"
+        return f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'
+
+    head = "".join(cell(column, "th") for column in rows[0])
+    body = "".join("<tr>" + "".join(cell(row[column]) for column in rows[0]) + "</tr>" for row in rows)
+    caption = f"<caption>{html.escape(caption)}</caption>"
+    parts = f"{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    display(HTML(f'<table class="table">{parts}</table>'))
+
+
 def source(thing):
-    """Shows the source of a function or class of ``ed_lib``, highlighted."""
+    """Shows the source of a function, class or kernel of ``ed_lib``, highlighted."""
     from IPython.display import Code, display
 
+    thing = getattr(thing, "py_func", getattr(thing, "fn", thing))  # inside Numba's and Triton's wrappers
     display(Code(inspect.getsource(thing), language="python"))
 
 

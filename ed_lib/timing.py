@@ -27,9 +27,8 @@ class Timing:
     n: int
 
     def __str__(self):
-        scale, unit = (1, "s") if self.median >= 1 else (1e3, "ms") if self.median >= 1e-3 else (1e6, "µs")
-        low, mid, high = (f"{seconds * scale:.3g}" for seconds in (self.q1, self.median, self.q3))
-        return f"{mid} {unit} (quartiles {low} to {high}, n = {self.n})"
+        low, high = (f"{seconds * _unit(self.median)[0]:.3g}" for seconds in (self.q1, self.q3))
+        return f"{text(self.median)} (quartiles {low} to {high}, n = {self.n})"
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,16 @@ class Apart:
 
     def __str__(self):
         return f"launch {self.launch}; completion {self.completion}"
+
+
+def text(seconds):
+    """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs"."""
+    scale, unit = _unit(seconds)
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def _unit(seconds):
+    return (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
 
 
 def synchronize():

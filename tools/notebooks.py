@@ -6,6 +6,7 @@ executes the chapters (all of them, or those named) and writes them back with th
 form. A fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
 """
 
+import argparse
 import ast
 import copy
 import datetime
@@ -126,12 +127,18 @@ def write(nb, path):
     path.write_text(nbformat.writes(nb).rstrip("\n") + "\n")
 
 
-def main(names):
-    for path in [Path(name).resolve().relative_to(ROOT) for name in names] or chapters():
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
+    parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
+    parser.add_argument(
+        "--out", default=ROOT, type=Path, help="write below this folder, not into the chapters"
+    )
+    options = parser.parse_args(arguments)
+    for path in [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters():
         try:
-            write(execute(read(ROOT / path), path), ROOT / path)
+            write(execute(read(ROOT / path), path), options.out / path)
         except CellExecutionError as error:
-            sys.exit(f"\n{path}: a cell failed; the file is as it was.\n{error}")
+            sys.exit(f"\n{path}: a cell failed; no file was changed.\n{error}")
         print(f"{path}: outputs written")
 
 
@@ -161,4 +168,4 @@ def _reached(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
