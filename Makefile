@@ -9,7 +9,7 @@ export ED_DATA := $(if $(ED_DATA),$(shell cd "$(ED_DATA)" 2>/dev/null && pwd || 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test gpu outputs lint repository clean
+.PHONY: help setup book test gpu records outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -21,8 +21,12 @@ test: book  ## run the unit tests, the notebooks (nbval) and the tests of the re
 	@$(PY) -m tools.browser
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
-gpu:  ## on a machine with a GPU: the benchmark (writes records/), the GPU tests, the chapters; no .venv
+gpu:  ## on a machine with a GPU: its record, the GPU tests, the chapters; needs no .venv
 	@PY="$(PYTHON)"; [ -x .venv/bin/python ] && PY=.venv/bin/python; $$PY -m tools.gpu
+
+records: setup  ## measure this machine: write its record into records/, and the page that lists them
+	@$(PY) -m benchmarks
+	@$(PY) -m tools.measurements
 
 outputs: setup  ## execute the chapters and write their outputs into book/, for committing
 	@$(PY) -m tools.notebooks

@@ -12,7 +12,7 @@ BENCHMARKS = ("ed",)
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="*", choices=BENCHMARKS, default=BENCHMARKS, help="without: all")
+    parser.add_argument("benchmark", nargs="?", choices=BENCHMARKS, help="without: all")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
     parser.add_argument("--out", default="records", help="the folder of the records")
     options = parser.parse_args(arguments)
@@ -21,7 +21,7 @@ def main(arguments=None):
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
-    for name in options.benchmark:
+    for name in [options.benchmark] if options.benchmark else BENCHMARKS:
         start = time.monotonic()
         record = importlib.import_module(f"benchmarks.{name}").run(device)
         path = records.write(record, options.out)

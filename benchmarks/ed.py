@@ -119,7 +119,7 @@ def backpropagation(table, shape, device):
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     by_hand.step(x, target)
-    measure_parts(table, shape, library, {
+    measure_parts(table, "by hand", shape, library, {
         ("forward", "ED, layers"): partial(ed.forward, x),
         ("update", "ED, layers"): partial(ed.update, error),
         ("step", "ED, layers"): partial(ed.step, x, target),
@@ -141,12 +141,12 @@ def backpropagation(table, shape, device):
     }
     if device != "cpu":
         parts["step", "autograd, graph"] = paths.record(partial(autograd.step, x, target), x)
-    measure_parts(table, shape, "torch", parts)
+    measure_parts(table, "autograd", shape, "torch", parts)
 
 
-def measure_parts(table, shape, library, parts):
+def measure_parts(table, name, shape, library, parts):
     """One row for each of parts {(what, how): function}, timed in turns; the floor is that of ED's step."""
-    case, cost = describe(shape, "backpropagation", library), costs.step(shape)
+    case, cost = describe(shape, name, library), costs.step(shape)
     table.measure([Version(case | {"what": w, "how": h}, call, cost) for (w, h), call in parts.items()])
 
 

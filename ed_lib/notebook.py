@@ -39,7 +39,8 @@ def table(rows, caption):
 
     def cell(value, tag="td"):
         number = isinstance(value, (int, float))
-        text = f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if number else str(value)
+        short = f"{value:,.0f}" if number and abs(value) >= 1000 else f"{value:.3g}" if number else str(value)
+        text = f"{value:,}" if isinstance(value, int) else short
         side = "right" if number else "left"
         return f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'
 

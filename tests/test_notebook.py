@@ -44,3 +44,14 @@ def test_a_cell_for_a_gpu_runs_only_where_there_is_one(monkeypatch, capsys, gpus
     if gpus:
         with pytest.raises(ZeroDivisionError):
             shell.run_cell("%%gpu\n1 / 0").raise_error()
+
+
+def test_a_table_shows_texts_and_numbers_and_nothing_unescaped(monkeypatch):
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", displayed.append)
+    notebook.table([{"what": "a < b", "n": 12345, "ratio": 2745.45}], "a & b")
+    shown = displayed[0].data
+    assert "<caption>a &amp; b</caption>" in shown and "a &lt; b" in shown
+    assert ">12,345</td>" in shown and ">2,745</td>" in shown
+    with pytest.raises(ValueError, match="rows is empty"):
+        notebook.table([], "nothing")

@@ -9,7 +9,8 @@ import tomllib
 import pytest
 
 from conftest import ROOT
-from tools import notebooks, repository
+from ed_lib import records
+from tools import measurements, notebooks, repository
 
 NAME = re.compile(r"^([A-Za-z0-9_.-]+)\s*([<>=!~][^;#\s]*)?")
 
@@ -43,6 +44,20 @@ def test_no_download_address_stands_in_what_is_installed(name):
 def test_files_of_the_package_are_small():
     lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / "ed_lib").rglob("*.py")}
     assert lengths and max(lengths.values()) <= 300 and sum(lengths.values()) <= 3500
+
+
+def test_every_package_and_the_records_are_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {
+        p.parent.relative_to(ROOT).as_posix().replace("/", ".") for p in ROOT.glob("ed_lib/**/__init__.py")
+    }
+    assert set(listed) == folders | {"ed_lib.recorded"}
+
+
+def test_the_page_of_measurements_is_that_of_the_records():
+    assert measurements.PAGE.read_text() == measurements.page(records.load("ed")), (
+        "run python -m tools.measurements"
+    )
 
 
 def test_importing_the_package_needs_neither_d2l_torchvision_cupy_nor_triton():

@@ -11,9 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from conftest import ROOT
+from ed_lib import records
 from tools import notebooks
 
-COLAB_HOLDS = ["torch", "numpy", "matplotlib", "ipython", "scikit-learn", "requests", "tqdm"]
+COLAB_HOLDS = ["torch", "numpy", "matplotlib", "ipython", "scikit-learn", "requests", "tqdm", "numba"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,9 @@ def repository(tmp_path_factory):
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
     for name in files.stdout.splitlines():
-        if (ROOT / name).exists() and name.startswith(("ed_lib/", "pyproject.toml", "README", "LICENSE")):
+        if (ROOT / name).exists() and name.startswith(
+            ("ed_lib/", "records/", "pyproject.toml", "README", "LICENSE")
+        ):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
@@ -85,12 +88,14 @@ def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell,
     line = re.compile(r'(?m)^REPOSITORY = ".*"')
     code = line.sub(f'REPOSITORY = "{repository}"', cell)
     code += "\nfrom ed_lib.ed import EDNetwork\nprint(EDNetwork(2, 2, 0).signs_hold(), ed_lib.__file__)"
+    code += "\nfrom ed_lib import records\nprint(len(records.load('ed')), 'records')"
     done = run(colab, code, tmp_path)
     assert "CPU: " in done.stdout and "True " in done.stdout, done.stdout + done.stderr
     installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])}
     assert "ed_lib" in installed and "pooch" in installed
     assert not {"numpy", "torch", "matplotlib", "scipy"} & installed, "it would restart Colab's kernel"
     assert colab[1] in done.stdout, "ed_lib was not imported from the fresh environment"
+    assert f"{len(records.load('ed'))} records" in done.stdout
 
 
 def test_with_no_address_yet_it_says_what_to_do(colab, cell, tmp_path):

@@ -1,9 +1,9 @@
 """`make gpu`: everything that needs a GPU, in one command, on a machine that has one.
 
 Needs a Python with NumPy, PyTorch, CuPy and Triton, and none of the book's tools. What else is missing it
-tries to install into a folder of its own, _build/gpu/site; where that fails, it leaves out the part that needs
-it, and says so. Writes the record of this GPU into records/, and into _build/gpu/ the logs and the chapters as
-executed there.
+tries to install into a folder of its own, _build/gpu/site; where that fails, it leaves out the part that
+needs it, and says so. Writes the record of this GPU into records/, and into _build/gpu/ the logs and the
+chapters as executed there.
 """
 
 import importlib.util

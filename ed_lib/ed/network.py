@@ -53,6 +53,7 @@ class EDNetwork:
             self._check_memory("the weights", sum(map(math.prod, self._shapes().values())), where)
         self._params = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
         self._states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
+        self._hidden_bias = None  # (depth, K, 1, 2W), what the bias adds to the hidden layers' sums
         self._walk = None  # computes states[1:] from states[0]
         self._activations = None  # set by forward, read by update
 
@@ -125,6 +126,8 @@ class EDNetwork:
         weight = weight[:, : self.n_inputs] + weight[:, self.n_inputs :]  # (K, I, C)
         x_of_each = self.space.library.broadcast_to(x, (self.n_outputs, *x.shape))  # (K, B, I)
         folded.fire(x_of_each, weight, self._bias_term("input"), u0, out=self._states[0])
+        if self.bias == "cells":
+            self._hidden_bias[...] = self._bias_term("hidden")
         self._walk()
         out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
         folded.fire(self._states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
@@ -149,9 +152,10 @@ class EDNetwork:
         self._states = self._activations = None  # frees the old ones first
         shape = (self.depth + 1, self.n_outputs, batch, 2 * self.width)
         self._check_memory(f"the activations for a batch of {batch}", math.prod(shape), self.device)
-        self._states = states = self.space.empty(shape)
-        hidden = lambda: (states, self._params["hidden.weight"], self._bias_term("hidden"), self.u0)  # noqa: E731
-        self._walk = paths.walk(self.path, self.space, hidden)
+        self._states = self.space.empty(shape)
+        self._hidden_bias = self._bias_term("hidden")
+        weight = self._params["hidden.weight"]
+        self._walk = paths.walk(self.path, self.space, self._states, weight, self._hidden_bias, self.u0)
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""

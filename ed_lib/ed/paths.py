@@ -57,18 +57,17 @@ def kernels(space):
     return importlib.import_module(f"ed_lib.ed.{name}")
 
 
-def walk(path, space, arguments):
-    """A function that computes the hidden layers by this path, for the arrays that ``arguments()`` returns:
-    those of :func:`ed_lib.ed.folded.hidden_layers`.
+def walk(path, space, states, weight, bias, u0):
+    """A function that computes the hidden layers by this path, as :func:`ed_lib.ed.folded.hidden_layers`.
 
-    They must stay where they are: a graph is recorded for their addresses.
+    It is bound to these arrays, which may change and must not move: a graph is recorded for their addresses.
     """
-    states, weight, _, _ = arguments()
     if path == "layers" or not len(weight):
-        return lambda: folded.hidden_layers(*arguments())
-    if path == "graph":
-        return record(lambda: folded.hidden_layers(*map(as_torch, arguments()[:3]), arguments()[3]), states)
-    return lambda: kernels(space).forward(*arguments())
+        return lambda: folded.hidden_layers(states, weight, bias, u0)
+    if path == "kernel":
+        return lambda: kernels(space).forward(states, weight, bias, u0)
+    tensors = [as_torch(array) for array in (states, weight, bias)]
+    return record(lambda: folded.hidden_layers(*tensors, u0), tensors[0])
 
 
 def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
