@@ -5,6 +5,8 @@ walk through all layers into one call. Tiles of the batch go side by side on the
 in a core's cache. float32 only.
 """
 
+import functools
+
 import numpy as np
 
 try:
@@ -17,7 +19,7 @@ except ImportError:  # then ``paths`` takes another way; the source can still be
     prange = range
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
-ROWS = 16  # samples in a tile, at least: fewer make a product too thin
+LEAST, MOST = 16, 64  # samples in a tile: fewer make a product too thin, more leave the fastest cache
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
 POWERS = [F(np.log(2) ** n / np.prod(np.arange(1.0, n + 1))) for n in range(8)]
 P0, P1, P2, P3, P4, P5, P6, P7 = POWERS
@@ -34,7 +36,8 @@ def forward(states, weight, bias, u0):
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C): NumPy arrays, or tensors on the CPU.
     """
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
-    tiles = max(1, min(get_num_threads(), states.shape[2] // ROWS))  # of the batch
+    batch = states.shape[2]
+    tiles = max(1, min(get_num_threads(), batch // LEAST), -(-batch // MOST))
     _walk(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
 
 
@@ -44,7 +47,25 @@ def update(weight, bias, states, gains, bias_gains):
     weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
     weight, bias, states = map(np.asarray, (weight, bias, states))
-    _learn(weight, bias, states, *map(np.ascontiguousarray, (gains, bias_gains)), get_num_threads())
+    gains, bias_gains = map(np.ascontiguousarray, (gains, bias_gains))
+    _learn(weight, bias, states, gains, bias_gains, get_num_threads())
+
+
+def alone():
+    """A context in which every matrix product runs on the thread that asks for it.
+
+    ``forward`` and ``update`` fill the threads with tiles. A BLAS that takes threads of its own meanwhile, or
+    keeps them spinning after an earlier product, makes both several times slower.
+    """
+    return _libraries().limit(limits=1, user_api="blas")
+
+
+@functools.cache
+def _libraries():
+    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba's np.dot calls, which has to be loaded
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)

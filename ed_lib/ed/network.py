@@ -65,14 +65,18 @@ class EDNetwork:
         """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
         ``update``.
         """
-        return self._forward(self.space.check("x", x, ("B", self.n_inputs)))
+        x = self.space.check("x", x, ("B", self.n_inputs))
+        with self._alone:
+            return self._forward(x)
 
     def update(self, error):
         """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
         if self._activations is None:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
         batch = len(self._activations[0])
-        self._update(self.space.check("error", error, (batch, self.n_outputs)))
+        error = self.space.check("error", error, (batch, self.n_outputs))
+        with self._alone:
+            self._update(error)
 
     def step(self, x, target):
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
@@ -82,9 +86,14 @@ class EDNetwork:
         target = self.space.check("target", target, (len(x), self.n_outputs))
         if bool(((target < 0) | (target > 1)).any()):
             raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
-        output = self._forward(x)
-        self._update(target - output)
+        with self._alone:
+            output = self._forward(x)
+            self._update(target - output)
         return output
+
+    @property
+    def _alone(self):
+        return paths.alone(self.path, self.space)
 
     def state_dict(self):
         """All parameters as NumPy arrays, copied.

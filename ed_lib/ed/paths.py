@@ -6,6 +6,7 @@
 (``kernels``), in Numba on a CPU (``cpu_kernels``).
 """
 
+import contextlib
 import importlib.util
 import warnings
 
@@ -13,22 +14,24 @@ from ed_lib import arrays
 from ed_lib.ed import folded
 
 PATHS = ("layers", "graph", "kernel")
-DEEP = 16  # hidden-to-hidden layers from which on "auto" compiles a kernel for a CPU, which takes seconds
+# On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
+# since the BLAS shares larger products among threads better than the kernel shares tiles.
+DEEP, NARROW = 16, 64
 
 
 def choose(path, space, width, depth):
     """The name of the path to take: ``path`` itself, or for "auto" the fastest that is possible.
 
-    That is "kernel", then "graph", then "layers"; on a CPU "layers" for a network that is not deep. Where a
-    deep network, or a GPU, cannot have the first of them, a warning says why. ValueError for a path that is
-    unknown, or named and not possible.
+    That is "kernel", then "graph", then "layers"; on a CPU "layers" for a network that is not deep, or not
+    narrow. Where the first that would be taken is not possible, a warning says why. ValueError for a path
+    that is unknown, or named and not possible.
     """
     arrays.check_choice("path", path, ("auto", *PATHS))
     if path != "auto":
         if reason := obstacle(path, space, width):
             raise ValueError(f"path is {path!r}; {reason}")
         return path
-    if not is_gpu(space) and depth < DEEP:
+    if not is_gpu(space) and (depth < DEEP or width > NARROW):
         return "layers"
     reasons = {name: obstacle(name, space, width) for name in ("kernel", "graph", "layers")}
     best = next(name for name, reason in reasons.items() if reason is None)
@@ -76,6 +79,11 @@ def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
         kernels(space).update(weight, bias, states, gains, bias_gains)
     else:
         folded.learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
+
+
+def alone(path, space):
+    """The context that the matrix products want while this path is taken: see ``cpu_kernels.alone``."""
+    return kernels(space).alone() if path == "kernel" and not is_gpu(space) else contextlib.nullcontext()
 
 
 def record(function, like):
