@@ -1,5 +1,6 @@
 """Every way through the hidden layers gives the same network; which way is taken, and what is said of it."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -46,6 +47,7 @@ def test_tritons_kernels_in_the_network(monkeypatch):
     where = dict(backend="torch", device="cpu" if kernels.INTERPRETED else "cuda")
     if kernels.INTERPRETED:
         monkeypatch.setattr(paths, "kernels", lambda space: kernels)
+        monkeypatch.setattr(paths, "alone", lambda path, space: contextlib.nullcontext())
     for rule, bias in (("kaneko", "cells"), ("signed", "free")):
         assert_same_after_steps(*twins("kernel", 17, 2, 3, rule=rule, bias=bias, **where), 33)
 
