@@ -35,6 +35,8 @@ def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS
 
     torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0 in every version, as they do on a GPU
     table = Table(measured_ceilings(device), seconds, launches=device != "cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as NumPy's products: too small to share
     smaller = dataclasses.replace(article, depth=article.depth // 8)
     for shape in (smaller, article):
         for dtype in ("float32", "float64"):
@@ -44,9 +46,11 @@ def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS
     one_step(table, "depth", [dataclasses.replace(article, depth=depth) for depth in depths], device)
     one_step(table, "width", [dataclasses.replace(smaller, width=width) for width in widths], device)
     one_step(table, "networks", [dataclasses.replace(smaller, n_outputs=k) for k in networks], device)
+    torch.set_num_threads(threads)
     table.raise_ceilings(measured_ceilings(device))  # a machine that was busy at the start may not be now
     parameters = {"article": dataclasses.asdict(article), "depths": depths, "widths": widths}
     parameters |= {"networks": networks, "seconds": seconds, "alpha": TINY, "flush_denormal": True} | START
+    parameters["threads"] = "1 for PyTorch and BLAS, all for Numba and for the ceilings"
     name, made = machine.name(device), records.provenance(MODULES, device)
     roofs = list(table.ceilings.values())
     return records.Record("ed", records.slug(name), name, made, parameters, roofs, table.rows)
@@ -119,35 +123,38 @@ def backpropagation(table, shape, device):
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     by_hand.step(x, target)
+    forward, chain, update = costs.forward(shape), costs.chain(shape), costs.update(shape)
+    step, whole = costs.step(shape), costs.both(forward, chain, update)
     measure_parts(table, "by hand", shape, library, {
-        ("forward", "ED, layers"): partial(ed.forward, x),
-        ("update", "ED, layers"): partial(ed.update, error),
-        ("step", "ED, layers"): partial(ed.step, x, target),
-        ("chain", "by hand"): partial(by_hand.chain, error),
-        ("update", "by hand"): by_hand.learn,
-        ("step", "by hand"): partial(by_hand.step, x, target),
+        ("forward", "ED, layers"): (partial(ed.forward, x), forward),
+        ("update", "ED, layers"): (partial(ed.update, error), update),
+        ("step", "ED, layers"): (partial(ed.step, x, target), step),
+        ("chain", "by hand"): (partial(by_hand.chain, error), chain),
+        ("update", "by hand"): (by_hand.learn, update),
+        ("step", "by hand"): (partial(by_hand.step, x, target), whole),
     })  # fmt: skip
     nets = {path: network(shape, "torch", device, path=path) for path in ("layers", "graph", "kernel")
             if paths.obstacle(path, arrays.space("torch", device), shape.width) is None}  # fmt: skip
     autograd = baselines.Autograd(nets["layers"], rate=TINY)
     x, target = a_batch(shape, nets["layers"])
     loss = autograd.forward(x, target)
-    parts = {("step", f"ED, {path}"): partial(net.step, x, target) for path, net in nets.items()}
+    parts = {("step", f"ED, {path}"): (partial(net.step, x, target), step) for path, net in nets.items()}
     parts |= {
-        ("forward", "autograd"): partial(autograd.forward, x, target),
-        ("chain and gradients", "autograd"): partial(autograd.backward, loss),
-        ("update", "autograd"): autograd.descend,
-        ("step", "autograd"): partial(autograd.step, x, target),
-    }
+        ("forward", "autograd"): (partial(autograd.forward, x, target), forward),
+        ("chain and gradients", "autograd"): (
+            partial(autograd.backward, loss), costs.both(chain, costs.gradients(shape))),
+        ("update", "autograd"): (autograd.descend, costs.descent(shape)),
+        ("step", "autograd"): (partial(autograd.step, x, target), whole),
+    }  # fmt: skip
     if device != "cpu":
-        parts["step", "autograd, graph"] = paths.record(partial(autograd.step, x, target), x)
+        parts["step", "autograd, graph"] = paths.record(partial(autograd.step, x, target), x), whole
     measure_parts(table, "autograd", shape, "torch", parts)
 
 
 def measure_parts(table, name, shape, library, parts):
-    """One row for each of parts {(what, how): function}, timed in turns; the floor is that of ED's step."""
-    case, cost = describe(shape, name, library), costs.step(shape)
-    table.measure([Version(case | {"what": w, "how": h}, call, cost) for (w, h), call in parts.items()])
+    """One row for each of parts {(what, how): (function, cost)}, all of them in turns."""
+    case = describe(shape, name, library)
+    table.measure([Version(case | {"what": w, "how": h}, *part) for (w, h), part in parts.items()])
 
 
 def one_step(table, sweep, shapes, device):

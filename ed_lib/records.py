@@ -69,6 +69,12 @@ class Record:
     ceilings: list
     rows: list
 
+    @property
+    def label(self):
+        """The device's name without the words that say nothing, for tables: "Xeon 2.50GHz, 2 threads"."""
+        words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", self.device)
+        return " ".join(words.split()).replace(" ,", ",")
+
     def find(self, **case):
         """The one :class:`Row` whose case contains these items; LookupError if there is none, or several."""
         if len(found := self.select(**case)) == 1:

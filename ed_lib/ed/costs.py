@@ -45,8 +45,28 @@ def update(shape):
 
 
 def step(shape):
-    """(bytes, FLOPs) of both."""
-    return tuple(map(sum, zip(forward(shape), update(shape), strict=True)))
+    """(bytes, FLOPs) of an ED step: forward and update."""
+    return both(forward(shape), update(shape))
+
+
+def chain(shape):
+    """(bytes, FLOPs) of backpropagation's deltas: weights read, deltas written. As much as a forward pass."""
+    return forward(shape)
+
+
+def gradients(shape):
+    """(bytes, FLOPs) of all gradients, once the deltas are there: activations read, gradients written."""
+    return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
+
+
+def descent(shape):
+    """(bytes, FLOPs) of subtracting gradients: gradients and weights read, weights written."""
+    return 3 * shape.itemsize * shape.weights, 2 * shape.weights
+
+
+def both(*parts):
+    """The sum of several (bytes, FLOPs)."""
+    return tuple(map(sum, zip(*parts, strict=True)))
 
 
 def batch_axis(shape):

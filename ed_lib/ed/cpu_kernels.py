@@ -1,8 +1,8 @@
 """The hidden layers as two compiled functions, for a CPU: what ``kernels`` is for a GPU.
 
-NumPy needs six calls for a layer, and each costs about as long to begin as it works. Here Numba compiles the
-walk through all layers into one call. Tiles of the batch go side by side on the threads, each with its state
-in a core's cache. float32 only.
+NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here
+Numba compiles the walk through all layers into one call. Tiles of the batch go side by side on the threads,
+each with its state in a core's cache. float32 only.
 """
 
 import functools
