@@ -14,7 +14,8 @@ repeated runs after a warm-up, with quartiles, until the work was done; versions
 turns. *Launch* is the time until the call returned, where that is another one. *Floor* is the time that
 nothing can beat on that machine: the bytes that must be moved over its bandwidth, or the operations over
 its rate, whichever is longer. The same case may stand under several headings, and differ there by as much as
-other programs disturbed the machine: compare within a heading. $D$ is the depth, $W$ the width, $K$ the number of networks.
+other programs disturbed the machine: compare within a heading. $D$ is the depth, $W$ the width, $K$ the
+number of networks.
 """
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
 TITLES = {
