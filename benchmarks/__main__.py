@@ -7,12 +7,13 @@ import time
 
 from ed_lib import arrays, records
 
-BENCHMARKS = ("ed",)
+BENCHMARKS = ("ed",)  # what runs by itself
+BY_NAME = (*BENCHMARKS, "accuracy")  # an hour on two CPU cores, and much the same on any machine
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="?", choices=BENCHMARKS, help="without: all")
+    parser.add_argument("benchmark", nargs="?", choices=BY_NAME, help=f"without: {', '.join(BENCHMARKS)}")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
     parser.add_argument("--out", default="records", help="the folder of the records")
     options = parser.parse_args(arguments)

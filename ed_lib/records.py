@@ -40,7 +40,8 @@ class Row:
     ``completion``: seconds until the work was done; ``launch``: the median of the seconds until the call
     returned, or None. ``bytes`` and ``flops`` are what the computation cannot do without, ``floor`` the
     seconds that they take at the least (roofline.floor), ``error`` the largest deviation from the float64
-    reference; each None where it does not apply.
+    reference; each None where it does not apply. ``results``: what else was measured, such as {"accuracy":
+    [0.981, 0.979, 0.98]}, one value for each seed.
     """
 
     case: dict
@@ -51,6 +52,7 @@ class Row:
     floor: float | None = None
     error: float | None = None
     note: str = ""
+    results: dict | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import numpy as np
 from ed_lib import arrays
 from ed_lib.ed import folded
 
+LOSSES = ("squared", "cross_entropy")
+
 
 class ArticleNetwork:
     """The source article's formulas, written afresh: four products a layer, and a batch axis in the update.
@@ -83,14 +85,16 @@ class Backprop:
     """Backpropagation by hand for the weights of ``net``, with its folded layout: the fair opponent of ED.
 
     ``net.forward`` first; then ``chain(error)``, the deltas of all layers, one layer after another; then
-    ``learn()``, the update of all weights from them, as much at once as ED's. Gradient descent on
-    ½ Σ_k mean_b (t − o)², with the step ``rate``.
+    ``learn()``, the update of all weights from them, as much at once as ED's. Gradient descent with the step
+    ``rate`` on the ``loss``, a sum over k of means over b: "squared", ½ (t − o)², or "cross_entropy",
+    −t log o − (1 − t) log(1 − o).
     """
 
-    def __init__(self, net, rate=0.1):
+    def __init__(self, net, rate=0.1, loss="squared"):
         if net.bias != "free":
             raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
-        self.net, self.rate, self.deltas = net, rate, None
+        arrays.check_choice("loss", loss, LOSSES)
+        self.net, self.rate, self.loss, self.deltas = net, rate, loss, None
 
     def chain(self, error):
         """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output, (B, K)."""
@@ -99,7 +103,9 @@ class Backprop:
             self.deltas = net.space.empty(states.shape)
         deltas, weight = self.deltas, net._params["hidden.weight"]
         matmul = net.space.library.matmul
-        self.last = sigmoid_slope(out, net.u0)
+        self.last = sigmoid_slope(out, net.u0)  # (K, B, 2)
+        if self.loss == "cross_entropy":  # whose derivative by o has o(1 − o) below the line
+            self.last[...] = 2 / net.u0
         self.last[..., 0] *= error.T / len(x)
         self.last[..., 1] = 0  # the loss does not see the output's inhibitory cell
         slopes = sigmoid_slope(states, net.u0)
@@ -111,7 +117,11 @@ class Backprop:
 
     def learn(self):
         """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``folded.learn``."""
-        p, (x, _), rate = self.net._params, self.net._activations, self.rate
+        self.add_direction(self.net._params, self.rate)
+
+    def add_direction(self, p, rate):
+        """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, arrays like the parameters."""
+        x, _ = self.net._activations
         states, deltas = self.net._states, self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
         for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):
@@ -189,3 +199,42 @@ class Autograd:
 
     def parameters(self):
         return [parameter for layer in self.layers for parameter in layer]
+
+
+class LogisticRegression:
+    """The yardstick: one layer of weights and no hidden cell, trained by Adam on cross-entropy.
+
+    For :func:`ed_lib.ed.training.train`. One output tells two classes apart, K outputs K of them (softmax).
+    The rate falls from ``rate`` to zero along half a cosine in ``steps`` steps.
+    """
+
+    def __init__(self, n_inputs, n_outputs, *, rate=2e-3, steps, seed=0, device="cpu"):
+        import torch
+
+        self.net, self.n_inputs, self.n_outputs = self, n_inputs, n_outputs
+        self.space = arrays.space("torch", device)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.layer = torch.nn.Linear(n_inputs, n_outputs).to(self.space.device)
+        self.optimizer = torch.optim.Adam(self.layer.parameters(), lr=rate)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+
+    def asarray(self, array):
+        return self.space.asarray(array)
+
+    def forward(self, x):
+        """x (B, n_inputs) → the probabilities, (B, K)."""
+        scores = self.layer(x)
+        return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
+
+    def step(self, x, target):
+        """One step of Adam: x (B, n_inputs), target (B, K) → the probabilities before it."""
+        from torch.nn import functional
+
+        loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
+        scores = self.layer(x)
+        self.optimizer.zero_grad()
+        loss(scores, target).backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return (scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()).detach()

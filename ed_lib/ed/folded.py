@@ -95,10 +95,16 @@ def groups(y):
 
 
 def learn_input(weight, bias, x, y, gains, bias_gains):
-    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I)."""
+    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I).
+
+    gains (K, 2, B), or (K, 1, B) where they are the same for both types, which saves a product.
+    """
     received = slope(y)  # (K, B, O)
-    for q, rows in enumerate((slice(None, x.shape[-1]), slice(x.shape[-1], None))):
-        weight[:, rows] += x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
+    by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
+    for q in range(gains.shape[1]):
+        change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
+        by_type[:, q : q + 3 - gains.shape[1]] += change[:, None]
+        del change  # before the next one
     bias += bias_gains @ received
 
 

@@ -83,9 +83,7 @@ class EDNetwork:
         (B, K).
         """
         x = self.space.check("x", x, ("B", self.n_inputs))
-        target = self.space.check("target", target, (len(x), self.n_outputs))
-        if bool(((target < 0) | (target > 1)).any()):
-            raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
+        target = check_target(self, target, len(x))
         with self._alone:
             output = self._forward(x)
             self._update(target - output)
@@ -143,14 +141,22 @@ class EDNetwork:
         self._activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
-    def _update(self, error):  # error (B, K)
-        p, states, (x, out) = self._params, self._states, self._activations
-        step = self.alpha / len(x)
+    def _update(self, error):
+        self._add_direction(self._params, error, self.alpha)
+        if self.rule == "kaneko" and bool((self._activations[0] < 0).any()):
+            folded.stop_at_zero(self._params["input.weight"])  # on inputs ≥ 0 none crosses zero by itself
+
+    def _add_direction(self, p, error, alpha):
+        """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters.
+
+        error (B, K).
+        """
+        states, (x, out) = self._states, self._activations
+        step = alpha / len(x)
         gains = folded.gains(error * step, self.rule)  # (K, 2, B)
         bias_gains = gains * rules.BIAS_CELL if self.bias == "cells" else error.T[:, None] * step  # (K, n, B)
-        folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
-        if self.rule == "kaneko" and bool((x < 0).any()):
-            folded.stop_at_zero(p["input.weight"])  # on inputs ≥ 0 no weight crosses zero by itself
+        of_input = gains if self.rule == "kaneko" else gains[:, :1]  # "signed": the same for both types
+        folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, bias_gains)
         hidden = p["hidden.weight"], p["hidden.bias"]
         paths.learn_hidden(self.path, self.space, *hidden, states, gains, bias_gains)
         output = p["output.weight"][None], p["output.bias"][None]
@@ -219,3 +225,11 @@ class EDNetwork:
         size = elements * np.dtype(arrays.dtype_name(self.space.dtype)).itemsize
         shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
         machine.check_memory(f"{what} of {shape}", size, device)
+
+
+def check_target(net, target, batch):
+    """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0, 1]."""
+    target = net.space.check("target", target, (batch, net.n_outputs))
+    if bool(((target < 0) | (target > 1)).any()):
+        raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
+    return target

@@ -1,11 +1,12 @@
-"""Training loops for ED networks: logic tasks until they are solved, and images in batches."""
+"""Training loops: logic tasks until they are solved, and images in batches, by ED or by backpropagation."""
 
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ed_lib import arrays, data
+from ed_lib import arrays, data, timing
 from ed_lib.notebook import progress
 
 
@@ -47,11 +48,15 @@ def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
 
 @dataclass
 class History:
-    """What ``train`` saw: samples seen so far, accuracy on the test set there, mean size of the error."""
+    """What ``train`` saw: samples seen so far, seconds spent in steps so far, accuracy on the test set there,
+    and since the last look the mean size of an error and the mean loss, ½ Σ_k (t − o)².
+    """
 
     seen: list = field(default_factory=list)
+    seconds: list = field(default_factory=list)
     accuracy: list = field(default_factory=list)
     error: list = field(default_factory=list)
+    loss: list = field(default_factory=list)
 
 
 def predict(net, inputs, batch=2000):
@@ -69,37 +74,62 @@ def accuracy(net, inputs, labels):
 
 
 @one_thread
-def train(net, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
-    """Trains ``net`` in batches and looks at the test set on the way → History.
+def train(learner, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
+    """Trains a network in batches and looks at the test set on the way → History.
 
-    Each set is (inputs (N, n_inputs), labels (N,)). One output learns the label itself (0 or 1), K outputs
-    learn one class each. The accuracy is taken before the first step, after every ``every`` steps and at the
-    end.
+    learner: an EDNetwork, or a :class:`~ed_lib.ed.learner.Learner` of one. Each set is (inputs (N, n_inputs),
+    labels (N,)). One output learns the label itself (0 or 1), K outputs learn one class each. The accuracy is
+    taken before the first step, after every ``every`` steps and at the end. Learners with the same ``seed``
+    see the same batches in the same order.
     """
+    net = getattr(learner, "net", learner)
     _check_set("train_set", net, train_set)
     _check_set("test_set", net, test_set)
     arrays.check_count("every", every)
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
-    history, seen, errors = History(), 0, [np.nan]
+    history, seen, seconds, errors = History(), 0, 0.0, []
 
     def look():
+        missed = np.concatenate(errors) if errors else np.full((1, 1), np.nan)  # (samples, K)
         history.seen.append(seen)
+        history.seconds.append(seconds)
         history.accuracy.append(accuracy(net, *test_set))
-        history.error.append(float(np.mean(errors)))
+        history.error.append(float(np.abs(missed).mean()))
+        history.loss.append(float((missed**2).sum(axis=1).mean() / 2))
         errors.clear()
 
     look()
     passes = range(arrays.check_count("passes", passes))
     steps = [rows for i in passes for rows in data.batches(len(inputs), batch, seed=seed + i)]
     for number, rows in enumerate(progress(steps, "training"), start=1):
-        target = net.asarray(targets[rows])
-        output = net.step(net.asarray(inputs[rows]), target)
-        errors.append(float(np.abs(arrays.to_numpy(target - output)).mean()))
+        x, target = net.asarray(inputs[rows]), net.asarray(targets[rows])
+        start = perf_counter()
+        output = learner.step(x, target)
+        timing.synchronize()
+        seconds += perf_counter() - start
+        errors.append(arrays.to_numpy(target - output))
         seen += len(rows)
         if number % every == 0 or number == len(steps):
             look()
     return history
+
+
+def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
+    """The accuracy that each of these rates reaches on images held out from training: {rate: accuracy}.
+
+    ``make(rate)`` returns a new learner. The last share ``held_out`` of the training set judges the others,
+    so that the test set has no part in the choice. ``options`` are those of ``train``.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out is {held_out}; wanted a share between 0 and 1")
+    if not (rates := list(rates)):
+        raise ValueError("rates is empty; wanted at least one")
+    inputs, labels = train_set
+    kept = round(len(inputs) * (1 - held_out))
+    learn, judge = (inputs[:kept], labels[:kept]), (inputs[kept:], labels[kept:])
+    options = {"every": 10**9} | options  # one look at the end is enough
+    return {rate: train(make(rate), learn, judge, **options).accuracy[-1] for rate in rates}
 
 
 def _check_set(name, net, pair):

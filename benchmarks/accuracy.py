@@ -1,0 +1,324 @@
+"""How well ED learns: against backpropagation, by depth and start, with layers frozen, with routed errors.
+
+Runs of one configuration that differ in their seed (the start, and the order of the images) make one row:
+the accuracy on the test images for each seed. The last of the training images are held out: all choices
+(rates, optimizers) are made by the accuracy on those. On a CPU as many runs go side by side as there are
+threads, with one thread each.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+
+from benchmarks.ed import measured_ceilings
+from ed_lib import data, machine, records, timing
+from ed_lib.ed import EDNetwork, training
+from ed_lib.ed.baselines import LogisticRegression
+from ed_lib.ed.learner import Learner, mask
+from ed_lib.ed.routing import RoutedNetwork
+
+PARTS = (
+    "baselines",
+    "cpu_kernels",
+    "folded",
+    "kernels",
+    "learner",
+    "network",
+    "paths",
+    "routing",
+    "rules",
+    "training",
+)
+MODULES = ("benchmarks.accuracy", "ed_lib.data", *(f"ed_lib.ed.{part}" for part in PARTS))
+BATCH = 64
+METHODS = (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"), ("cross_entropy", "signed"))
+RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)}
+STARTS = ("half_normal", "uniform", "fan_in")
+SETS = ("mnist", "fashion-mnist")
+FROZEN = (None, ("input",), ("hidden",), ("output",))  # the layers that learn; None: all
+VARIANTS = ("plain", "walls", "walls, centred")  # of a routed network
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run. ``few``: training images of a short run; a long one takes ``passes`` over all."""
+
+    few: int = 12_000
+    held_out: int = 6_000
+    passes: int = 5
+    best_passes: int = 8
+    width: int = 64
+    best_width: int = 128
+    stack: int = 1024
+    article: int = 4096
+    depths: tuple = (0, 1, 2, 4, 8, 16, 32)
+    seeds: int = 3
+    seconds: float = 3.0  # for which a step is timed
+    workers: int | None = None  # None: as many as the machine has threads
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, but for its seed. ``few``: None for all training images."""
+
+    table: str
+    data: str = "mnist"
+    task: str = "ten classes"
+    method: str = "ed"
+    rule: str = "signed"
+    optimizer: str = "sgd"
+    rate: float = 0.1
+    width: int = 32
+    depth: int = 0
+    init: str = "fan_in"
+    passes: int = 1
+    few: int | None = None
+    decay: bool = True
+    learns: tuple | None = None
+    network: str = "one a class"
+
+
+def run(device, size=None):
+    """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`."""
+    size = size or Size()
+    ceilings = list(measured_ceilings(device).values())
+    measure = functools.partial(measured, device=device, size=size)
+    rates = measure(rates_of_ten(size))
+    ten = measure(long_runs(size, rates))
+    tasks_rates = measure(rates_of_tasks(size))
+    tasks = measure(two_classes(size, tasks_rates) + logistic(size))
+    depth = measure(by_depth(size))
+    freeze = measure(frozen(size))
+    routed_rates = measure(rates_of_routing(size))
+    routed = measure(routing(size, routed_rates))
+    widest_rows = measure(widest(size, ten))
+    rows = rates + ten + tasks_rates + tasks + depth + freeze + routed_rates + routed + widest_rows
+    rows += step_times(device, size)
+    name = machine.name(device)
+    parameters = dataclasses.asdict(size) | {"rates": RATES, "batch": BATCH, "flush_denormal": True}
+    made = records.provenance(MODULES, device)
+    return records.Record("accuracy", records.slug(name), name, made, parameters, ceilings, rows)
+
+
+def rates_of_ten(size):
+    """Short runs of the ten-class task: every method and optimizer at every rate."""
+    return [
+        Run("rates", of, "ten classes", *method, optimizer, rate, size.width, few=size.few)
+        for of in SETS
+        for method in METHODS
+        for optimizer, rates in RATES.items()
+        for rate in rates
+    ]
+
+
+def long_runs(size, rates):
+    """The ten-class task in full, each method and optimizer at its best rate."""
+    return [
+        again(best(rates, data=of, method=method, rule=rule, optimizer=optimizer), "ten", size)
+        for of in SETS
+        for method, rule in METHODS
+        for optimizer in RATES
+    ]
+
+
+def rates_of_tasks(size):
+    """Short runs of the tasks with two classes."""
+    return [
+        Run("rates, two classes", of, task, *method, optimizer, rate, few=size.few)
+        for of in SETS
+        for task in ("zero or one", "even or odd")
+        for method in METHODS
+        for optimizer, rates in RATES.items()
+        for rate in rates
+    ]
+
+
+def two_classes(size, rates):
+    """The tasks with two classes in full, each method at its best optimizer and rate."""
+    return [
+        again(best(rates, data=of, task=task, method=method, rule=rule), "tasks", size)
+        for of in SETS
+        for task in ("zero or one", "even or odd")
+        for method, rule in METHODS
+    ]
+
+
+def logistic(size):
+    """Logistic regression, the yardstick of each task."""
+    tasks = ("zero or one", "even or odd", "ten classes")
+    passes = 2 * size.passes
+    return [Run("tasks", of, task, "logistic", "", "adam", 2e-3, 0, init="", passes=passes)
+            for of in SETS for task in tasks]  # fmt: skip
+
+
+def by_depth(size):
+    """Even or odd by depth, for each start, method and rate: short runs."""
+    methods = [method for method in METHODS if method[0] != "squared"]
+    return [
+        Run("depth", "mnist", "even or odd", *method, optimizer, rate, 32, depth, init, few=size.few)
+        for init in STARTS
+        for depth in size.depths
+        for method in methods
+        for optimizer, rates in (("sgd", RATES["sgd"]), ("adam", RATES["adam"][1:4]))
+        for rate in rates
+    ]
+
+
+def frozen(size):
+    """Only some layers learning, in a deep stack and in the article's own network; and no stack at all."""
+    start = Run("freeze", "mnist", "zero or one", decay=False)
+    change = dataclasses.replace
+    ours = change(start, rule="kaneko", rate=0.2, depth=size.stack)
+    article = change(start, rule="signed", rate=0.8, depth=size.article, init="half_normal")
+    stack = [ours, change(ours, task="even or odd"), article]
+    runs = [change(one, learns=names) for one in stack for names in FROZEN]
+    return runs + [change(one, depth=0) for one in stack]
+
+
+def rates_of_routing(size):
+    """Short runs of routed networks, and of one network a class with as many cells in all."""
+    return [
+        Run("rates, routing", optimizer=optimizer, rate=rate, width=width, few=size.few, network=network)
+        for network, width in (("one a class", 32), *((variant, 320) for variant in VARIANTS))
+        for optimizer, rates in (("sgd", RATES["sgd"][1:5]), ("adam", RATES["adam"][1:4]))
+        for rate in rates
+    ]
+
+
+def routing(size, rates):
+    """Routed networks and one network a class in full, each at its best optimizer and rate."""
+    return [again(best(rates, network=name), "routing", size) for name in ("one a class", *VARIANTS)]
+
+
+def widest(size, ten):
+    """The ten-class task with wider networks and more passes, at the rates of the long runs."""
+    wider = {"width": size.best_width, "passes": size.best_passes}
+    runs = [
+        Run(**best(ten, "accuracy", data="mnist", method=method).case) for method in ("ed", "cross_entropy")
+    ]
+    return [dataclasses.replace(one, table="best", **wider) for one in runs]
+
+
+def best(rows, **case):
+    """The row with these items whose mean accuracy on the images held out is highest."""
+    found = [row for row in rows if all(row.case[key] == value for key, value in case.items())]
+    return max(found, key=lambda row: np.mean(row.results["held_out"]))
+
+
+def again(row, table, size):
+    """The run of a row once more, over all images and more often."""
+    return dataclasses.replace(Run(**row.case), table=table, few=None, passes=size.passes)
+
+
+def measured(runs, device, size):
+    """A :class:`ed_lib.records.Row` for each run, printed as they come."""
+    workers = (size.workers or machine.threads()) if device == "cpu" else 1
+    jobs = [delayed(do)(one, seed, device, size.held_out) for one in runs for seed in range(size.seeds)]
+    with parallel_config("loky", inner_max_num_threads=1):
+        results = Parallel(n_jobs=workers, return_as="generator")(jobs)
+    rows = []
+    for number, one in enumerate(runs, start=1):
+        rows.append(row(one, [next(results) for _ in range(size.seeds)]))
+        print(f"{number}/{len(runs)} {text(rows[-1])}", flush=True)
+    return rows
+
+
+def do(one, seed, device, held_out):
+    """One run with one seed → what it came to, as plain numbers."""
+    import torch
+
+    torch.set_flush_denormal(True)
+    (inputs, labels), test = images(one.data, one.task)
+    held_out = min(held_out, len(labels) // 6)
+    judge = inputs[-held_out:], labels[-held_out:]
+    kept = min(one.few or len(labels), len(labels) - held_out)
+    steps = one.passes * -(-kept // BATCH)
+    learner = a_learner(one, seed, device, steps, classes=int(labels.max()) + 1)
+    history = training.train(
+        learner,
+        (inputs[:kept], labels[:kept]),
+        judge if one.few else test,
+        passes=one.passes,
+        batch=BATCH,
+        every=steps if one.few else max(1, steps // (2 * one.passes)),
+        seed=1000 * seed,
+    )
+    found = {"loss": history.loss[-1], "seconds": history.seconds[-1]}
+    if one.few:
+        found |= {"held_out": history.accuracy[-1], "accuracy": training.accuracy(learner.net, *test)}
+    else:
+        found |= {"held_out": training.accuracy(learner.net, *judge), "accuracy": history.accuracy[-1]}
+        found |= {"seen": history.seen, "curve": history.accuracy, "losses": history.loss[1:]}
+    return found
+
+
+def a_learner(one, seed, device, steps, classes):
+    """The learner of a run; ``steps`` of them in all."""
+    k = classes if classes > 2 else 1
+    if one.method == "logistic":
+        return LogisticRegression(784, k, rate=one.rate, steps=steps, seed=seed, device=device)
+    sizes, options = (
+        (784, one.width, one.depth, k),
+        dict(rule=one.rule, init=one.init, seed=seed, device=device),
+    )
+    if one.network == "one a class":
+        net = EDNetwork(*sizes, backend="torch", **options)
+    else:
+        net = RoutedNetwork(*sizes, walls="walls" in one.network, centred="centred" in one.network, **options)
+    learns = None if one.learns is None else mask(net, *one.learns)
+    return Learner(
+        net, one.method, one.optimizer, one.rate, steps=steps if one.decay else None, layers=learns
+    )
+
+
+@functools.cache
+def images(name, task):
+    """((inputs, labels), (inputs, labels)): the training and the test images of a task."""
+    found = data.load(name)
+    pairs = [(found.train_images, found.train_labels), (found.test_images, found.test_labels)]
+    if task == "zero or one":
+        pairs = [data.pick(*pair, [0, 1]) for pair in pairs]
+    pairs = [(data.as_inputs(pictures), labels) for pictures, labels in pairs]
+    return [(inputs, labels % 2 if task == "even or odd" else labels) for inputs, labels in pairs]
+
+
+def row(one, results):
+    """A row from what the seeds came to; its seconds are those of the training steps of a whole run."""
+    gathered = {key: [found[key] for found in results] for key in results[0]}
+    seconds = gathered.pop("seconds")
+    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
+    gathered = {key: np.round(values, 5).tolist() for key, values in gathered.items()}
+    if "seen" in gathered:
+        gathered["seen"] = gathered["seen"][0]  # the same for all seeds
+    completion = timing.Timing(median, q1, q3, len(seconds))
+    return records.Row(dataclasses.asdict(one), completion, results=gathered)
+
+
+def text(row):
+    """A row as a line to print."""
+    case, right = row.case, row.results["accuracy"]
+    what = [case[key] for key in ("table", "data", "task", "network", "method", "rule", "optimizer")]
+    sizes = f"{case['rate']:g} W={case['width']} D={case['depth']} {case['init']} {case['learns'] or ''}"
+    found = f"{np.mean(right):.2%} ({min(right):.2%} to {max(right):.2%})"
+    return f"{', '.join(filter(None, what))} {sizes}: {found}, {timing.text(row.completion.median)}"
+
+
+def step_times(device, size):
+    """The time of a training step of the ten-class task, all methods and optimizers in turns."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runs = [Run("seconds", "mnist", "ten classes", *method, optimizer, 1e-6, size.width)
+            for method in METHODS for optimizer in RATES]  # fmt: skip
+    rng = np.random.default_rng(0)
+    x, target = rng.random((BATCH, 784)), data.one_hot(rng.integers(0, 10, BATCH), 10)
+    learners = [a_learner(one, 0, device, 1, classes=10) for one in runs]
+    batch = [(learner.net.asarray(x), learner.net.asarray(target)) for learner in learners]
+    calls = {n: functools.partial(learners[n].step, *batch[n]) for n in range(len(runs))}
+    times = timing.compare(calls, min_seconds=size.seconds, rounds=5)
+    torch.set_num_threads(threads)
+    return [records.Row(dataclasses.asdict(one), times[n]) for n, one in enumerate(runs)]

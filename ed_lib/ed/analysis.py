@@ -1,0 +1,168 @@
+"""Looking into a network: does ED's update point the way of the gradient, and which layers do anything?
+
+Everything here is computed in float64 by the clear formulas of ``rules``, with PyTorch's autograd for the
+gradient. Layers of weights are counted from 0, the input layer, to depth + 1, the output layer; hidden layers
+of cells from 0 to depth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ed_lib import arrays
+from ed_lib.ed import rules
+from ed_lib.ed.baselines import LOSSES
+
+SATURATED = 0.01  # a cell whose output is nearer than this to 0 or 1
+NAMES = ("input.weight", "hidden.weight", "output.weight")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How an ED direction compares with a gradient, over the weights of one layer of all K networks.
+
+    ``same_sign``: of the weights that both would move, the share that they move the same way; NaN if there
+    are none. ``cosine`` of the two directions; NaN if one is zero. ``counted``: the share of weights that
+    both would move.
+    """
+
+    same_sign: float
+    cosine: float
+    counted: float
+
+
+def directions(net, x, target, loss="squared"):
+    """For each layer of weights, what ED adds to it (with α = 1) and what gradient descent adds.
+
+    x (B, n_inputs), target (B, K): NumPy arrays. ``loss`` as in :class:`ed_lib.ed.baselines.Backprop`. → two
+    lists of depth + 2 NumPy arrays (K, 2, 2, I, O), as in ``state_dict``. The output's inhibitory cell, which
+    nobody reads, is left out: (K, 1, 2, W, 1).
+    """
+    import torch
+
+    arrays.check_choice("loss", loss, LOSSES)
+    target = torch.as_tensor(_checked("target", target, (len(x), net.n_outputs)))
+    layers = trace(net, x)
+    out = layers[-1].answered[:, 0, :, 0].T  # (K, 2, B, 1) → (B, K)
+    error = target - out
+    if loss == "squared":
+        total = (error**2).sum() / (2 * len(x))
+    else:
+        total = torch.nn.functional.binary_cross_entropy(out, target, reduction="sum") / len(x)
+    gradients = torch.autograd.grad(total, [layer.weight for layer in layers])
+    with torch.no_grad():
+        ed = [rules.weight_update(n.sent, n.answered, error, 1.0, net.rule).numpy() for n in layers]
+    descent = [-gradient.numpy() for gradient in gradients]
+    for found in (ed, descent):
+        found[-1] = found[-1][:, :1]
+    return ed, descent
+
+
+def agreement(net, x, target, loss="squared"):
+    """An :class:`Agreement` for each of the depth + 2 layers of weights; arguments as in ``directions``."""
+    return [compare(ed, descent) for ed, descent in zip(*directions(net, x, target, loss), strict=True)]
+
+
+def compare(ed, descent):
+    """The :class:`Agreement` of two directions, arrays of the same shape."""
+    ed, descent = np.ravel(ed), np.ravel(descent)
+    both = (ed != 0) & (descent != 0)
+    same = float((np.sign(ed) == np.sign(descent))[both].mean()) if both.any() else np.nan
+    lengths = [np.linalg.norm(v / (np.abs(v).max() or 1)) for v in (ed, descent)]  # scaled: squares underflow
+    dot = np.dot(ed / (np.abs(ed).max() or 1), descent / (np.abs(descent).max() or 1))
+    return Agreement(same, float(dot / np.prod(lengths)) if all(lengths) else np.nan, float(both.mean()))
+
+
+def messages(net, x):
+    """∂o/∂y of each hidden cell: what backpropagation would tell it, up to the error.
+
+    x (B, n_inputs) → (depth + 1, K, 2, B, W), a NumPy array. In a network whose weights have their signs it
+    is nowhere negative for type 0, nowhere positive for type 1.
+    """
+    import torch
+
+    layers = trace(net, x)
+    out = layers[-1].answered[:, 0].sum()  # samples and networks do not mix: each has its own derivative
+    found = torch.autograd.grad(out, [layer.answered for layer in layers[:-1]])
+    return torch.stack(found).numpy()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Tensors of one layer, (K, 2, 2, I, O), (K, 2, B, I), (K, 2, B, O), that autograd follows."""
+
+    weight: object
+    sent: object
+    answered: object
+
+
+def trace(net, x):
+    """The forward pass for x (B, n_inputs), a NumPy array, as a list of depth + 2 :class:`Layer`."""
+    import torch
+
+    x = torch.as_tensor(_checked("x", x, ("B", net.n_inputs)))
+    state = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in net.state_dict().items()}
+    weights = [state[NAMES[0]], *state[NAMES[1]], state[NAMES[2]]]
+    biases = [state["input.bias"], *state["hidden.bias"], state["output.bias"]]
+    sent, layers = x.expand(net.n_outputs, 2, *x.shape), []  # (K, 2, B, I)
+    for weight, bias in zip(weights, biases, strict=True):
+        weight.requires_grad_()
+        if net.bias == "cells":
+            bias = rules.BIAS_CELL * bias.sum(2)  # (K, 2, 2, 1, O) → (K, 2, 1, O)
+        answered = rules.layer(sent, weight, bias, net.u0)
+        layers.append(Layer(weight, sent, answered))
+        sent = answered
+    return layers
+
+
+def saturation(net):
+    """The share of saturated answers in each hidden layer of the last ``forward``: (depth + 1,).
+
+    An answer is saturated when it is nearer than 0.01 to 0 or 1. RuntimeError if the network never ran.
+    """
+    y = _answers(net)
+    return ((y < SATURATED) | (y > 1 - SATURATED)).mean(axis=(1, 2, 3))
+
+
+def one_number(net):
+    """How nearly each hidden layer of the last ``forward`` passes on a single number: (depth + 1,).
+
+    The share of the variance of its answers, over the batch, that lies along one direction (the first
+    principal component), averaged over the K networks: 1 when all cells move together; NaN where no answer
+    differs between samples. RuntimeError if the network never ran.
+    """
+    y = _answers(net)
+    values = np.linalg.svd(y - y.mean(axis=2, keepdims=True), compute_uv=False) ** 2  # (depth + 1, K, …)
+    total = values.sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.where(total > 0, values[..., 0] / total, np.nan).mean(axis=1)
+
+
+def _answers(net):
+    """What the hidden cells answered in the last ``forward``, (depth + 1, K, B, 2W), float64."""
+    if net._activations is None:
+        raise RuntimeError("the network has no activations: it never ran; call forward(x) first")
+    return arrays.to_numpy(net._states).astype(float)
+
+
+def moved(before, after):
+    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖: (depth + 2,).
+
+    before, after: what ``state_dict`` returned. ValueError for states of networks of different shapes.
+    """
+    found = []
+    for name in NAMES:
+        a, b = (np.asarray(state[name], float) for state in (before, after))
+        if a.shape != b.shape:
+            raise ValueError(f"after[{name!r}] has the shape {b.shape}; wanted {a.shape}, as before")
+        layers = zip(a, b, strict=True) if name == "hidden.weight" else [(a, b)]
+        found += [np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers]
+    return np.array(found)
+
+
+def _checked(name, array, shape):
+    array = np.asarray(array, dtype=float)
+    arrays.check_shape(name, array.shape, shape)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
+    return array

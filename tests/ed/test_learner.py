@@ -1,0 +1,213 @@
+"""ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze."""
+
+import numpy as np
+import pytest
+import torch
+
+from ed_lib.ed import EDNetwork, baselines, training
+from ed_lib.ed.learner import Learner, mask
+
+
+def a_net(depth=2, k=3, **options):
+    return EDNetwork(7, 4, depth, k, init="fan_in", dtype="float64", backend="torch", **options)
+
+
+def batch(rng, net, size=6):
+    return net.asarray(rng.random((size, 7))), net.asarray(rng.integers(0, 2, (size, net.n_outputs)))
+
+
+@pytest.mark.parametrize("rule", ["kaneko", "signed"])
+@pytest.mark.parametrize("bias", ["free", "cells"])
+@pytest.mark.parametrize("depth", [0, 2, 20])
+def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
+    options = dict(rule=rule, bias=bias, depth=depth, alpha=0.3)
+    own, learner = a_net(**options), Learner(a_net(**options), "ed", "sgd", 0.3)
+    for _ in range(3):
+        x, target = batch(rng, own)
+        torch.testing.assert_close(own.step(x, target), learner.step(x, target), rtol=1e-12, atol=1e-14)
+    for name, value in own.state_dict().items():
+        np.testing.assert_allclose(learner.net.state_dict()[name], value, rtol=1e-11, atol=1e-13)
+
+
+def loss_of(net, parameters, x, target, loss):
+    """The loss of the folded weights, by PyTorch's own layers and losses, for autograd."""
+    y = x.expand(net.n_outputs, *x.shape)  # (K, B, I)
+    layers = [("input", ...), *[("hidden", d) for d in range(net.depth)], ("output", ...)]
+    for name, at in layers:
+        weight, bias = parameters[f"{name}.weight"][at], parameters[f"{name}.bias"][at]
+        if name == "input":
+            weight = weight[:, :7] + weight[:, 7:]
+        y = torch.sigmoid(2 / net.u0 * (y @ weight + bias))
+    out = y[..., 0].T
+    if loss == "squared":
+        return torch.nn.functional.mse_loss(out, target, reduction="sum") / (2 * len(x))
+    return torch.nn.functional.binary_cross_entropy(out, target, reduction="sum") / len(x)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("loss", baselines.LOSSES)
+def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
+    """Three steps against PyTorch's autograd with the same optimizer, minimizing."""
+    learner = Learner(a_net(), loss, optimizer, 0.01)
+    twin = {name: value.clone().requires_grad_() for name, value in learner.net._params.items()}
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](twin.values(), lr=0.01)
+    for _ in range(3):
+        x, target = batch(rng, learner.net)
+        theirs.zero_grad()
+        loss_of(learner.net, twin, x, target, loss).backward()
+        theirs.step()
+        learner.step(x, target)
+        for name, value in twin.items():
+            # The output's inhibitory cell has no gradient at all, where ours has one of zero
+            torch.testing.assert_close(learner.net._params[name], value.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["ed", "squared"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("names", [("input",), ("hidden",), ("output",), (0, 2), ("input", 3)])
+def test_only_the_layers_named_learn(method, optimizer, names, rng):
+    learner = Learner(a_net(), method, optimizer, 0.1, layers=mask(a_net(), *names))
+    before = learner.net.state_dict()
+    for _ in range(2):
+        learner.step(*batch(rng, learner.net))
+    after = learner.net.state_dict()
+    learned = {"input": [0], "hidden": [1, 2], "output": [3]}
+    learned = {layer for name in names for layer in learned.get(name, [name])}
+    for part in ("weight", "bias"):
+        changed = {
+            0: (after[f"input.{part}"] != before[f"input.{part}"]).any(),
+            1: (after[f"hidden.{part}"][0] != before[f"hidden.{part}"][0]).any(),
+            2: (after[f"hidden.{part}"][1] != before[f"hidden.{part}"][1]).any(),
+            3: (after[f"output.{part}"] != before[f"output.{part}"]).any(),
+        }
+        assert {layer for layer, did in changed.items() if did} == learned
+
+
+def test_the_rate_falls_along_half_a_cosine(rng):
+    learner, rates = Learner(a_net(), rate=0.5, steps=8), []
+    for _ in range(8):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        learner.step(*batch(rng, learner.net))
+    np.testing.assert_allclose(rates, 0.25 * (1 + np.cos(np.pi * np.arange(8) / 8)))
+    before = learner.net.state_dict()
+    learner.step(*batch(rng, learner.net))  # the rate is zero now
+    assert all((before[n] == w).all() for n, w in learner.net.state_dict().items())
+
+
+def test_kanekos_rule_keeps_its_signs_under_adam(rng):
+    learner = Learner(a_net(rule="kaneko"), "ed", "adam", 0.05)
+    for _ in range(5):
+        learner.step(*batch(rng, learner.net))
+    assert learner.net.signs_hold()
+
+
+BAD = [
+    (dict(method="bp"), "method is 'bp'; wanted one of 'ed', 'squared', 'cross_entropy'"),
+    (dict(optimizer="sdg"), "optimizer is 'sdg'"),
+    (dict(rate=0), "rate is 0; wanted a finite number above 0"),
+    (dict(rate=float("nan")), "rate is nan"),
+    (dict(steps=0), "steps is 0"),
+    (dict(layers=np.zeros(4, bool)), "layers names no layer"),
+    (
+        dict(layers=np.ones(3, bool)),
+        r"layers is bool of the shape \(3,\); wanted one truth value for each of the 4",
+    ),
+    (dict(layers=[1, 0, 0, 1]), "layers is int64 of the shape"),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD)
+def test_a_bad_argument_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Learner(a_net(), **options)
+
+
+def test_a_network_of_another_library_is_refused():
+    with pytest.raises(ValueError, match="net is of the backend 'numpy'; wanted 'torch'"):
+        Learner(EDNetwork(7, 4, 0))
+
+
+def test_bad_inputs_change_nothing(rng):
+    learner = Learner(a_net(), "squared", "adam")
+    before = learner.net.state_dict()
+    x, target = batch(rng, learner.net)
+    bad_ones = [
+        (x * np.nan, target, "x holds NaN"),
+        (x, target * np.nan, "target holds NaN"),
+        (x, target[:2], "target has the shape"),
+        (x, target + 2, "target has values outside"),
+    ]
+    for *bad, message in bad_ones:
+        with pytest.raises(ValueError, match=message):
+            learner.step(*bad)
+    assert all((before[n] == w).all() for n, w in learner.net.state_dict().items())
+
+
+def test_a_mask_names_layers():
+    net = a_net(depth=2)
+    assert mask(net, "input", "output").tolist() == [True, False, False, True]
+    assert mask(net, "hidden").tolist() == mask(net, 1, 2).tolist() == [False, True, True, False]
+
+
+BAD_NAMES = [
+    ((), ValueError, "layers names no layer"),
+    (("inputs",), ValueError, "layers is 'inputs'; wanted one of 'input', 'hidden', 'output'"),
+    ((4,), ValueError, "layers names 4; wanted at most 3, the output layer"),
+    ((-1,), ValueError, "layers is -1"),
+    ((0.5,), TypeError, "layers is 0.5; wanted a whole number"),
+]
+
+
+@pytest.mark.parametrize("names, error, message", BAD_NAMES)
+def test_a_bad_name_of_a_layer_is_named(names, error, message):
+    with pytest.raises(error, match=message):
+        mask(a_net(depth=2), *names)
+
+
+def test_a_network_without_hidden_layers_has_none_to_name():
+    with pytest.raises(ValueError, match="layers names no layer"):
+        mask(a_net(depth=0), "hidden")
+
+
+def test_a_rate_is_searched_on_images_held_out(rng):
+    inputs, labels = rng.random((120, 7)).astype("float32"), rng.integers(0, 2, 120)
+    seen = []
+
+    class Constant:
+        """Learns nothing, and answers 1 for the rates above a half."""
+
+        n_inputs, n_outputs, space = 7, 1, a_net().space
+        asarray = staticmethod(a_net().asarray)
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def forward(self, x):
+            return torch.full((len(x), 1), float(self.rate > 0.5))
+
+        def step(self, x, target):
+            seen.append(len(x))
+            return self.forward(x)
+
+    found = training.search_rate(Constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
+    assert found == {0.1: (labels[90:] == 0).mean(), 0.9: (labels[90:] == 1).mean()}
+    assert sum(seen) == 2 * 90
+    with pytest.raises(ValueError, match="rates is empty"):
+        training.search_rate(Constant, [], (inputs, labels))
+    for share in (0, 1, 1.5):
+        with pytest.raises(ValueError, match=f"held_out is {share}"):
+            training.search_rate(Constant, [0.1], (inputs, labels), held_out=share)
+
+
+def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
+    from sklearn.linear_model import LogisticRegression
+
+    inputs = rng.standard_normal((300, 5)).astype("float32")
+    for k in (1, 3):
+        scores = inputs @ rng.standard_normal((5, k)) + rng.gumbel(size=(300, k))
+        labels = (scores[:, 0] > 0).astype(int) if k == 1 else scores.argmax(axis=1)
+        ours = baselines.LogisticRegression(5, k, rate=0.1, steps=60 * 10)
+        training.train(ours, (inputs, labels), (inputs, labels), passes=60, batch=30, every=10**6)
+        theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
+        chances = ours.forward(ours.asarray(inputs)).detach().numpy()
+        np.testing.assert_allclose(chances, theirs[:, 1:] if k == 1 else theirs, atol=0.02)
