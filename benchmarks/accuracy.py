@@ -196,9 +196,7 @@ def routing(size, rates):
 def widest(size, ten):
     """The ten-class task with wider networks and more passes, at the rates of the long runs."""
     wider = {"width": size.best_width, "passes": size.best_passes}
-    runs = [
-        Run(**best(ten, "accuracy", data="mnist", method=method).case) for method in ("ed", "cross_entropy")
-    ]
+    runs = [Run(**best(ten, data="mnist", method=method).case) for method in ("ed", "cross_entropy")]
     return [dataclasses.replace(one, table="best", **wider) for one in runs]
 
 

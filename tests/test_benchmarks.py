@@ -1,11 +1,15 @@
 """The benchmark at a tiny size: every version agrees with the reference; the record survives a round trip."""
 
+import functools
+
+import numpy as np
 import pytest
+import torch
 
 from benchmarks import __main__ as command
-from benchmarks import ed
-from ed_lib import arrays, records, roofline
-from ed_lib.ed import costs
+from benchmarks import accuracy, ed
+from ed_lib import arrays, data, records, roofline
+from ed_lib.ed import costs, training
 from tools import measurements
 
 TINY = dict(depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
@@ -71,3 +75,70 @@ def test_the_command_line(monkeypatch, tmp_path, record, capsys):
             command.main(["--device", "cuda"])
     with pytest.raises(SystemExit):
         command.main(["lsmt"])
+
+
+@pytest.fixture
+def few_digits(monkeypatch):
+    """scikit-learn's digits in place of the data sets, and few of the rates."""
+    monkeypatch.setattr(data, "load", functools.partial(data.load, offline=True))
+    monkeypatch.setattr(
+        accuracy, "RATES", {"sgd": (0.02, 0.05, 0.1, 0.2, 0.5), "adam": (1e-3, 3e-3, 1e-2, 3e-2)}
+    )
+    monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
+    accuracy.images.cache_clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    accuracy.images.cache_clear()
+
+
+SIZES = dict(few=128, passes=1, best_passes=1, width=3, best_width=5, stack=2, article=4, depths=(0, 1))
+
+
+def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits, tmp_path, capsys):
+    made = accuracy.run("cpu", accuracy.Size(**SIZES, seeds=2, seconds=0.01, workers=1))
+    record = records.read(records.write(made, tmp_path))
+    learned = [row for row in record.rows if row.case["table"] != "seconds"]
+    for row in learned:
+        assert len(row.results["accuracy"]) == len(row.results["held_out"]) == row.completion.n == 2
+        assert all(0 <= value <= 1 for value in row.results["accuracy"])
+    for row in record.select(table="ten"):  # the rate that was best on the images held out
+        case = {key: row.case[key] for key in ("data", "method", "rule", "optimizer")}
+        tried = record.select(table="rates", **case)
+        top = max(tried, key=lambda one: np.mean(one.results["held_out"]))
+        assert row.case["rate"] == top.case["rate"] and len(tried) == len(
+            accuracy.RATES[row.case["optimizer"]]
+        )
+    frozen = {(row.case["depth"], *(row.case["learns"] or ["all"])) for row in record.select(table="freeze")}
+    wanted = {(depth, layers) for depth in (2, 4) for layers in ("all", "input", "hidden", "output")}
+    assert frozen == wanted | {(0, "all")}
+    networks = {row.case["network"] for row in record.select(table="routing")}
+    assert networks == {"one a class", *accuracy.VARIANTS}
+    assert [row.case["width"] for row in record.select(table="best")] == [5, 5]
+    assert len(record.select(table="tasks", method="logistic")) == 6
+    assert len(record.select(table="seconds")) == 8
+    page = measurements.page([record])
+    assert all(title in page for title in measurements.ACCURACY_TITLES.values())
+
+
+def test_runs_of_one_seed_are_the_same_and_of_another_are_not(few_digits, capsys):
+    one = accuracy.Run("t", task="zero or one", width=4, few=100)
+    first, again, other = (accuracy.do(one, seed, "cpu", 20) for seed in (0, 0, 1))
+    assert first["loss"] == again["loss"] != other["loss"]
+
+
+def test_images_held_out_are_never_learned_from(few_digits, monkeypatch, capsys):
+    """What lies behind the images that are learned from is what judges."""
+    seen = []
+
+    def train(learner, learn, judge, **options):
+        seen.append((learn, judge))
+        return training.History([0], [0.0], [0.5], [1.0], [1.0])
+
+    monkeypatch.setattr(training, "train", train)
+    accuracy.do(accuracy.Run("t", width=4, few=5000), 0, "cpu", 100)
+    (learn, judge) = seen[0]
+    inputs, _ = accuracy.images("mnist", "ten classes")[0]
+    assert len(learn[0]) == len(inputs) - 100 and len(judge[0]) == 100
+    np.testing.assert_array_equal(np.concatenate([learn[0], judge[0]]), inputs)

@@ -9,7 +9,6 @@ import tomllib
 import pytest
 
 from conftest import ROOT
-from ed_lib import records
 from tools import measurements, notebooks, repository
 
 NAME = re.compile(r"^([A-Za-z0-9_.-]+)\s*([<>=!~][^;#\s]*)?")
@@ -55,7 +54,7 @@ def test_every_package_and_the_records_are_installed():
 
 
 def test_the_page_of_measurements_is_that_of_the_records():
-    assert measurements.PAGE.read_text() == measurements.page(records.load("ed")), (
+    assert measurements.PAGE.read_text() == measurements.page(measurements.recorded()), (
         "run python -m tools.measurements"
     )
 

@@ -1,5 +1,7 @@
 """Writes the page that lists every recorded measurement: `python -m tools.measurements`."""
 
+import numpy as np
+
 from ed_lib import records, timing
 from tools.notebooks import ROOT
 
@@ -16,7 +18,14 @@ nothing can beat on that machine: the bytes that must be moved over its bandwidt
 its rate, whichever is longer. The same case may stand under several headings, and differ there by as much as
 other programs disturbed the machine: compare within a heading. $D$ is the depth, $W$ the width, $K$ the
 number of networks.
+
+The record `accuracy` holds what was learned: the accuracy on the test images, its mean over the seeds and the
+lowest and highest of them. All choices (rates, optimizers) were made on training images that were held out,
+by the short runs listed under *every rate*, which give the mean accuracy on those images. $W$ counts pairs of
+cells in a hidden layer of one network; *one a class* has ten such networks. Runs shared the machine, one
+thread each, so their seconds are only a guide; steps timed in turns stand last.
 """
+BENCHMARKS = ("ed", "accuracy")
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
 TITLES = {
     "article": "The source article's formulas",
@@ -26,6 +35,18 @@ TITLES = {
     "depth": "A step, by depth",
     "width": "A step, by width",
     "networks": "A step, by number of networks",
+}
+ACCURACY_TITLES = {
+    "rates": "Ten classes, every rate: short runs",
+    "ten": "Ten classes, at the best rate: five passes",
+    "rates, two classes": "Two classes, every rate: short runs",
+    "tasks": "Two classes, at the best optimizer and rate: five passes; logistic regression: ten",
+    "depth": "Even or odd, by depth, start and rate: short runs",
+    "freeze": "Only some layers learn: one pass, constant rate",
+    "rates, routing": "Routed errors, every rate: short runs",
+    "routing": "Routed errors, at the best rate: five passes",
+    "best": "Ten classes, wider, at the same rates: eight passes",
+    "seconds": "A step of the ten-class task, in turns, one thread",
 }
 COLUMNS = (
     "what",
@@ -51,9 +72,10 @@ def page(found):
     for record in found:
         text += f"\n## {record.device}: `{record.benchmark}`\n\n{provenance(record)}\n"
         for name in dict.fromkeys(row.case["table"] for row in record.rows):
-            lines = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, record.select(table=name))]
-            body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-            text += f"\n### {TITLES[name]}\n\n{body}\n"
+            rows = record.select(table=name)
+            head, *lines = [COLUMNS, *map(cells, rows)] if record.benchmark == "ed" else learned(name, rows)
+            body = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
+            text += f"\n### {(TITLES if record.benchmark == 'ed' else ACCURACY_TITLES)[name]}\n\n{body}\n"
     return text
 
 
@@ -94,9 +116,66 @@ def cells(row):
     ]
 
 
+HOW = {
+    "ed": "ED, {}",
+    "squared": "backpropagation, squared error",
+    "cross_entropy": "backpropagation, cross-entropy",
+    "logistic": "logistic regression",
+}
+LEARNER = ("images", "task", "network", "learns by", "optimizer", "rate", "$W$", "$D$", "start", "layers that learn")  # fmt: skip  # noqa: E501
+
+
+def learned(name, rows):
+    """The head and the lines of a table of the record "accuracy"."""
+    if name == "seconds":
+        return [(*LEARNER[:5], "time", "quartiles"), *map(step_cells, rows)]
+    if name == "depth" or name.startswith("rates"):
+        return by_rate(rows)
+    return [(*LEARNER, "accuracy", "lowest – highest", "n", "seconds"), *map(accuracy_cells, rows)]
+
+
+def learner_cells(row):
+    """What was trained and how, as texts, one for each of LEARNER."""
+    case = row.case
+    how, layers = HOW[case["method"]].format(case["rule"]), ", ".join(case["learns"] or ["all"])
+    sizes = f"{case['rate']:g}", str(case["width"]), str(case["depth"])
+    what = case["data"], case["task"], case["network"], how, case["optimizer"]
+    return [*what, *sizes, case["init"].replace("_", "-"), layers]
+
+
+def accuracy_cells(row):
+    """The same, with the accuracy over the seeds and the median seconds of training."""
+    found = row.results["accuracy"]
+    texts = f"{np.mean(found):.2%}", f"{min(found):.2%} – {max(found):.2%}", str(len(found))
+    return [*learner_cells(row), *texts, f"{row.completion.median:.3g}"]
+
+
+def step_cells(row):
+    """What was trained, and the time of a step."""
+    time = row.completion
+    quartiles = f"{timing.text(time.q1)} – {timing.text(time.q3)}"
+    return [*learner_cells(row)[:5], timing.text(time.median), quartiles]
+
+
+def by_rate(rows):
+    """One line for each learner: its mean accuracy on the images held out, at each rate."""
+    lines = {}
+    for row in rows:
+        key = tuple(text for n, text in enumerate(learner_cells(row)[:-1]) if n != 5)  # without the rate
+        lines.setdefault(key, []).append(f"{row.case['rate']:g}: {np.mean(row.results['held_out']):.1%}")
+    head = [name for n, name in enumerate(LEARNER[:-1]) if n != 5]
+    return [[*head, "accuracy at each rate"], *([*key, ", ".join(found)] for key, found in lines.items())]
+
+
 def main():
-    PAGE.write_text(page(records.load("ed")))
+    PAGE.write_text(page(recorded()))
     print(f"{PAGE.relative_to(ROOT)} written")
+
+
+def recorded():
+    """All records, machine by machine."""
+    found = [record for benchmark in BENCHMARKS for record in records.load(benchmark)]
+    return sorted(found, key=lambda record: record.machine)
 
 
 if __name__ == "__main__":

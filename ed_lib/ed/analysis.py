@@ -138,6 +138,16 @@ def one_number(net):
         return np.where(total > 0, values[..., 0] / total, np.nan).mean(axis=1)
 
 
+def votes(net):
+    """What each hidden layer of the last ``forward`` says to each sample: (depth + 1, K, B), in (−1, 1).
+
+    The mean answer of its excitatory cells less that of its inhibitory cells; above zero is a vote for 1.
+    RuntimeError if the network never ran.
+    """
+    y = _answers(net)
+    return y[..., : net.width].mean(axis=-1) - y[..., net.width :].mean(axis=-1)
+
+
 def _answers(net):
     """What the hidden cells answered in the last ``forward``, (depth + 1, K, B, 2W), float64."""
     if net._activations is None:

@@ -157,6 +157,15 @@ def test_saturation_and_the_one_number_against_loops(rng, backend):
         assert single[n] == pytest.approx(np.mean(shares), abs=1e-3)
 
 
+def test_votes_are_those_of_the_excitatory_cells_less_the_others(rng, backend):
+    net = a_net(2, dtype="float32", **backend)
+    x, _ = batch(rng, net)
+    net.forward(net.asarray(x))
+    for n, layer in enumerate(analysis.trace(net, x)[:-1]):
+        y = layer.answered.detach().numpy()  # (K, 2, B, W)
+        np.testing.assert_allclose(analysis.votes(net)[n], y[:, 0].mean(-1) - y[:, 1].mean(-1), atol=1e-5)
+
+
 def test_a_layer_that_answers_alike_passes_on_no_number():
     net = a_net(0)
     net.forward(np.ones((4, 5)))
@@ -176,7 +185,7 @@ def test_how_far_each_layer_moved(rng):
         analysis.moved(before, a_net(2, k=1).state_dict())
 
 
-@pytest.mark.parametrize("look", [analysis.saturation, analysis.one_number])
+@pytest.mark.parametrize("look", [analysis.saturation, analysis.one_number, analysis.votes])
 def test_a_network_that_never_ran_is_an_error(look):
     with pytest.raises(RuntimeError, match="it never ran; call forward"):
         look(a_net())
