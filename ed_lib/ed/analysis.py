@@ -132,10 +132,11 @@ def one_number(net):
     differs between samples. RuntimeError if the network never ran.
     """
     y = _answers(net)
-    values = np.linalg.svd(y - y.mean(axis=2, keepdims=True), compute_uv=False) ** 2  # (depth + 1, K, …)
-    total = values.sum(axis=-1)
+    y -= y.mean(axis=2, keepdims=True)
+    covariance = y.swapaxes(-1, -2) @ y  # (depth + 1, K, 2W, 2W), times the batch
+    total, largest = np.trace(covariance, axis1=-2, axis2=-1), np.linalg.eigvalsh(covariance)[..., -1]
     with np.errstate(invalid="ignore"):
-        return np.where(total > 0, values[..., 0] / total, np.nan).mean(axis=1)
+        return np.where(total > 0, largest / total, np.nan).mean(axis=1)
 
 
 def votes(net):

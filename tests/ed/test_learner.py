@@ -200,7 +200,7 @@ def test_a_rate_is_searched_on_images_held_out(rng):
 
 
 def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
-    from sklearn.linear_model import LogisticRegression
+    LogisticRegression = pytest.importorskip("sklearn.linear_model").LogisticRegression
 
     inputs = rng.standard_normal((300, 5)).astype("float32")
     for k in (1, 3):
