@@ -9,7 +9,8 @@ from ed_lib.ed.learner import Learner, mask
 
 
 def a_net(depth=2, k=3, **options):
-    return EDNetwork(7, 4, depth, k, init="fan_in", dtype="float64", backend="torch", **options)
+    options = dict(dtype="float64", backend="torch", path="layers") | options
+    return EDNetwork(7, 4, depth, k, init="fan_in", **options)
 
 
 def batch(rng, net, size=6):
