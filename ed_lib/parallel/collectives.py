@@ -10,7 +10,6 @@ P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters 
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
