@@ -97,7 +97,7 @@ def compare(functions, *, min_seconds=1.0, rounds=5):
     turn = arrays.check_positive("min_seconds", min_seconds) / rounds
     threads = torch.get_num_threads()
     timers = {
-        name: benchmark.Timer("f()", timer=_now, globals={"f": function}, num_threads=threads)
+        name: benchmark.Timer("f()", timer=now, globals={"f": function}, num_threads=threads)
         for name, function in functions.items()
     }
     for function in functions.values():
@@ -134,7 +134,7 @@ def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
     return Apart(_summary(launches), _summary(completions))
 
 
-def _now():
+def now():
     """The clock's seconds, once the device has nothing left to do."""
     synchronize()
     return perf_counter()
@@ -145,9 +145,9 @@ def _take_turn(function, timer, seconds):
 
     blocked_autorange alone would run a long function twice, once to find that one run fills a block.
     """
-    start = _now()
+    start = now()
     function()
-    first = _now() - start
+    first = now() - start
     return [first] if first >= seconds else timer.blocked_autorange(min_run_time=seconds).times
 
 
