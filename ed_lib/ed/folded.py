@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from ed_lib import arrays
+from ed_lib.ed import rules
 
 GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
 
@@ -66,6 +67,16 @@ def gains(error, rule):
     d = error.T  # (K, B)
     pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]
     return arrays.library(error).stack(pair, 1)
+
+
+def bias_term(bias, kind):
+    """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send 0.8."""
+    return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
+
+
+def bias_gains(gains, error, kind):
+    """What the error (B, K) is to the bias: (K, n, B), n = 1 for free biases, 2 for bias cells."""
+    return gains * rules.BIAS_CELL if kind == "cells" else error.T[:, None]
 
 
 def learn(weight, bias, x, y, gains, bias_gains):

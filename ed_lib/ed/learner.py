@@ -67,8 +67,8 @@ class Learner:
             self.backprop.add_direction(directions, 1.0)
         for name, direction in directions.items():
             for layer in np.flatnonzero(self.frozen):
-                if (part := _part(name, int(layer), self.net.depth)) is not None:
-                    direction[part] = 0
+                if (place := part(name, int(layer), self.net.depth)) is not None:
+                    direction[place] = 0
 
 
 def mask(net, *layers):
@@ -102,7 +102,7 @@ def check_mask(net, layers):
     return layers
 
 
-def _part(name, layer, depth):
+def part(name, layer, depth):
     """Where in the parameter ``name`` the weights of this layer lie, or None if they lie elsewhere."""
     place = "input" if layer == 0 else "output" if layer == depth + 1 else "hidden"
     if not name.startswith(place):

@@ -154,7 +154,7 @@ class EDNetwork:
         states, (x, out) = self._states, self._activations
         step = alpha / len(x)
         gains = folded.gains(error * step, self.rule)  # (K, 2, B)
-        bias_gains = gains * rules.BIAS_CELL if self.bias == "cells" else error.T[:, None] * step  # (K, n, B)
+        bias_gains = folded.bias_gains(gains, error * step, self.bias)  # (K, n, B)
         of_input = gains if self.rule == "kaneko" else gains[:, :1]  # "signed": the same for both types
         folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, bias_gains)
         hidden = p["hidden.weight"], p["hidden.bias"]
@@ -174,8 +174,7 @@ class EDNetwork:
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
-        bias = self._params[f"{layer}.bias"]
-        return bias if self.bias == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
+        return folded.bias_term(self._params[f"{layer}.bias"], self.bias)
 
     def _shapes(self):
         """The shapes in ``state_dict``."""

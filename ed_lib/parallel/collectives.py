@@ -86,14 +86,18 @@ class Wire:
 
     def exchange(self, sent, to, received, source):
         """Sends one tensor and receives another, both at the same time; returns once both are done."""
+        for request in self.start(sent, to, received, source):
+            request.wait()
+
+    def start(self, sent, to, received=None, source=None):
+        """The same without waiting → the requests to wait for. Until then the tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
             operations.append(dist.P2POp(dist.isend, sent, self._global(to), self.group))
             self.traffic += Traffic(1, sent.numel() * sent.element_size())
         if received is not None and received.numel():
             operations.append(dist.P2POp(dist.irecv, received, self._global(source), self.group))
-        for request in dist.batch_isend_irecv(operations) if operations else ():
-            request.wait()
+        return dist.batch_isend_irecv(operations) if operations else []
 
     def _global(self, rank):
         return rank if self.group is None else dist.get_global_rank(self.group, rank)

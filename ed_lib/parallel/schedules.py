@@ -81,10 +81,10 @@ def zb_h2(stage, stages, microbatches):
         yield from _forward(stage, stages, i)
     for i in range(microbatches):
         yield from _backward(stage, stages, i, "backward_input")
-        if i + ahead < microbatches:
-            yield from _forward(stage, stages, i + ahead)
         if i >= late:
             yield Instruction("backward_weight", i - late)
+        if i + ahead < microbatches:
+            yield from _forward(stage, stages, i + ahead)
     for i in range(max(0, microbatches - late), microbatches):
         yield Instruction("backward_weight", i)
     yield Instruction("step")
@@ -109,9 +109,11 @@ def ed(stage, stages, microbatches):
 def ed_streaming(stage, stages, microbatches):
     """ED micro-batch by micro-batch: each updates the weights as soon as its error is there.
 
-    A stage updates for micro-batch i after it has seen p − 1 − stage later ones.
+    The error of a micro-batch is p − 1 − stage forward passes away. In that time a stage that takes turns
+    between forward passes and updates, of like length, has gone forward with half as many later ones.
     """
-    last, ahead = stages - 1, min(microbatches, stages - 1 - stage)
+    last = stages - 1
+    ahead = min(microbatches, (stages - stage) // 2)  # ⌈(p − 1 − stage) / 2⌉
     for i in range(ahead):
         yield from _forward(stage, stages, i)
     for i in range(microbatches):

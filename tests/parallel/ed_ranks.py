@@ -1,0 +1,93 @@
+"""What the tests of ED on many devices launch."""
+
+import torch
+import torch.distributed as dist
+
+from ed_lib.ed import EDNetwork
+from ed_lib.parallel.ed_pipeline import EDPipeline
+from ed_lib.parallel.ed_shards import WidthSplit, data_parallel_step
+
+INPUTS, OUTPUTS, DEPTH = 7, 2, 5
+
+
+def network(width=6, depth=DEPTH, **options):
+    options = {"rule": "signed", "init": "fan_in", "dtype": "float64"} | options
+    return EDNetwork(INPUTS, width, depth, OUTPUTS, backend="torch", seed=3, **options)
+
+
+def batches(count, size, low=0.0):
+    """Batches (x, target) in float64, the same on every rank."""
+    made = torch.Generator().manual_seed(size)
+
+    def draw(*shape):
+        return torch.rand(*shape, generator=made, dtype=torch.float64)
+
+    return [(low + draw(size, INPUTS), draw(size, OUTPUTS)) for _ in range(count)]
+
+
+CASES = {  # (microbatches, options of the network)
+    "signed": (4, {}),
+    "kaneko": (3, {"rule": "kaneko"}),
+    "bias cells": (4, {"bias": "cells"}),
+    "one micro-batch": (1, {}),
+    "a sample each": (10, {}),
+    "float32": (1, {"dtype": "float32"}),
+}
+
+
+def pipelines():
+    """Four steps of each case → {case: (parameters of this stage, outputs, traffic)}."""
+    found = {}
+    for name, (microbatches, options) in CASES.items():
+        pipeline = EDPipeline(network(**options))
+        outputs = [pipeline.step(x, target, microbatches) for x, target in batches(4, 10)]
+        found[name] = pipeline.stage.params, outputs, pipeline.traffic
+    pipeline = EDPipeline(network())
+    found["stream"] = pipeline.stage.params, pipeline.stream(batches(12, 3)), pipeline.traffic
+    found["errors"] = errors(pipeline)
+    return found
+
+
+def errors(pipeline):
+    """Bad calls, made by every rank → the messages; none may leave another rank waiting."""
+    (x, target), messages = batches(1, 10)[0], []
+    for call in (
+        lambda: pipeline.step(x[:, 1:], target),
+        lambda: pipeline.step(x, 2 * target),
+        lambda: pipeline.step(x, target[1:]),
+        lambda: pipeline.step(x, target, 11),
+        lambda: pipeline.step(x, target, 0),
+        lambda: pipeline.stream([(x, target), (x, target - 9)]),
+        lambda: EDPipeline(network(depth=1)),
+        lambda: EDPipeline(EDNetwork(7, 6, 5)),
+    ):
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            messages.append(str(error))
+        else:
+            messages.append("no error")
+    return messages
+
+
+def shards():
+    """Data-parallel steps on uneven shares, and a network split by its cells → what the tests compare."""
+    rank, found = dist.get_rank(), {}
+    for rule, low in (("signed", 0.0), ("kaneko", 0.0), ("kaneko", -0.5)):  # inputs below 0 move signs
+        net = network(rule=rule, alpha=0.8 if low == 0 else 50.0)
+        rows = torch.arange(11).tensor_split([2, 7])[rank]  # 2, 5 and 4 samples
+        steps = [data_parallel_step(net, x[rows], target[rows]) for x, target in batches(4, 11, low)]
+        found[rule, low] = net.state_dict(), [output for output, _ in steps], [sent for _, sent in steps]
+    net = network()
+    split = WidthSplit(net)
+    (x, target), *_ = batches(1, 10)
+    net.forward(x)
+    states = split.forward(net._states[0].clone())
+    error = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(10, 2)
+    after = split.traffic
+    split.update(error)
+    same = torch.equal(states, net._states), (states - net._states).abs().max().item()
+    assert split.traffic == after, "the update sent something"
+    net.update(error)
+    found["width"] = same, split.weight, split.bias, net._params, after
+    return found
