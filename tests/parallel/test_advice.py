@@ -1,0 +1,71 @@
+"""The recommendation in cases whose answer is plain, and its times against sums by hand."""
+
+import dataclasses
+
+import pytest
+
+from ed_lib.parallel import advice
+from ed_lib.parallel.costs import Link
+
+GPU = advice.Devices(count=8, rate=1e14, memory=80 * 2**30, link=Link(1e-5, 1e-11))
+
+
+def best(devices=GPU, **job):
+    plan, because = advice.recommend(advice.Job(**job), devices)
+    assert because[0].startswith(plan.name) and len(because) == 4
+    return plan.name
+
+
+def test_a_large_batch_of_a_small_model_is_split_by_its_samples():
+    assert best(layers=16, width=1024, batch=10**6) == "data parallel"
+
+
+def test_many_parameters_and_few_samples_are_split_by_the_model():
+    assert best(layers=16, width=20_000, batch=64) in ("pipeline", "tensor parallel")
+
+
+def test_a_tiny_step_stays_on_one_device():
+    assert best(layers=4, width=64, batch=32) == "one device"
+
+
+def test_over_a_slow_link_what_sends_least_wins():
+    slow = dataclasses.replace(GPU, link=Link(1e-3, 1e-9))
+    assert best(slow, layers=64, width=8192, batch=4096) == "pipeline"
+
+
+def test_a_model_that_does_not_fit_is_never_put_on_one_device():
+    job = advice.Job(layers=128, width=20_000, batch=64)  # 205 GB of parameters, and as much of gradients
+    obstacles = {plan.name: plan.obstacle for plan in advice.plans(job, GPU)}
+    assert "GiB of the 80 GiB" in obstacles["one device"] and "GiB" in obstacles["data parallel"]
+    assert obstacles["pipeline"] == obstacles["tensor parallel"] == ""
+    assert advice.recommend(job, GPU)[0].name in ("pipeline", "tensor parallel")
+
+
+def test_the_times_by_hand():
+    devices = advice.Devices(2, rate=1e9, memory=1e12, link=Link(1e-3, 1e-9))
+    job = advice.Job(layers=4, width=100, batch=50)
+    compute = 3 * 2 * 4 * 100**2 * 50 / 1e9  # 12 ms
+    found = {plan.name: plan for plan in advice.plans(job, devices)}
+    assert found["one device"].seconds == pytest.approx(compute)
+    ring = 2 * 1e-3 + 160_000 * 1e-9  # 2(p − 1)α + 2(p − 1)/p n β
+    assert found["data parallel"].seconds == pytest.approx(compute / 2 + ring)
+    each = 2 * 1e-3 + 20_000 * 1e-9
+    assert found["tensor parallel"].seconds == pytest.approx(compute / 2 + 4 * each)
+    assert all(plan.computing == pytest.approx(compute / 2) for n, plan in found.items() if n != "one device")
+    m = 2  # with this latency, few micro-batches are best: two full bubbles' worth of stages and messages
+    assert found["pipeline"].seconds >= compute / 2 * (m + 1) / m
+    free = dataclasses.replace(devices, link=Link(0, 0))
+    pipe = advice.plans(job, free)[2]
+    assert pipe.seconds == pytest.approx(compute / 2 * (16 + 1) / 16)  # the bubble of 8p micro-batches
+
+
+def test_what_cannot_be_divided_is_an_obstacle_and_bad_arguments_are_named():
+    obstacles = [plan.obstacle for plan in advice.plans(advice.Job(3, 5, 2), GPU)]
+    assert obstacles[:3] == ["", "2 samples for 8 devices", "3 layers for 8 devices"]
+    assert obstacles[3] == "5 cells in a layer for 8 devices"
+    with pytest.raises(ValueError, match="no way to do this job: one device: takes"):
+        advice.recommend(advice.Job(10**4, 10**5, 1), GPU)
+    with pytest.raises(ValueError, match="width is 0; wanted at least 1"):
+        advice.Job(1, 0, 1)
+    with pytest.raises(ValueError, match="rate is -1"):
+        advice.Devices(1, -1, 1, Link(0, 0))
