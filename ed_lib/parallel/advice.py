@@ -1,9 +1,9 @@
 """Which way to split a training step over p devices: the seconds and the bytes of each way, in the α–β model.
 
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
-that backward. Times are those of a step without overlap of computing and sending, memory is that of
-parameters, gradients and the inputs of all layers. It is meant for choosing, not for predicting to the
-percent.
+that backward. What can be sent while a device computes is: gradients during the backward pass, a pipeline's
+messages. Memory is that of parameters, gradients and the inputs of all layers. It is meant for choosing, not
+for predicting to the percent.
 """
 
 from dataclasses import dataclass
@@ -102,10 +102,11 @@ def _alone(job, devices):
 
 
 def _data(job, devices):
-    """Each device has all parameters and 1/p of the batch; gradients are summed by a ring."""
+    """Each device has all parameters and 1/p of the batch; a ring sums gradients during the backward pass."""
     p, name = devices.count, "data parallel"
     computing = 3 * job.flops / devices.rate / p
-    seconds = computing + costs.all_reduce("ring", job.parameters, p, devices.link)
+    ring = costs.all_reduce("ring", job.parameters, p, devices.link)
+    seconds = computing / 3 + max(2 / 3 * computing, ring)
     memory = 2 * job.parameters + job.layers * job.activations / p
     return _plan(name, seconds, computing, memory, devices, (job.batch, "samples"))
 

@@ -21,7 +21,8 @@ class Link:
     beta: float
 
     def __str__(self):
-        return f"α = {self.alpha * 1e6:.3g} µs, 1/β = {1e-9 / self.beta:.3g} GB/s"
+        bandwidth = 1e-9 / self.beta if self.beta else float("inf")
+        return f"α = {self.alpha * 1e6:.3g} µs, 1/β = {bandwidth:.3g} GB/s"
 
     def seconds(self, bytes):
         """The time of one message."""
@@ -124,4 +125,34 @@ def ping_pong(sizes, repeats=20):
                 wire.send(tensor, 0)
             times.append((timing.now() - start) / 2)
         found.append(float(np.median(times[2:])))
+    return found
+
+
+def time_all_reduces(sizes, repeats=10):
+    """What the ranks of a group measure: {algorithm: the median seconds for each of the sizes (bytes)}.
+
+    The slowest rank counts. The algorithms take turns; the comparison of the ranks' arguments that
+    :func:`collectives.all_reduce` begins with is left out.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from ed_lib import timing
+    from ed_lib.parallel.collectives import Wire
+    from ed_lib.parallel.launch import device
+
+    wire, found = Wire(), {name: [] for name in ALGORITHMS}
+    for size in sizes:
+        tensor = torch.zeros(size // 4, device=device())  # float32
+        times = {name: [] for name in ALGORITHMS}
+        for _ in range(repeats + 2):  # the first two warm up
+            for name, algorithm in ALGORITHMS.items():
+                dist.barrier()
+                start = timing.now()
+                algorithm(tensor, wire)
+                seconds = torch.tensor([timing.now() - start], device=device())
+                dist.all_reduce(seconds, dist.ReduceOp.MAX)
+                times[name].append(seconds.item())
+        for name in ALGORITHMS:
+            found[name].append(float(np.median(times[name][2:])))
     return found

@@ -107,7 +107,7 @@ def draw(timeline, ax, numbers=True):
         if numbers:
             middle = (event.start + event.end) / 2
             ax.text(
-                middle, event.stage, event.microbatch, ha="center", va="center", fontsize=8, color="white"
+                middle, event.stage, event.microbatch, ha="center", va="center", fontsize=8.5, color="white"
             )
     ax.set(ylim=(timeline.stages - 0.4, -0.6), xlim=(0, timeline.seconds), ylabel="device")
     ax.set_yticks(range(timeline.stages))

@@ -64,3 +64,9 @@ def test_both_ranks_measure_a_link():
     for times in launch(costs.ping_pong, 2, sizes, 5, timeout=120.0):
         assert len(times) == 3 and all(t > 0 for t in times)
         assert costs.fit(sizes, times).beta > 0
+
+
+def test_all_algorithms_are_timed_and_all_ranks_agree_on_the_times():
+    first, second = launch(costs.time_all_reduces, 2, [0, 40_000], 3, timeout=120.0)
+    assert first == second and set(first) == set(costs.ALGORITHMS)
+    assert all(len(times) == 2 and min(times) > 0 for times in first.values())

@@ -1,0 +1,160 @@
+"""What is gained when no worker waits for another, and what is paid: throughput, staleness, accuracy.
+
+``throughput`` and ``lost_updates`` are quick, and run real processes. ``accuracies`` trains networks on the
+virtual clock: those figures do not depend on the machine, its rows' seconds do.
+"""
+
+import time
+from collections import Counter
+
+import numpy as np
+import torch
+
+from ed_lib import data, timing
+from ed_lib.parallel import hogwild, workers
+from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
+from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.virtual import simulate
+from ed_lib.records import Row
+
+MODULES = (
+    "benchmarks.asynchronous",
+    *(f"ed_lib.parallel.{name}" for name in ("asynchronous", "virtual", "workers", "problems", "hogwild")),
+)
+SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
+SERVERS = {
+    "synchronous": lambda start, lr, p: SynchronousServer(start, lr, p),
+    "asynchronous": lambda start, lr, p: ParameterServer(start, lr),
+    "asynchronous, lr by staleness": lambda start, lr, p: ParameterServer(start, lr, by_staleness=True),
+    "queue of models": ModelQueue,
+}
+LRS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def throughput(n_tasks=240, pause=0.02, timeout=300.0):
+    """Seconds for a gradient, of four processes: {table: "asynchronous, throughput", server, workers} → rows.
+
+    A worker sleeps ``pause`` seconds (the slow one five times as long), in place of a device that computes,
+    and then computes the gradient of a small network. The floor is what the sleeping alone takes. Results:
+    for each of the four workers its gradients, and their mean staleness; and how often each staleness was.
+    """
+    random = np.random.default_rng(0)
+    problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))
+    rows = []
+    for name in ("synchronous", "asynchronous"):
+        for speeds, relative in SPEEDS.items():
+            pauses = [pause * times for times in relative]
+            server = SERVERS[name](problem.start(), 0.05, len(pauses))
+            run = workers.train(server, problem, n_tasks, len(pauses), pause=pauses, timeout=timeout)
+            each = max(pauses) / len(pauses) if name == "synchronous" else 1 / sum(1 / p for p in pauses)
+            case = {"table": "asynchronous, throughput", "server": name, "workers": speeds, "pause": pause}
+            rows.append(
+                Row(case, per_gradient(run), floor=each, note="compute emulated by sleeping",
+                    results=staleness_of(server, len(pauses)))
+            )  # fmt: skip
+            print(f"{name}, {speeds}: {timing.text(rows[-1].completion.median)} a gradient", flush=True)
+    return rows
+
+
+def per_gradient(run, block=16):
+    """Seconds for each gradient, in blocks of as many as four workers, one slow by 5×, bring in its time."""
+    ends = [0.0, *(span.end for span in run.spans)][::block]
+    q1, median, q3 = np.percentile(np.diff(ends) / block, [25, 50, 75])
+    return timing.Timing(float(median), float(q1), float(q3), len(ends) - 1)
+
+
+def staleness_of(server, n_workers):
+    """Gradients of each worker, how stale they were on average, and how often each staleness was."""
+    of = [[push.staleness for push in server.log if push.worker == worker] for worker in range(n_workers)]
+    counts = Counter(push.staleness for push in server.log)
+    return {
+        "gradients": [len(some) for some in of],
+        "mean_staleness": [float(np.mean(some)) if some else 0.0 for some in of],
+        "histogram": [counts[staleness] for staleness in range(max(counts) + 1)],
+    }
+
+
+def lost_updates(steps=40_000, n_workers=2, shapes=((100_000, 4), (1000, 4), (4, 4)), timeout=120.0):
+    """Hogwild: {table: "asynchronous, lost updates", parameters, nonzeros, workers} → rows.
+
+    Results: the share of additions that were lost, and the loss in units of the loss at the start.
+    """
+    rows = []
+    for n_params, nonzeros in shapes:
+        problem = hogwild.SparseSquares.random(4000, n_params, nonzeros)
+        begin = problem.loss(torch.zeros(n_params, dtype=torch.float64))
+        for p in (1, n_workers):
+            start = time.perf_counter()
+            params, moved = hogwild.train(problem, p, steps, 0.5, timeout=timeout)
+            took = time.perf_counter() - start
+            case = {"table": "asynchronous, lost updates", "parameters": n_params, "nonzeros": nonzeros}
+            found = {"lost": [1 - float(moved.sum()) / (steps * nonzeros)]}
+            found |= {"loss": [problem.loss(params) / begin]}
+            completion = timing.Timing(took, took, took, 1)
+            note = "with the start of the processes"
+            rows.append(Row(case | {"workers": p, "steps": steps}, completion, note=note, results=found))
+            print(f"{n_params} parameters, {p} workers: {found['lost'][0]:.2%} lost", flush=True)
+    return rows
+
+
+def methods():
+    """{name: (server, seconds of each worker)} of what ``accuracies`` compares."""
+    even, slow = SPEEDS.values()
+    return {
+        "serial": ("asynchronous", (1,)),
+        "synchronous": ("synchronous", even),
+        "asynchronous": ("asynchronous", even),
+        "asynchronous, lr by staleness": ("asynchronous, lr by staleness", even),
+        "asynchronous, one slow": ("asynchronous", slow),
+        "asynchronous, one slow, lr by staleness": ("asynchronous, lr by staleness", slow),
+        "queue of models": ("queue of models", even),
+    }
+
+
+def accuracies(n_tasks=3000, seeds=3, lrs=LRS, few=None, offline=False):
+    """After the same number of gradients: {table: "asynchronous, accuracy", method, lr} → rows.
+
+    A network with one hidden layer of 32 on Fashion-MNIST, batches of 32, on the virtual clock; tests on the
+    10,000 test images, or the first ``few``. Results, one for each seed: "accuracy"; of the queue, that is
+    the mean over its models, and "averaged" that of the mean of the models. A run that diverges counts as
+    guessing, 0.1. "virtual_seconds": what a gradient takes an even worker is one second.
+    """
+    torch.set_num_threads(1)
+    clothes = data.load("fashion-mnist", offline=offline)
+    images, tests = data.as_inputs(clothes.train_images), data.as_inputs(clothes.test_images)[:few]
+    test_set = tests, clothes.test_labels[:few]
+    rows = []
+    for method, (server, seconds) in methods().items():
+        for lr in lrs:
+            begin = time.perf_counter()
+            found = [
+                accuracy_of(
+                    Perceptron(images, clothes.train_labels, seed=seed),
+                    server,
+                    seconds,
+                    lr,
+                    n_tasks,
+                    test_set,
+                )
+                for seed in range(seeds)
+            ]
+            took = (time.perf_counter() - begin) / seeds
+            case = {"table": "asynchronous, accuracy", "method": method, "lr": lr, "data": clothes.name}
+            results = {key: [one[key] for one in found] for key in found[0]}
+            completion = timing.Timing(took, took, took, seeds)
+            rows.append(Row(case | {"gradients": n_tasks}, completion, results=results))
+            print(f"{method}, lr {lr}: {results['accuracy']}", flush=True)
+    return rows
+
+
+def accuracy_of(problem, server, seconds, lr, n_tasks, test_set):
+    """One training run → accuracy on the tests, and the virtual seconds that it took."""
+    server = SERVERS[server](problem.start(), lr, len(seconds))
+    try:
+        virtual = simulate(server, problem, n_tasks, seconds).seconds
+    except Diverged:
+        return {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0}
+    models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
+    found = [problem.accuracy(model, *test_set) for model in models]
+    averaged = problem.accuracy(models.mean(0), *test_set)
+    return {"accuracy": float(np.mean(found)), "averaged": averaged, "virtual_seconds": float(virtual)}

@@ -1,0 +1,126 @@
+"""A pipeline on real processes beside what the simulator predicts for it.
+
+In one launch: the link between the ranks, the seconds that each stage takes for a micro-batch, and the
+seconds of a whole batch under each schedule, in turns. The prediction knows the link and the stages' seconds
+only. Two stages that compute at the same time share the memory and its bandwidth, so the stages' seconds are
+measured both at the same time and in turns: the naive schedule never has two at work, the others do.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ed_lib import timing
+from ed_lib.parallel import costs, launch
+from ed_lib.parallel.pipeline import Pipeline, cut
+from ed_lib.parallel.schedules import SCHEDULES
+from ed_lib.parallel.simulator import simulate
+from ed_lib.records import Row
+
+PARTS = ("collectives", "costs", "launch", "pipeline", "schedules", "simulator")
+MODULES = ("benchmarks.pipelines", *(f"ed_lib.parallel.{name}" for name in PARTS))
+BYTES = 4  # of a float32
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run: ``layers`` linear layers of ``width``, with a tanh between each two."""
+
+    stages: int = 2
+    width: int = 1024
+    layers: int = 8
+    batch: int = 256
+    microbatches: tuple = (4, 8)
+    schedules: tuple = ("naive", "gpipe", "1f1b")
+    rounds: int = 9
+    messages: tuple = (2**10, 2**14, 2**18, 2**20)  # bytes, for the link
+    timeout: float = 600.0
+
+
+def quick(size=None):
+    """Seconds of a batch under each schedule, with the predictions in ``results`` → a list of rows."""
+    size = size or Size()
+    ranks = launch(measure, size.stages, size, timeout=size.timeout)
+    sizes, seconds = ranks[0]["link"]
+    link = costs.fit(sizes, seconds)
+    print(f"link: {link}")
+    rows = []
+    for (schedule, m), batches in ranks[0]["batches"].items():
+        how = "in turns" if schedule == "naive" else "together"
+        message = BYTES * size.batch // m * size.width
+        predicted = []
+        for n in range(size.rounds):  # each round with its own stages' seconds
+            stages = [rank[how][m][n] for rank in ranks]
+            ops = {op: [stage[op] for stage in stages] for op in ("forward", "backward")}
+            bytes = {"activation": message, "gradient": message}
+            predicted.append(simulate(SCHEDULES[schedule], size.stages, m, ops, link, bytes).seconds)
+        medians = {op: [float(np.median([r[op] for r in rank[how][m]])) for rank in ranks] for op in ops}
+        case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
+        case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
+        results = {"predicted": predicted, "link": [link.alpha, link.beta]} | medians
+        sent = 2 * (size.stages - 1) * m * message
+        rows.append(Row(case, summary(batches), bytes=sent, results=results))
+        ratio = rows[-1].completion.median / np.median(predicted)
+        print(f"{schedule}, m = {m}: {rows[-1].completion}, {ratio:.2f} times the prediction", flush=True)
+    return rows
+
+
+def measure(size):
+    """What each rank does: the link's times, its stage's by micro-batches, and the batches'."""
+    rank, stages = dist.get_rank(), size.stages
+    torch.manual_seed(0)
+    layers = [[nn.Linear(size.width, size.width), nn.Tanh()] for _ in range(size.layers)]
+    parts = cut(nn.Sequential(*(nn.Sequential(*pair) for pair in layers)), stages)
+    x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
+    found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
+    found |= {"together": {m: [] for m in size.microbatches}, "in turns": {m: [] for m in size.microbatches}}
+    workers = {
+        (schedule, m): Pipeline(parts, nn.functional.mse_loss, x.shape, m, SCHEDULES[schedule])
+        for m in size.microbatches
+        for schedule in size.schedules
+    }
+    found["batches"] = {key: [] for key in workers}
+    for n in range(size.rounds + 1):  # the first warms up
+        for m in size.microbatches:
+            together = stage_seconds(parts[rank], x[: size.batch // m], t[: size.batch // m], m)
+            for turn in range(stages):
+                dist.barrier()
+                if turn == rank:
+                    alone = stage_seconds(parts[rank], x[: size.batch // m], t[: size.batch // m], m)
+            if n > 0:
+                found["together"][m].append(together)
+                found["in turns"][m].append(alone)
+        for key, worker in workers.items():
+            dist.barrier()
+            start = time.perf_counter()
+            worker.run(x, t)
+            dist.barrier()
+            if n > 0:
+                found["batches"][key].append(time.perf_counter() - start)
+    return found
+
+
+def stage_seconds(module, x, t, repeats):
+    """{op: mean seconds of this rank's stage for a micro-batch}, as the worker does it but for messages."""
+    rank, last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
+    seconds, kept = {"forward": 0.0, "backward": 0.0}, []
+    start = time.perf_counter()
+    for _ in range(repeats):
+        given = x.clone().requires_grad_(rank > 0)
+        y = module(given)
+        kept.append(nn.functional.mse_loss(y, t) / repeats if last else y)
+    middle = time.perf_counter()
+    for y in kept:
+        y.backward(None if last else t)
+    seconds["forward"] = (middle - start) / repeats
+    seconds["backward"] = (time.perf_counter() - middle) / repeats
+    return seconds
+
+
+def summary(seconds):
+    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
+    return timing.Timing(median, q1, q3, len(seconds))

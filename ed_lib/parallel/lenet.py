@@ -1,0 +1,190 @@
+"""LeNet on several devices, from scratch: copy the parameters, split the batch, add up the gradients.
+
+The names are those of Zhang, Lipton, Li and Smola, "Dive into Deep Learning" (d2l.ai), section 13.5. A list
+of devices may name one of them several times: ``["cpu"] * 4`` simulates four devices in one process, each
+with parameters and gradients of its own.
+
+B samples in a batch, p devices.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from ed_lib import arrays, data, timing
+
+SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,))
+SCALE = 0.01  # standard deviation of the first weights
+CHUNK = 1000  # test images that go through the network at a time
+
+
+@dataclass
+class History:
+    """A training run: the mean loss of each step; test accuracy and seconds of each epoch; parameters."""
+
+    loss: list = field(default_factory=list)
+    accuracy: list = field(default_factory=list)
+    seconds: list = field(default_factory=list)  # of training, without the test
+    params: list = field(default_factory=list, repr=False)  # the first device's
+
+
+def init_params(seed, dtype=torch.float32):
+    """LeNet's eight parameters, 129,068 numbers: weights from N(0, 0.01²), biases 0, on the CPU.
+
+    Shapes as in SHAPES: filters (out, in, height, width), then matrices (in, out), each with its bias.
+    """
+    generator = torch.Generator().manual_seed(arrays.check_count("seed", seed, least=0))
+    params = [torch.zeros(shape, dtype=dtype) for shape in SHAPES]
+    for weight in params[::2]:
+        weight.normal_(0, SCALE, generator=generator)
+    return params
+
+
+def lenet(x, params):
+    """Images x (B, 1, 28, 28) and the eight parameters → scores of the ten classes, (B, 10)."""
+    w1, b1, w2, b2, w3, b3, w4, b4 = params
+    h = F.avg_pool2d(F.relu(F.conv2d(x, w1, b1)), 2)  # (B, 1, 28, 28) → (B, 20, 26, 26) → (B, 20, 13, 13)
+    h = F.avg_pool2d(F.relu(F.conv2d(h, w2, b2)), 2)  # → (B, 50, 9, 9) → (B, 50, 4, 4)
+    h = F.relu(h.flatten(1) @ w3 + b3)  # → (B, 800) → (B, 128)
+    return h @ w4 + b4  # → (B, 10)
+
+
+class LeNet(torch.nn.Module):
+    """The same network as a module, for everything that wants one."""
+
+    def __init__(self, seed=0, dtype=torch.float32):
+        super().__init__()
+        self.params = torch.nn.ParameterList(init_params(seed, dtype))
+
+    def forward(self, x):
+        return lenet(x, self.params)
+
+
+def tensors(images, labels, dtype="float32"):
+    """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of int64."""
+    x = torch.from_numpy(data.as_inputs(images, dtype)).view(-1, 1, 28, 28)  # (N, 784) → (N, 1, 28, 28)
+    return x, torch.from_numpy(labels).long()
+
+
+def get_params(params, device):
+    """Copies of the parameters on a device, to be differentiated. They share memory with nothing."""
+    return [p.detach().to(device, copy=True).requires_grad_() for p in params]
+
+
+def allreduce(data):
+    """The sum of tensors of one shape, each on its own device, into all of them, in place.
+
+    ValueError for an empty list, or shapes that differ.
+    """
+    _check_some("data", data)
+    for number, tensor in enumerate(data):
+        arrays.check_shape(f"data[{number}]", tuple(tensor.shape), tuple(data[0].shape))
+    first, *others = data
+    for tensor in others:
+        first += tensor.to(first.device)
+    for tensor in others:
+        tensor.copy_(first)
+
+
+def split_batch(x, y, devices):
+    """Samples x (B, …) and labels y (B,) → p shards of each, one on each device.
+
+    Cut as torch.tensor_split does it: where p does not divide B, the first B mod p shards have one more.
+    ValueError for no devices, more devices than samples, or lengths that differ.
+    """
+    _check_some("devices", devices)
+    _check_pairs(x, y)
+    if len(x) < len(devices):
+        raise ValueError(f"the batch has {len(x)} sample(s) for {len(devices)} devices; wanted one each")
+    shards = (rows.tensor_split(len(devices)) for rows in (x, y))
+    return tuple([shard.to(device) for shard, device in zip(s, devices, strict=True)] for s in shards)
+
+
+def sgd(params, lr, batch_size):
+    """A step of stochastic gradient descent on the gradients of a summed loss, which it then sets to zero."""
+    with torch.no_grad():
+        for param in params:
+            param -= lr * param.grad / batch_size
+            param.grad.zero_()
+
+
+def train_batch(x, y, device_params, devices, lr):
+    """One step on a batch shared by p devices → the batch's mean loss before it, a tensor.
+
+    Each device computes the summed loss of its shard and the gradient of that; the gradients are summed over
+    the devices, and divided by B. Every device takes the same step. Errors as :func:`split_batch`.
+    """
+    x_shards, y_shards = split_batch(x, y, devices)
+    losses = [
+        F.cross_entropy(lenet(x_shard, params), y_shard, reduction="sum")
+        for x_shard, y_shard, params in zip(x_shards, y_shards, device_params, strict=True)
+    ]
+    for loss in losses:  # on GPUs these run at the same time
+        loss.backward()
+    for same in zip(*device_params, strict=True):  # one parameter, as every device has it
+        allreduce([param.grad for param in same])
+    for params in device_params:
+        sgd(params, lr, len(x))
+    return sum(loss.detach().to(devices[0]) for loss in losses) / len(x)
+
+
+def train(devices, batch_size, lr, epochs, images, labels, test, seed=0):
+    """Trains LeNet on a list of devices → :class:`History`.
+
+    images (N, 1, 28, 28) and labels (N,), tensors, and test, a pair of such. lr: a number, or a function of
+    the step that gives one. Each epoch goes through all N in an order drawn anew; where ``batch_size`` does
+    not divide N, its last batch is smaller. ValueError as :func:`split_batch`, before the first step.
+    """
+    batch_size, epochs = arrays.check_count("batch_size", batch_size), arrays.check_count("epochs", epochs)
+    _check_pairs(images, labels)
+    smallest = min(len(images), len(images) % batch_size or batch_size)
+    split_batch(images[:smallest], labels[:smallest], devices)  # raises what the last batch would
+    if not callable(lr):
+        arrays.check_positive("lr", lr)
+    params = init_params(seed, images.dtype)
+    device_params = [get_params(params, device) for device in devices]
+    history = History(params=device_params[0])
+    for epoch in range(epochs):
+        losses = []
+        timing.synchronize()
+        start = time.perf_counter()
+        for rows in data.batches(len(images), batch_size, seed=1000 * seed + epoch):
+            step = len(history.loss) + len(losses)
+            rate = lr(step) if callable(lr) else lr
+            losses.append(train_batch(images[rows], labels[rows], device_params, devices, rate))
+        timing.synchronize()
+        history.seconds.append(time.perf_counter() - start)
+        history.loss += torch.stack(losses).tolist()
+        history.accuracy.append(accuracy(*test, device_params, devices))
+    return history
+
+
+def accuracy(x, y, device_params, devices):
+    """The share of samples that p devices together classify rightly: each counts on its shard.
+
+    Counts are added up, and divided once: the mean of the devices' shares would be wrong for uneven shards.
+    """
+    shards = zip(*split_batch(x, y, devices), device_params, strict=True)
+    right = [correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
+    return sum(int(count) for count in right) / len(x)
+
+
+def correct(net, x, y):
+    """How many of the samples x (B, …) the function ``net`` gives their class y (B,): a tensor, int64."""
+    right = torch.zeros((), dtype=torch.int64, device=y.device)
+    with torch.no_grad():
+        for inputs, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            right += (net(inputs).argmax(dim=1) == labels).sum()  # (B, 10) → (B,) → ()
+    return right
+
+
+def _check_pairs(x, y):
+    if len(x) != len(y):
+        raise ValueError(f"there are {len(x)} samples and {len(y)} labels; wanted one label for each sample")
+
+
+def _check_some(name, values):
+    if not len(values):
+        raise ValueError(f"{name} is empty; wanted at least one")

@@ -1,0 +1,287 @@
+"""Schedules and their simulator: against the formulas of the papers, and against timelines made by hand."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ed_lib.parallel.costs import Link
+from ed_lib.parallel.schedules import SCHEDULES, Instruction, repeat
+from ed_lib.parallel.simulator import draw, simulate
+
+BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
+stages = st.integers(1, 8)
+microbatches = st.integers(1, 12)
+times = st.integers(0, 9)  # integers: the sums are exact
+some = settings(max_examples=60, deadline=None)
+
+
+def seconds(name, p, m, **times):
+    return simulate(SCHEDULES[name], p, m, times).seconds
+
+
+def period(name, p, m, **times):
+    """What one more batch takes, once batches have followed one another for long."""
+    n = 3 * p + 6
+    timeline = simulate(repeat(SCHEDULES[name], n), p, m, times)
+    first, last = (timeline.begins(0, batch * m) for batch in (n - 4, n - 1))
+    return (last - first) / 3
+
+
+# --- every stream of instructions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(p=stages, m=microbatches)
+@some
+def test_every_stage_works_on_each_microbatch_once(name, p, m):
+    for stage in range(p):
+        done = [(do.op, do.microbatch) for do in SCHEDULES[name](stage, p, m)]
+        ops = {"update"} if name.startswith("ed") else {"backward"}
+        if name.startswith("zb"):
+            ops = {"backward_input", "backward_weight"}
+        for op in {"forward", *ops}:
+            assert [i for o, i in done if o == op] == list(range(m))  # in order, none twice
+        assert {op for op, _ in done} <= {"forward", "send", "receive", "step", *ops}
+        assert [op for op, _ in done].count("step") == (0 if name.startswith("ed") else 1)
+        for i in range(m):
+            order = [done.index((op, i)) for op in ("forward", *sorted(ops))]
+            assert order == sorted(order)  # forward before backward (before the weights')
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(p=stages, m=microbatches)
+@some
+def test_what_is_sent_is_received_in_the_same_order(name, p, m):
+    """No tags: the n-th message from one stage to another is the n-th that the other takes from it."""
+    sent, received = {}, {}
+    for stage in range(p):
+        for do in SCHEDULES[name](stage, p, m):
+            if do.op == "send":
+                sent.setdefault((stage, do.peer), []).append((do.what, do.microbatch))
+            if do.op == "receive":
+                received.setdefault((do.peer, stage), []).append((do.what, do.microbatch))
+    assert sent == received
+    activations = {(s, s + 1): [("activation", i) for i in range(m)] for s in range(p - 1)}
+    assert {route: found for route, found in sent.items() if found[0][0] == "activation"} == activations
+    if name in BACKPROPAGATION:
+        gradients = {(s + 1, s): [("gradient", i) for i in range(m)] for s in range(p - 1)}
+        assert sent == activations | gradients
+    else:  # the error, from the last stage straight to each
+        assert sent.keys() == activations.keys() | {(p - 1, s) for s in range(p - 1)}
+
+
+@pytest.mark.parametrize("name", BACKPROPAGATION)
+def test_what_is_sent_was_computed_before(name):
+    for stage in range(4):
+        done = set()
+        for do in SCHEDULES[name](stage, 4, 6):
+            if do.op == "send":
+                made = {"forward"} if do.what == "activation" else {"backward", "backward_input"}
+                assert any((op, do.microbatch) in done for op in made)
+            done.add((do.op, do.microbatch))
+
+
+def test_repeating_numbers_the_microbatches_on():
+    once = list(SCHEDULES["1f1b"](0, 2, 3))
+    thrice = list(repeat(SCHEDULES["1f1b"], 3)(0, 2, 3))
+    assert thrice[: len(once)] == once and len(thrice) == 3 * len(once)
+    assert [do.microbatch for do in thrice if do.op == "forward"] == list(range(9))
+    assert [do.microbatch for do in thrice if do.op == "step"] == [-1] * 3
+
+
+# --- the times of one batch ---------------------------------------------------------------------------------
+
+
+@given(p=stages, m=microbatches, f=times, b=times)
+@some
+def test_the_times_of_naive_gpipe_and_1f1b(p, m, f, b):
+    assert seconds("naive", p, m, forward=f, backward=b) == m * p * (f + b)
+    for name in ("gpipe", "1f1b"):
+        assert seconds(name, p, m, forward=f, backward=b) == (m + p - 1) * (f + b)
+
+
+@given(p=stages, m=microbatches, f=st.integers(1, 9), b=st.integers(1, 9))
+@some
+def test_the_bubble_of_gpipe_and_1f1b(p, m, f, b):
+    for name in ("gpipe", "1f1b"):
+        busy = simulate(SCHEDULES[name], p, m, {"forward": f, "backward": b}).busy
+        assert 1 - busy == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+    assert simulate(SCHEDULES["naive"], p, m, {"forward": f, "backward": b}).busy == pytest.approx(1 / p)
+
+
+@given(p=stages, extra=st.integers(0, 6), f=times, b=times, w=times)
+@some
+def test_the_time_of_zb_h1(p, extra, f, b, w):
+    """Qi et al. (2024), section 2.3: for at least p micro-batches, and t_w at most t_f and t_b."""
+    m, w = p + extra, min(w, f, b)
+    taken = seconds("zb_h1", p, m, forward=f, backward_input=b, backward_weight=w)
+    assert taken == (p - 1) * (f + b - w) + m * (f + b + w)
+
+
+def test_zb_h1_by_hand_where_the_formula_does_not_hold():
+    """t_w = 2: stage 1 does F B F B W W from 1 to 9; stage 0 F F, waits from 2 to 3, B W B W."""
+    assert seconds("zb_h1", 2, 2, forward=1, backward_input=1, backward_weight=2) == 9  # formula: 8
+
+
+@given(p=stages, extra=st.integers(0, 4))
+@settings(max_examples=25, deadline=None)
+def test_zb_h2_has_no_bubble_between_batches(p, extra):
+    unit = dict(forward=1, backward_input=1, backward_weight=1)
+    m = 2 * p - 1 + extra
+    assert period("zb_h2", p, m, **unit) == 3 * m
+    assert period("zb_h1", p, m, **unit) == 3 * m + p - 1  # here one remains, a third of 1F1B's
+    assert period("1f1b", p, m, forward=1, backward=2) == 3 * (m + p - 1)
+
+
+def test_zb_h2_has_a_bubble_where_microbatches_are_few():
+    assert period("zb_h2", 4, 4, forward=1, backward_input=1, backward_weight=1) > 12
+
+
+@given(p=stages, m=microbatches, f=times, u=times)
+@some
+def test_the_times_of_ed(p, m, f, u):
+    assert seconds("ed", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
+
+
+@given(p=stages, m=st.integers(1, 8), f=times, u=times)
+@settings(max_examples=40, deadline=None)
+def test_the_period_of_ed(p, m, f, u):
+    found = period("ed", p, m, forward=f, update=u)
+    assert found == max(m * (f + u), p * f + m * u, (m + p - 1) * f + u)
+
+
+@given(p=stages, m=microbatches, f=times, u=times)
+@some
+def test_streaming_ed_waits_only_to_fill_the_pipeline(p, m, f, u):
+    u = max(f, u)  # with shorter updates, a stage would have to go further ahead
+    assert seconds("ed_streaming", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
+
+
+@given(p=stages, m=microbatches)
+@some
+def test_streaming_ed_updates_after_half_of_p_minus_1_minus_s_later_microbatches(p, m):
+    for stage in range(p):
+        ops = [(do.op, do.microbatch) for do in SCHEDULES["ed_streaming"](stage, p, m)]
+        for i in range(m):
+            seen = [n for op, n in ops[: ops.index(("update", i))] if op == "forward"]
+            assert max(seen) - i == min(math.ceil((p - 1 - stage) / 2), m - 1 - i)
+
+
+# --- what is kept -------------------------------------------------------------------------------------------
+
+
+@given(p=stages, m=microbatches)
+@some
+def test_live_activations(p, m):
+    times = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight", "update"), 1)
+    live = {name: simulate(schedule, p, m, times).live for name, schedule in SCHEDULES.items()}
+    assert live["naive"] == [1] * p
+    assert live["gpipe"] == live["ed"] == [m] * p
+    assert live["1f1b"] == [min(m, p - s) for s in range(p)]
+    assert live["ed_streaming"] == [min(m, math.ceil((p - 1 - s) / 2) + 1) for s in range(p)]
+    assert live["zb_h1"] == [min(m, p)] * p
+    assert live["zb_h2"] == [min(m, 2 * p - 1)] * p
+
+
+# --- stages and links that differ, by hand ------------------------------------------------------------------
+
+
+def test_a_slow_stage_sets_the_pace():
+    slow = simulate(SCHEDULES["gpipe"], 3, 4, {"forward": [1, 5, 1]})
+    assert slow.seconds == 1 + 4 * 5 + 1
+    assert [slow.begins(1, i) for i in range(4)] == [1, 6, 11, 16]
+
+
+def test_the_latency_and_the_bandwidth_of_a_link_by_hand():
+    """Messages of 1 + 10·0.1 = 2 s. Forward 1 s: the link is the slower, and messages queue on it."""
+    link, sizes = Link(1.0, 0.1), {"activation": 10}
+    timeline = simulate(SCHEDULES["gpipe"], 2, 3, {"forward": 1}, link, sizes)
+    assert [timeline.begins(0, i) for i in range(3)] == [0, 1, 2]  # sends don't hold stage 0 up
+    assert [timeline.begins(1, i) for i in range(3)] == [3, 5, 7]  # arrivals: 1 + 2, then one every 2
+    no_bytes = simulate(SCHEDULES["gpipe"], 2, 3, {"forward": 1}, link)
+    assert [no_bytes.begins(1, i) for i in range(3)] == [2, 3, 4]  # α alone
+
+
+def test_the_two_directions_of_a_link_are_apart():
+    """Naive, two stages: forward 1, message 2, forward 1, backward 1, message 4, backward 1, in turn."""
+    sizes = {"activation": 2, "gradient": 4}
+    timeline = simulate(SCHEDULES["naive"], 2, 3, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes)
+    assert timeline.seconds == 3 * 10
+    # 1F1B: activations go down (0-1 → 3, 1-2 → 5) while gradients come up.
+    timeline = simulate(SCHEDULES["gpipe"], 2, 2, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes)
+    assert timeline.begins(1, 1) == 5 and timeline.begins(1, 0, "backward") == 6
+    assert timeline.begins(0, 0, "backward") == 7 + 4  # its gradient leaves at 7
+    assert timeline.begins(0, 1, "backward") == 15  # the next waits for the link until 11
+    assert timeline.seconds == 16
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(p=stages, m=microbatches)
+@settings(max_examples=20, deadline=None)
+def test_messages_are_counted(name, p, m):
+    found = simulate(SCHEDULES[name], p, m, {"forward": 1}).messages
+    back = [("gradient", s + 1, s) for s in range(p - 1)]
+    if name.startswith("ed"):
+        back = [("error", p - 1, s) for s in range(p - 1)]
+    assert found == dict.fromkeys([("activation", s, s + 1) for s in range(p - 1)] + back, m)
+
+
+def test_a_single_stage_computes_without_pause():
+    for name in BACKPROPAGATION:
+        timeline = simulate(SCHEDULES[name], 1, 3, {"forward": 1, "backward": 2})
+        assert timeline.busy == 1 and not timeline.messages
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+def waits_for_ever(stage, stages, microbatches):
+    """Each of two stages first receives what the other would send later."""
+    yield Instruction("receive", 0, "activation", 1 - stage)
+    yield Instruction("send", 0, "activation", 1 - stage)
+
+
+def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
+    with pytest.raises(ValueError, match=r"no stage can go on.*\{0: .*peer=1\), 1: .*peer=0\)\}"):
+        simulate(waits_for_ever, 2, 1, {})
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"stages": 0}, ValueError, "stages is 0"),
+        ({"stages": 1.5}, TypeError, "stages is 1.5"),
+        ({"microbatches": 0}, ValueError, "microbatches is 0"),
+        ({"seconds": {"sideways": 1}}, ValueError, "seconds' op is 'sideways'"),
+        ({"seconds": {"forward": -1}}, ValueError, r"seconds\['forward'\] is -1"),
+        ({"seconds": {"forward": [1, 1]}}, ValueError, r"seconds\['forward'\] is \[1, 1\]"),
+        ({"seconds": {"forward": float("nan")}}, ValueError, "is nan"),
+        ({"sizes": {"weights": 8}}, ValueError, r"sizes names \['weights'\]"),
+    ],
+)
+def test_bad_arguments(change, error, message):
+    arguments = dict(schedule=SCHEDULES["gpipe"], stages=3, microbatches=2, seconds={"forward": 1})
+    with pytest.raises(error, match=message):
+        simulate(**arguments | change)
+
+
+def test_a_stage_that_never_computes_this_has_no_beginning():
+    with pytest.raises(StopIteration):
+        simulate(SCHEDULES["gpipe"], 2, 2, {"forward": 1}).begins(0, 5)
+
+
+# --- the drawing --------------------------------------------------------------------------------------------
+
+
+def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
+    timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
+    fig, ax = plt.subplots()
+    draw(timeline, ax)
+    boxes = {(round(b.get_y() + 0.43), b.get_x(), b.get_width()) for b in ax.patches}
+    wanted = {(e.stage, e.start, e.end - e.start) for e in timeline.events if e.op != "step"}
+    assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
+    assert len({b.get_facecolor() for b in ax.patches}) == 3
+    plt.close(fig)

@@ -1,0 +1,273 @@
+"""Real workers: the same results as on the virtual clock, and every gradient once, whoever is killed."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
+from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.virtual import simulate
+from ed_lib.parallel.workers import WorkerError, _Worker, train
+
+TIMEOUT = 120.0
+LARGE = 400_000  # parameters: a message of 1.6 MB, several times what a pipe holds
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def problem():
+    random = np.random.default_rng(1)
+    return Perceptron(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
+
+
+def mark(params, task):
+    """A gradient that says which task it was, at the place of the task."""
+    gradient = torch.zeros(len(params))
+    gradient[task] = -1
+    return gradient, float(task)
+
+
+def worker_number():
+    return int(multiprocessing.current_process().name.split()[1])
+
+
+def mark_and_die(params, task):
+    """As ``mark``; worker 1 kills itself while it computes, worker 2 at some moment while it sends."""
+    if worker_number() == 1 and task > 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if worker_number() == 2 and task > 6:
+        wait = random.Random(task).random() * 0.004
+        threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return mark(params, task)
+
+
+def die(params, task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(params, task):
+    sys.exit(3)
+
+
+def lose_a_file(params, task):  # an OSError, which must not be taken for a broken pipe
+    return mark(params, task) if task < 3 else open("/no/such/file")
+
+
+def diverge(params, task):
+    return torch.full_like(params, torch.nan), 0.0
+
+
+def sleep(params, task):
+    time.sleep(1000)
+
+
+def stop(params, task):
+    """Worker 0 stops, neither dead nor alive, before it has sent its gradient."""
+    if worker_number() == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        return SlowToSend(len(params)), 0.0
+    return mark(params, task)
+
+
+class SlowToSend:
+    """A gradient whose conversion to bytes takes longer than its worker lives."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def detach(self):
+        time.sleep(1)
+        return torch.zeros(self.size)
+
+
+def test_the_three_servers_with_two_processes(problem):
+    server = SynchronousServer(problem.start(), 0.3, 3)
+    run = train(server, problem, 12, 2, pause=[0, 0.01], timeout=TIMEOUT)
+    twin = SynchronousServer(problem.start(), 0.3, 3)
+    simulate(twin, problem, 12, [1, 1])
+    assert torch.equal(server.params, twin.params)  # to the bit, in whatever order they came
+    assert sorted(span.task for span in run.spans) == list(range(12)) and run.lost == []
+
+    server = ParameterServer(problem.start(), 0.3, by_staleness=True)
+    run = train(server, problem, 30, 2, pause=[0.002, 0.01], timeout=TIMEOUT)
+    versions = [problem.start()]
+    for push, span in zip(server.log, run.spans, strict=True):
+        gradient, loss = problem(versions[push.read], push.task)
+        versions.append(versions[-1] - 0.3 / max(1, push.staleness) * gradient)
+        assert (push.worker, push.task) == (span.worker, span.task) and span.loss == pytest.approx(loss)
+        assert 0 <= span.start < span.end <= run.seconds
+    assert torch.allclose(server.params, versions[-1], rtol=1e-12, atol=1e-14)
+    assert {push.worker for push in server.log} == {0, 1}
+
+    queue = ModelQueue(problem.start(), 0.3, 2)
+    train(queue, problem, 21, 2, timeout=TIMEOUT)
+    for model, seen in zip(queue.drain(), queue.seen, strict=True):
+        serial = ParameterServer(problem.start(), 0.3)
+        for task in seen:
+            serial.push(problem(serial.params, task)[0], serial.version)
+        assert torch.equal(model, serial.params)
+    assert sorted(sum(queue.seen, [])) == list(range(21))
+
+
+@pytest.mark.parametrize("make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 4)])
+def test_every_gradient_is_applied_once_though_two_workers_kill_themselves(make):
+    server = make(torch.zeros(LARGE), 1.0)
+    run = train(server, mark_and_die, 40, 3, timeout=TIMEOUT)
+    assert sorted(push.task for push in server.log) == list(range(40))
+    assert server.params[:40].tolist() == [1 / server.per_step] * 40 and not server.params[40:].any()
+    assert {span.worker for span in run.lost} <= {1, 2} and run.lost
+
+
+def test_every_gradient_is_applied_once_at_random_kills():
+    """Killed from outside, at moments of no one's choosing: two of three workers."""
+    moments = random.Random(7)
+    killed = []
+
+    def kill(number):
+        for process in multiprocessing.active_children():
+            if process.name == f"worker {number}":
+                process.kill()
+                killed.append(number)
+
+    class Killer(ParameterServer):
+        def push(self, *args):
+            if self.version in (20, 45):
+                threading.Timer(moments.random() * 0.05, kill, (self.version // 20,)).start()
+            return super().push(*args)
+
+    server = Killer(torch.zeros(LARGE), 1.0)
+    train(server, mark, 120, 3, pause=0.005, timeout=TIMEOUT)
+    assert killed == [1, 2]
+    assert sorted(push.task for push in server.log) == list(range(120))
+    assert server.params[:120].tolist() == [1.0] * 120 and not server.params[120:].any()
+
+
+@pytest.mark.parametrize("part", [b"", b"\0", b"\0\0\0\x64", b"\0\0\0\x64" + b"half of a message"])
+def test_half_a_message_is_none(part):
+    ours, theirs = multiprocessing.Pipe()
+    worker = _Worker.__new__(_Worker)
+    worker.number, worker.is_alive, worker.channel = 0, True, ours
+    os.write(theirs.fileno(), part)
+    theirs.close()
+    assert worker.receive() is None and not worker.is_alive
+    ours.close()
+
+
+def test_all_workers_dead():
+    server = ParameterServer(torch.zeros(9), 1.0)
+    with pytest.raises(
+        WorkerError, match="no worker is left: worker 0 was ended by the signal SIGKILL.*worker 1"
+    ):
+        train(server, die, 9, 2, timeout=TIMEOUT)
+    assert server.version == 0
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "message"),
+    [
+        (lose_a_file, WorkerError, r"worker 0 raised an error:\n(?s:.)*lose_a_file(?s:.)*FileNotFoundError"),
+        (leave, WorkerError, r"worker 0 raised an error:\n(?s:.)*SystemExit: 3"),
+        (diverge, Diverged, "gradient holds NaN"),
+    ],
+)
+def test_errors_end_the_run_at_once(gradient, error, message):
+    with pytest.raises(error, match=message):
+        train(ParameterServer(torch.zeros(9), 1.0), gradient, 9, 1, timeout=TIMEOUT)
+
+
+def test_the_deadline():
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="4 of 4 tasks were not done within 6 s; worker 0 held 0"):
+        train(ParameterServer(torch.zeros(9), 1.0), sleep, 4, 1, timeout=6.0)
+    assert 6 <= time.monotonic() - start < 30
+
+
+def test_the_deadline_holds_for_a_worker_that_stops():
+    with pytest.raises(WorkerError, match="tasks were not done within 8 s; worker 0 held 0"):
+        train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=8.0)
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended_by_the_watchdog():
+    """The server waits in a read of the rest; the process's end is the end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=send_half_and_sleep, args=(theirs,), name="worker 0")
+    process.start()
+    theirs.close()
+    worker = _Worker.__new__(_Worker)
+    worker.number, worker.is_alive, worker.channel, worker.process = 0, True, ours, process
+    assert ours.poll(TIMEOUT)
+    threading.Timer(0.2, process.kill).start()
+    assert worker.receive() is None
+    process.join()
+    ours.close()
+
+
+def send_half_and_sleep(channel):
+    os.write(channel.fileno(), b"\0\0\0\x64" + b"half of a message")
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"n_workers": 0}, ValueError, "n_workers is 0"),
+        ({"n_tasks": 0}, ValueError, "n_tasks is 0"),
+        ({"timeout": -1}, ValueError, "timeout is -1"),
+        ({"pause": [0.1]}, ValueError, "wanted 2 numbers"),
+        ({"pause": -0.1}, ValueError, "wanted 2 numbers"),
+        ({"gradient": lambda params, task: None}, ValueError, "no other process can import"),
+        ({"gradient": 3}, TypeError, "wanted a function"),
+    ],
+)
+def test_bad_arguments_start_nothing(changed, error, message):
+    options = {"gradient": mark, "n_tasks": 4, "n_workers": 2} | changed
+    with pytest.raises(error, match=message):
+        train(ParameterServer(torch.zeros(4), 1.0), **options)
+
+
+SCRIPT = """
+import torch
+from ed_lib.parallel.asynchronous import ParameterServer
+from ed_lib.parallel.workers import train
+from tests.parallel.test_workers import tell_and_sleep
+if __name__ == "__main__":
+    train(ParameterServer(torch.zeros(4), 1.0), tell_and_sleep, 4, 2, timeout=120)
+"""
+
+
+def tell_and_sleep(params, task):
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+
+
+def test_workers_end_when_the_server_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, str(tmp_path / "script.py")]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    workers = [int(server.stdout.readline()) for _ in range(2)]
+    server.kill()
+    server.wait()
+    server.stdout.close()
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
