@@ -2,8 +2,9 @@
 
 In one launch: the link between the ranks, the seconds that each stage takes for a micro-batch, and the
 seconds of a whole batch under each schedule, in turns. The prediction knows the link and the stages' seconds
-only. Two stages that compute at the same time share the memory and its bandwidth, so the stages' seconds are
-measured both at the same time and in turns: the naive schedule never has two at work, the others do.
+only. Stages that compute at the same time share caches and the memory's bandwidth, and one that keeps many
+micro-batches' activations finds less of them in its caches. So the stages' seconds are measured at the same
+time or in turns, and with one or all micro-batches kept, as the schedule has it.
 """
 
 import time
@@ -24,6 +25,8 @@ from ed_lib.records import Row
 PARTS = ("collectives", "costs", "launch", "pipeline", "schedules", "simulator")
 MODULES = ("benchmarks.pipelines", *(f"ed_lib.parallel.{name}" for name in PARTS))
 BYTES = 4  # of a float32
+TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
+KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,16 @@ def quick(size=None):
     print(f"link: {link}")
     rows = []
     for (schedule, m), batches in ranks[0]["batches"].items():
-        how = "in turns" if schedule == "naive" else "together"
         message = BYTES * size.batch // m * size.width
         predicted = []
-        for n in range(size.rounds):  # each round with its own stages' seconds
-            stages = [rank[how][m][n] for rank in ranks]
+        for stages in zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True):  # of each round
             ops = {op: [stage[op] for stage in stages] for op in ("forward", "backward")}
             bytes = {"activation": message, "gradient": message}
             predicted.append(simulate(SCHEDULES[schedule], size.stages, m, ops, link, bytes).seconds)
-        medians = {op: [float(np.median([r[op] for r in rank[how][m]])) for rank in ranks] for op in ops}
+        medians = {
+            op: [float(np.median([stage[op] for stage in rank["stages"][schedule, m]])) for rank in ranks]
+            for op in ops
+        }
         case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
         case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
         results = {"predicted": predicted, "link": [link.alpha, link.beta]} | medians
@@ -77,47 +81,44 @@ def measure(size):
     parts = cut(nn.Sequential(*(nn.Sequential(*pair) for pair in layers)), stages)
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
     found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
-    found |= {"together": {m: [] for m in size.microbatches}, "in turns": {m: [] for m in size.microbatches}}
     workers = {
         (schedule, m): Pipeline(parts, nn.functional.mse_loss, x.shape, m, SCHEDULES[schedule])
         for m in size.microbatches
         for schedule in size.schedules
     }
-    found["batches"] = {key: [] for key in workers}
+    found |= {what: {key: [] for key in workers} for what in ("batches", "stages")}
     for n in range(size.rounds + 1):  # the first warms up
-        for m in size.microbatches:
-            together = stage_seconds(parts[rank], x[: size.batch // m], t[: size.batch // m], m)
-            for turn in range(stages):
+        for (schedule, m), worker in workers.items():
+            micro = x[: size.batch // m], t[: size.batch // m]
+            for turn in range(1 if TOGETHER[schedule] else stages):
                 dist.barrier()
-                if turn == rank:
-                    alone = stage_seconds(parts[rank], x[: size.batch // m], t[: size.batch // m], m)
-            if n > 0:
-                found["together"][m].append(together)
-                found["in turns"][m].append(alone)
-        for key, worker in workers.items():
+                if TOGETHER[schedule] or turn == rank:
+                    stage = stage_seconds(parts[rank], *micro, m, KEEPS_ALL[schedule])
             dist.barrier()
             start = time.perf_counter()
             worker.run(x, t)
             dist.barrier()
+            seconds = time.perf_counter() - start
             if n > 0:
-                found["batches"][key].append(time.perf_counter() - start)
+                found["batches"][schedule, m].append(seconds)
+                found["stages"][schedule, m].append(stage)
     return found
 
 
-def stage_seconds(module, x, t, repeats):
+def stage_seconds(module, x, t, microbatches, keeps_all):
     """{op: mean seconds of this rank's stage for a micro-batch}, as the worker does it but for messages."""
     rank, last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
-    seconds, kept = {"forward": 0.0, "backward": 0.0}, []
-    start = time.perf_counter()
-    for _ in range(repeats):
-        given = x.clone().requires_grad_(rank > 0)
-        y = module(given)
-        kept.append(nn.functional.mse_loss(y, t) / repeats if last else y)
-    middle = time.perf_counter()
-    for y in kept:
-        y.backward(None if last else t)
-    seconds["forward"] = (middle - start) / repeats
-    seconds["backward"] = (time.perf_counter() - middle) / repeats
+    seconds, kept, at_once = {"forward": 0.0, "backward": 0.0}, [], microbatches if keeps_all else 1
+    for _ in range(microbatches // at_once):
+        start = time.perf_counter()
+        for _ in range(at_once):
+            y = module(x.clone().requires_grad_(rank > 0))
+            kept.append(nn.functional.mse_loss(y, t) / microbatches if last else y)
+        middle = time.perf_counter()
+        while kept:
+            kept.pop(0).backward(None if last else t)
+        seconds["forward"] += (middle - start) / microbatches
+        seconds["backward"] += (time.perf_counter() - middle) / microbatches
     return seconds
 
 

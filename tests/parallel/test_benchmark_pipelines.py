@@ -27,7 +27,7 @@ def test_the_prediction_is_the_simulators(monkeypatch):
     """A link of 1 s and no bandwidth, and stages of 2 and 3 s: the batch's time by hand."""
     stages = [{"forward": 2.0, "backward": 2.0}, {"forward": 3.0, "backward": 3.0}]
     ranks = [
-        {"link": ([1, 2], [1.0, 1.0]), "together": {2: [stage]}, "in turns": {2: [stage]}}
+        {"link": ([1, 2], [1.0, 1.0]), "stages": {("naive", 2): [stage], ("gpipe", 2): [stage]}}
         | {"batches": {("naive", 2): [20.0], ("gpipe", 2): [20.0]}}
         for stage in stages
     ]
