@@ -551,32 +551,32 @@ notebook.source(train.step)
 # %%
 rest = len(x), 0, fashion.source == "scikit-learn"  # images, seed, offline
 alone = launch(train.train, 1, 64, 0.4, 1, *rest)[0]  # one epoch
-pair = launch(train.train, 2, 64, 0.4, 3, *rest)  # three
+pair = launch(train.train, 2, 64, 0.4, 2, *rest)  # two
 train.report(pair)
 print(f"one process: epoch 1: loss {alone['loss'][0]:.4f}, {alone['seconds'][0]:.2f} s")
 
 # %% [markdown]
 # The last line of the report is the SHA-256 of all weights: one hash, so both ranks ended with the same bits. The book's tests start the script in all three ways, and compare these hashes: they are equal too.
 #
-# One process and two have *not* the same bits, and their first losses may differ in the second digit already. How can that be, if each step is the same to rounding? A plateau is an unstable place: on the way off it every small difference grows, that between two classes and that between two orders of summing. Here are the same 200 steps in one process, with one device and with two.
+# One process and two have *not* the same bits, and their first losses may differ in the second digit already. How can that be, if each step is the same to rounding? A plateau is an unstable place: on the way off it every small difference grows, that between two classes and that between two orders of summing. Here is the run with two devices and twice the rate from above, beside the same on one device.
 
 # %%
-few = x[:12_800], y[:12_800], (test[0][:100], test[1][:100])
-one, two = (lenet.train(["cpu"] * p, 64, 0.4, 1, *few) for p in (1, 2))
+one = lenet.train(["cpu"], 32, 0.4, passes, x, y, test)
+two = runs["2 devices, rate × 2"]
 gap = np.abs(np.array(one.loss) - np.array(two.loss))
-shown = [step for step in (0, 50, 100, 150, 199) if step < len(gap)]
+shown = (0, 50, 100, 150, 200, 300)
 print(*(f"step {step:3}: the losses differ by {gap[step]:.0e}" for step in shown), sep="\n")
 
 # %% [markdown]
 # So "equal to rounding" is said of a step, and must be tested on a few steps, in float64. Two runs that are equal in that sense end as far apart as two seeds do, and only accuracies over several seeds can be compared.
 
 # %% mystnb={"code_prompt_show": "Show the check of this claim"} tags=["hide-cell", "claim"]
-assert gap[0] < 1e-5 and (fashion.name != "Fashion-MNIST" or gap[-10:].max() > 100 * gap[:50].max())
+assert gap[0] < 1e-5 and (fashion.name != "Fashion-MNIST" or gap[150:].max() > 100 * gap[:50].max())
 assert len({result["sha256"] for result in pair}) == 1
 assert abs(pair[0]["loss"][0] - alone["loss"][0]) < 0.1
-assert sum(result["samples"] for result in pair) == 3 * alone["samples"] == 3 * len(x)
+assert sum(result["samples"] for result in pair) == 2 * alone["samples"] == 2 * len(x)
 if fashion.name == "Fashion-MNIST":
-    assert pair[0]["accuracy"][-1] > 0.4
+    assert pair[0]["accuracy"][-1] > 0.25
 
 # %% [markdown]
 # ### The source's run

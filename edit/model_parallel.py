@@ -240,9 +240,8 @@ figures.show(fig, alt="Bubble against the number of micro-batches for four devic
 
 # %%
 slow = {"forward": [1, 1, 2, 1], "backward": [2, 2, 4, 2]}
-even, uneven = (
-    simulator.simulate(schedules.one_f_one_b, 4, 8, seconds) for seconds in (TIMES, slow)
-)
+even = simulator.simulate(schedules.one_f_one_b, 4, 8, TIMES)
+uneven = simulator.simulate(schedules.one_f_one_b, 4, 8, slow)
 for name, found in (("even", even), ("uneven", uneven)):
     print(f"{name}: {found.seconds:g} seconds, busy {found.busy:.0%} of the time")
 
@@ -363,6 +362,8 @@ if not any(rows for _, rows in recorded):
     print("No pipeline has been recorded yet: no record, no figure.")
 
 # %% [markdown]
+# Both are models of a model. Where two "cores" are two threads of one core, as on many rented machines, two stages at work are each about half as fast as one alone. A pipeline then gains nothing over the naive schedule. And the prediction, which knows one speed for each stage, is too long for GPipe and 1F1B: in the bubble the stage that works is faster than it thinks.
+#
 # ## Cutting through a layer
 #
 # The other cut leaves the chain whole, and gives each device a slice of every layer. Take two layers with an activation between them, $Y = \sigma(X A)\, C$, and cut $A$ by **columns**: $A = [A_0\ A_1]$. Device $r$ computes $\sigma(X A_r)$, some of the hidden cells. It needs all of $X$, and nothing from the others, because $\sigma$ acts on each cell by itself. Then cut $C$ by **rows**, to match:
