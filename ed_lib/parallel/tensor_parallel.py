@@ -23,11 +23,13 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, sent):
+        """x, as it is."""
         ctx.sent = sent
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
+        """The sum of the ranks' gradients."""
         return _sum(gradient, ctx.sent["backward"]), None
 
 
@@ -36,10 +38,12 @@ class Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, part, sent):
+        """The sum of the ranks' parts."""
         return _sum(part, sent["forward"])
 
     @staticmethod
     def backward(ctx, gradient):
+        """The gradient, as it is."""
         return gradient, None
 
 
