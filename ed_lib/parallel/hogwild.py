@@ -69,14 +69,13 @@ def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
     arrays.check_count("steps", steps)
     arrays.check_positive("lr", lr)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
-        sizes = [len(problem.truth)] * 2
         launch(work, n_workers, folder, problem, steps, lr, seed, timeout=timeout)
-        return tuple(memory.clone() for memory in shared(folder, sizes))
+        return tuple(memory.clone() for memory in shared(folder, len(problem.truth)))
 
 
 def work(folder, problem, steps, lr, seed):
     """What each rank does; nothing is sent."""
-    params, moved = shared(folder, [len(problem.truth)] * 2)
+    params, moved = shared(folder, len(problem.truth))
     order = np.random.default_rng(seed).integers(len(problem.targets), size=steps)
     dist.barrier()  # so that they run at the same time
     for row in order[dist.get_rank() :: dist.get_world_size()]:
@@ -84,9 +83,8 @@ def work(folder, problem, steps, lr, seed):
         moved[problem.columns[row]] += 1
 
 
-def shared(folder, sizes):
-    """Tensors of float64 in memory that all processes share which map the same folder; zeros at first."""
-    return [
-        torch.from_file(str(Path(folder) / f"{n}"), shared=True, size=size, dtype=torch.float64)
-        for n, size in enumerate(sizes)
-    ]
+def shared(folder, size):
+    """Two tensors of float64, (size,), in memory that all processes share which map the same folder; zeros at
+    first."""
+    paths = (str(Path(folder) / name) for name in ("params", "moved"))
+    return [torch.from_file(path, shared=True, size=size, dtype=torch.float64) for path in paths]

@@ -7,6 +7,8 @@ so that one script serves both.
 """
 
 import faulthandler
+import functools
+import itertools
 import os
 import pickle
 import signal
@@ -14,16 +16,17 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection
 from pathlib import Path
 
 from ed_lib import arrays
+from ed_lib.parallel import processes
+from ed_lib.parallel.processes import GRACE
 
 BACKENDS = ("gloo", "nccl")
-GRACE = 0.5  # seconds for the other ranks to report, once one has failed: the first failure is the cause
+JOINED = itertools.count()  # numbers the groups that were joined under torchrun
 WAITING = "torch/distributed"  # what the stack of a rank shows that waits for another
 
 
@@ -52,10 +55,12 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
     _check_backend(backend, world_size)
     if under_torchrun():
         return _join(fn, world_size, args, backend, timeout)
-    payload = _pickled(fn, args)
+    payload = processes.pickled(fn, args)
     deadline = time.monotonic() + max(timeout - GRACE, timeout / 2)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         ranks = []
+        watchdog = threading.Timer(timeout, lambda: [rank.process.kill() for rank in ranks])
+        watchdog.start()  # for a rank that stops in the middle of its result
         try:
             for number in range(world_size):
                 ranks.append(_start(payload, number, world_size, backend, folder, timeout))
@@ -64,10 +69,9 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
                 rank.process.join(GRACE)  # they have only to leave
             return results
         finally:
+            watchdog.cancel()
             for rank in ranks:
-                rank.process.kill()
-                rank.process.join()
-                rank.channel.close()
+                processes.stop(rank.process, rank.channel)
 
 
 def device():
@@ -102,7 +106,7 @@ class _Rank:
         try:
             if self.channel.poll():
                 self.report = pickle.loads(self.channel.recv_bytes())
-        except EOFError:  # it ended without one
+        except (EOFError, OSError):  # it ended without one, or in the middle of it
             pass
 
     @property
@@ -115,13 +119,9 @@ class _Rank:
 
 
 def _start(payload, number, world_size, backend, folder, timeout):
-    context = get_context("spawn")  # a fork would inherit threads and locks of OpenMP and CUDA, and hang
-    ours, theirs = context.Pipe(duplex=False)
-    arguments = payload, number, world_size, backend, folder, timeout, theirs
-    process = context.Process(target=_run, args=arguments, name=f"rank {number}")
-    process.start()
-    theirs.close()  # so that ours ends when the process does
-    return _Rank(number, process, ours, _trace(folder, number))
+    arguments = payload, number, world_size, backend, folder, timeout
+    process, channel = processes.start(_run, *arguments, name=f"rank {number}")
+    return _Rank(number, process, channel, _trace(folder, number))
 
 
 def _trace(folder, number):
@@ -138,7 +138,7 @@ def _collect(ranks, deadline, timeout):
         for rank in {id(sources[source]): sources[source] for source in ready}.values():
             rank.take_report()
         if any(rank.has_failed for rank in waiting):
-            raise _cause(waiting)
+            raise _cause(waiting) if time.monotonic() < deadline else _too_late(waiting, timeout)
     return [rank.report[1] for rank in ranks]
 
 
@@ -150,24 +150,17 @@ def _cause(ranks):
             rank.take_report()
     for rank in ranks:
         if rank.report is None and not rank.process.is_alive():
-            return RankError(rank.number, f"rank {rank.number} {_ending(rank.process.exitcode)}")
+            return RankError(rank.number, f"rank {rank.number} {processes.ending(rank.process.exitcode)}")
     raised = [rank for rank in ranks if rank.report is not None and not rank.is_done]
     first = min(raised, key=lambda rank: rank.report[1][0])
     return RankError(first.number, f"rank {first.number} raised an error:\n{first.report[1][1]}")
-
-
-def _ending(code):
-    if code < 0:
-        return f"was ended by the signal {signal.Signals(-code).name}, without a result"
-    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
-    return f"exited with code {code}, without a result{hint}"
 
 
 def _too_late(ranks, timeout):
     """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
     texts = {}
     for rank in ranks:
-        if rank.trace.exists():  # it has got as far as listening to the signal
+        if rank.trace.exists() and rank.process.is_alive():  # it has got as far as listening to the signal
             os.kill(rank.process.pid, signal.SIGUSR1)
     time.sleep(GRACE)
     for rank in ranks:
@@ -178,9 +171,8 @@ def _too_late(ranks, timeout):
     return RankError(numbers[0], f"{names} did not end within {timeout:g} s\n{where}")
 
 
-def _run(payload, number, world_size, backend, folder, timeout, channel):
+def _run(channel, payload, number, world_size, backend, folder, timeout):
     """What a started process does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     trace = open(_trace(folder, number), "w")  # noqa: SIM115  open as long as the process is
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
@@ -196,34 +188,18 @@ def _run(payload, number, world_size, backend, folder, timeout, channel):
         dist.barrier()  # none leaves while another still waits for what it has sent
         report = pickle.dumps(("done", result))
     except BaseException as error:  # SystemExit as well: a rank that leaves early leaves the others waiting
-        report = pickle.dumps(("raised", (time.monotonic(), _traceback(error))))
+        report = pickle.dumps(("raised", (time.monotonic(), processes.error_text(error, __file__))))
     channel.send_bytes(report)  # before the group is destroyed, which makes errors in the others
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _prepare(backend):
-    """One thread for computing, and the GPU of this rank."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
-    torch.set_num_threads(1)
-    threadpool_limits(1)  # NumPy's products
+    processes.one_thread()
     if backend == "nccl":
+        import torch
+
         torch.cuda.set_device(local_rank())
-
-
-def _traceback(error):
-    """Its traceback as text, from the function that was launched on."""
-    where = error.__traceback__
-    while where.tb_next and where.tb_frame.f_code.co_filename == __file__:
-        where = where.tb_next
-    return "".join(traceback.format_exception(type(error), error, where))
-
-
-def _end_with_parent():
-    parent_process().join()
-    os._exit(1)
 
 
 def _join(fn, world_size, args, backend, timeout):
@@ -234,7 +210,10 @@ def _join(fn, world_size, args, backend, timeout):
     if world_size != started:
         raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
     _prepare(backend)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    store = dist.PrefixStore(f"launch {next(JOINED)}", _store())  # it keeps what earlier groups wrote in it
+    store.set_timeout(timedelta(seconds=timeout))
+    where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": world_size}
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **where)
     try:
         results = [None] * world_size
         dist.all_gather_object(results, fn(*args))
@@ -243,42 +222,24 @@ def _join(fn, world_size, args, backend, timeout):
         dist.destroy_process_group()
 
 
+@functools.cache
+def _store():
+    """Where torchrun's processes find each other."""
+    import torch.distributed as dist
+
+    store, _, _ = next(dist.rendezvous("env://"))
+    return store
+
+
 def _check_backend(backend, world_size):
     import torch
     import torch.distributed as dist
 
     arrays.check_choice("backend", backend, BACKENDS)
-    if not (dist.is_available() and dist.is_backend_available(backend)):
-        raise ValueError(f"backend is {backend!r}, which this PyTorch was built without; it has {_built()}")
+    built = [name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)]
+    if backend not in built:
+        raise ValueError(f"backend is {backend!r}, which this PyTorch was built without; it has {built}")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if under_torchrun() else world_size
     if backend == "nccl" and here > (gpus := torch.cuda.device_count()):
         wanted = "one for each rank, since NCCL refuses two ranks on one GPU"
         raise ValueError(f"backend is 'nccl' with {here} rank(s) and {gpus} GPU(s); wanted {wanted}")
-
-
-def _built():
-    import torch.distributed as dist
-
-    names = [name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)]
-    return " and ".join(map(repr, names)) or "none"
-
-
-def _pickled(fn, args):
-    """The call as bytes. ValueError for a function that cannot be imported, TypeError for the rest."""
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}; wanted a function")
-    name, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
-    if "<" in name:
-        raise ValueError(f"fn is {name!r}, which no other process can import; wanted one at a module's top")
-    if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        raise ValueError(
-            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other process can "
-            f"import it. Write it into a file, with `%%writefile ranks.py` at the top of the cell, and pass "
-            f"`ranks.{name}` after `import ranks`"
-        )
-    for what, value in {"fn": fn, **{f"argument {n} of fn": arg for n, arg in enumerate(args)}}.items():
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(f"{what} is {value!r}, which pickle cannot send to a process: {error}") from error
-    return pickle.dumps((fn, args))

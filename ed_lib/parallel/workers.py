@@ -10,13 +10,13 @@ import contextlib
 import pickle
 import threading
 import time
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 
 import torch
 
 from ed_lib import arrays
+from ed_lib.parallel import processes
 from ed_lib.parallel.asynchronous import Dispatcher, Run, Span
-from ed_lib.parallel.launch import GRACE, _end_with_parent, _ending, _pickled, _prepare, _traceback
 
 
 class WorkerError(RuntimeError):
@@ -40,7 +40,7 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
     pauses = [pause] * n_workers if isinstance(pause, (int, float)) else list(pause)
     if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
-    payload, dispatcher = _pickled(gradient, ()), Dispatcher(server, n_tasks)
+    payload, dispatcher = processes.pickled(gradient), Dispatcher(server, n_tasks)
     workers, end = [], time.monotonic() + timeout
     watchdog = threading.Timer(timeout, lambda: [worker.process.kill() for worker in workers])
     try:
@@ -57,21 +57,15 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
     finally:
         watchdog.cancel()
         for worker in workers:
-            worker.process.kill()
-            worker.process.join()
-            worker.channel.close()
+            processes.stop(worker.process, worker.channel)
 
 
 class _Worker:
     """A worker as the server sees it."""
 
     def __init__(self, number, pause):
-        context = get_context("spawn")
         self.number, self.is_alive = number, True
-        self.channel, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(pause, theirs), name=f"worker {number}")
-        self.process.start()
-        theirs.close()  # so that ours ends when the process does
+        self.process, self.channel = processes.start(_work, pause, name=f"worker {number}")
 
     def send(self, message):
         """False if it is gone."""
@@ -127,7 +121,7 @@ def _serve(dispatcher, workers, payload, end):
     for worker in workers:
         worker.send(pickle.dumps(None))  # the sentinel: there is no more
     for worker in workers:
-        worker.process.join(GRACE)
+        worker.process.join(processes.GRACE)
     return Run(spans, lost, seconds)
 
 
@@ -153,13 +147,12 @@ def _ready(workers, end):
 
 
 def _how_it_ended(process):
-    process.join(GRACE)
-    return "closed its pipe" if process.exitcode is None else _ending(process.exitcode)
+    process.join(processes.GRACE)
+    return "closed its pipe" if process.exitcode is None else processes.ending(process.exitcode)
 
 
-def _work(pause, channel):
+def _work(channel, pause):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         kind, gradient = _attempt(_prepared, channel.recv_bytes())
         channel.send_bytes(pickle.dumps((kind, gradient if kind == "raised" else "ready")))
@@ -173,12 +166,12 @@ def _attempt(function, *args):
     try:
         return "done", function(*args)
     except BaseException as error:  # SystemExit as well
-        return "raised", _traceback(error)
+        return "raised", processes.error_text(error, __file__)
 
 
 def _prepared(payload):
     """The function of the gradient, in a process with one thread."""
-    _prepare("gloo")
+    processes.one_thread()
     return pickle.loads(payload)[0]
 
 

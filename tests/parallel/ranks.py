@@ -1,13 +1,49 @@
-"""What the tests launch: functions that other processes can import."""
+"""What the tests launch: functions that other processes can import; and several worlds in one launch."""
 
 import os
+import signal
 import sys
+import tempfile
 import time
+from multiprocessing import connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ed_lib.parallel import collectives
+from ed_lib.parallel import collectives, launch
+
+
+def in_worlds(n, fn, *args):
+    """fn(*args) in worlds of 1, 2, … n ranks, by one launch → {p: what each rank of a world of p returned}.
+
+    The processes cost more than what they do, so each serves in every world that it has a number for.
+    """
+    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+        ranks = launch(serve, n, folder, fn, args, timeout=240.0)
+    return {p: [found[p] for found in ranks[:p]] for p in range(1, n + 1)}
+
+
+def serve(folder, fn, args):
+    """→ {p: what this rank returned in the world of p}. The largest world is the last, and stays."""
+    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
+    meet(f"{folder}/start", rank, n)
+    dist.destroy_process_group()
+    for p in range(rank + 1, n + 1):
+        where = {"store": dist.FileStore(f"{folder}/{p}", p), "rank": rank, "world_size": p}
+        dist.init_process_group("gloo", **where)
+        found[p] = fn(*args)
+        if p < n:
+            meet(f"{folder}/end {p}", rank, p)
+            dist.destroy_process_group()
+    return found
+
+
+def meet(path, rank, p):
+    """Waits until all are here, without the group: to leave it makes errors in those that still use it."""
+    store = dist.FileStore(path, p)
+    store.set(f"{rank}", "here")
+    store.wait([f"{r}" for r in range(p)])
 
 
 def who(*args):
@@ -16,9 +52,10 @@ def who(*args):
     return dist.get_rank(), dist.get_world_size(), total, torch.get_num_threads(), os.getpid(), args
 
 
-def change(array):
-    array += 1
-    return array
+def change(*arrays):
+    for array in arrays:
+        array += 1
+    return arrays
 
 
 def misbehave(how, rank):
@@ -34,13 +71,33 @@ def misbehave(how, rank):
             os.kill(os.getpid(), 9)
         if how == "returns what cannot be sent":
             return lambda: None
-        if how == "sleeps":
-            time.sleep(1000)
     dist.barrier()
     return None
 
 
-def spin():
+def hang():
+    """Rank 1 sleeps, rank 2 computes without end, and rank 0 waits for both."""
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    if dist.get_rank() == 2:
+        spin()
+    dist.barrier()
+
+
+def stop_halfway():
+    """Rank 1 sends half of its result, and then neither lives nor dies."""
+
+    def send_half(channel, message):
+        os.write(channel.fileno(), b"\0\0\0\x64" + b"half of a message")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if dist.get_rank() == 1:
+        connection.Connection.send_bytes = send_half
+
+
+def spin(folder=None):
+    if folder:
+        (Path(folder) / f"rank {dist.get_rank()} spins").touch()
     while True:
         pass
 
@@ -51,25 +108,34 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 def check_collectives():
-    """Every algorithm in groups of 1 … 8 ranks against torch.distributed → {(p, algorithm, n): Traffic}."""
-    found, rank = {}, dist.get_rank()
+    """Every algorithm in groups of 1 … 8 ranks against torch.distributed.
+
+    → {(p, algorithm, n): Traffic}, and what the ranks of the group of three were told by ``disagree``.
+    """
+    found, rank, told = {}, dist.get_rank(), None
     for p in GROUPS:
         group = dist.new_group(list(range(p)))
         if rank >= p:
             continue
+        cases = []  # tensors, and what torch.distributed makes of them
+        for n, dtype in [(n, torch.float32) for n in LENGTHS] + [(101, dtype) for dtype in DTYPES]:
+            generator = torch.Generator().manual_seed(100 * rank + n)
+            values = torch.randint(0, 9, (n,), generator=generator).to(dtype)  # any order gives the same bits
+            right = values.clone()
+            dist.all_reduce(right, group=group)
+            cases.append((values, right))
         for algorithm in collectives.ALGORITHMS:
-            for n, dtype in [(n, torch.float32) for n in LENGTHS] + [(101, dtype) for dtype in DTYPES]:
-                torch.manual_seed(100 * rank + n)
-                values = torch.randint(0, 9, (n,)).to(dtype)  # whole numbers: any order gives the same bits
-                right, ours = values.clone(), values.clone()
-                dist.all_reduce(right, group=group)
+            for values, right in cases:
+                ours = values.clone()
                 traffic = collectives.all_reduce(ours, algorithm, group)
-                assert torch.equal(ours, right), (p, algorithm, n, dtype)
-                if dtype == torch.float32:
-                    found[p, algorithm, n] = traffic
+                assert torch.equal(ours, right), (p, algorithm, values.shape, values.dtype)
+                if values.dtype == torch.float32:
+                    found[p, algorithm, len(values)] = traffic
             check_any_floats(algorithm, p, group)
         check_parts(p, group)
-    return found
+        if p == 3:
+            told = disagree(group)
+    return found, told
 
 
 def check_any_floats(algorithm, p, group):
@@ -79,7 +145,7 @@ def check_any_floats(algorithm, p, group):
     right, beside = tensor.contiguous(), base[:, 1::2].clone()
     dist.all_reduce(right, group=group)
     collectives.all_reduce(tensor, algorithm, group)
-    torch.testing.assert_close(tensor, right, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(tensor, right, rtol=1e-5, atol=1e-5)
     assert torch.equal(base[:, 1::2], beside), "changed what does not belong to the view"
     everyone = [torch.empty(5, 6) for _ in range(p)]
     dist.all_gather(everyone, tensor.contiguous(), group=group)
@@ -92,12 +158,12 @@ def check_any_floats(algorithm, p, group):
 def check_parts(p, group):
     """broadcast, reduce_scatter and all_gather against what they should leave, and their traffic."""
     rank = dist.get_rank()
+    for source, n in [(source, 101) for source in range(p)] + [(p - 1, n) for n in (0, 3, 840, 1001)]:
+        tensor = torch.arange(n) + 1000 * rank
+        sent = collectives.broadcast(tensor, source, group)
+        assert torch.equal(tensor, torch.arange(n) + 1000 * source)
+        assert sent.bytes == sent.messages * n * 8
     for n in (0, 3, 840, 1001):
-        for source in range(p):
-            tensor = torch.arange(n) + 1000 * rank
-            sent = collectives.broadcast(tensor, source, group)
-            assert torch.equal(tensor, torch.arange(n) + 1000 * source)
-            assert sent.bytes == sent.messages * n * 8
         tensor = torch.arange(n) + 1000 * rank
         collectives.reduce_scatter(tensor, group)
         right = p * torch.arange(n) + 1000 * sum(range(p))
@@ -110,19 +176,20 @@ def check_parts(p, group):
             assert sent.bytes == (p - 1) * n // p * 8
 
 
-def disagree():
+def disagree(group):
     """Errors that every rank must see, and the group must survive → the messages."""
     rank, messages = dist.get_rank(), []
+    dtype = torch.float64 if rank else torch.float32
     for call in (
-        lambda: collectives.all_reduce(torch.zeros(3 + rank)),
-        lambda: collectives.all_reduce(torch.zeros(4).reshape((2, 2) if rank else (4,))),
-        lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.float64 if rank else torch.float32)),
-        lambda: collectives.all_reduce(torch.zeros(3), "tree" if rank else "ring"),
-        lambda: collectives.broadcast(torch.zeros(3), source=rank),
-        lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.bool)),
-        lambda: collectives.all_reduce(torch.zeros(3), "fastest"),
-        lambda: collectives.broadcast(torch.zeros(3), source=3),
-        lambda: collectives.all_reduce([1.0, 2.0]),
+        lambda: collectives.all_reduce(torch.zeros(3 + rank), group=group),
+        lambda: collectives.all_reduce(torch.zeros(4).reshape((2, 2) if rank else (4,)), group=group),
+        lambda: collectives.all_reduce(torch.zeros(3, dtype=dtype), group=group),
+        lambda: collectives.all_reduce(torch.zeros(3), "tree" if rank else "ring", group=group),
+        lambda: collectives.broadcast(torch.zeros(3), source=rank, group=group),
+        lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.bool), group=group),
+        lambda: collectives.all_reduce(torch.zeros(3), "fastest", group=group),
+        lambda: collectives.broadcast(torch.zeros(3), source=3, group=group),
+        lambda: collectives.all_reduce([1.0, 2.0], group=group),
     ):
         try:
             call()
@@ -131,6 +198,6 @@ def disagree():
         else:
             messages.append("no error")
     total = torch.ones(3)
-    collectives.all_reduce(total)
+    collectives.all_reduce(total, group=group)
     assert torch.equal(total, torch.full((3,), 3.0))
     return messages

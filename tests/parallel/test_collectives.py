@@ -8,11 +8,16 @@ from tests.parallel import ranks
 
 
 @pytest.fixture(scope="module")
-def traffic():
-    """{(p, algorithm, n): the traffic of each rank}, measured while the results were checked."""
-    found = launch(ranks.check_collectives, 8, timeout=300.0)
-    keys = {key for one in found for key in one}
-    return {key: [one[key] for one in found if key in one] for key in keys}
+def found():
+    """What each of eight ranks found while it checked the results."""
+    return launch(ranks.check_collectives, 8, timeout=300.0)
+
+
+@pytest.fixture(scope="module")
+def traffic(found):
+    """{(p, algorithm, n): the traffic of each rank}."""
+    keys = {key for one, _ in found for key in one}
+    return {key: [one[key] for one, _ in found if key in one] for key in keys}
 
 
 def test_every_algorithm_is_right_in_every_group_and_was_counted(traffic):
@@ -49,9 +54,8 @@ def test_the_busiest_rank_of_each_algorithm_is_that_of_its_cost(traffic):
         assert traffic[p, "halving_doubling", 840][0].messages == 2 * levels
 
 
-def test_ranks_that_call_different_things_all_get_an_error_and_none_hangs():
-    each = launch(ranks.disagree, 3, timeout=120.0)
-    for messages in each:
+def test_ranks_that_call_different_things_all_get_an_error_and_none_hangs(found):
+    for _, messages in found[:3]:
         assert len(messages) == 9 and all(": " in message for message in messages)
         for text in ("float32 (3,)", "(4,)", "float64", "tree", "broadcast from 1"):
             assert any(text in message for message in messages[:5]), text

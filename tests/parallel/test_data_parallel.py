@@ -10,9 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ed_lib.parallel import data_parallel, launch
+from ed_lib.parallel.collectives import Traffic
 from ed_lib.parallel.data_parallel import Replica, Traced, accuracy, reduce_each, shard
+from tests.parallel import ranks
 
-TIMEOUT = 120.0
 SIZES = (1, 160, 10**9)  # bytes of a bucket: one for each parameter, some, one for all
 
 
@@ -122,11 +123,18 @@ def partly_used(rank):
     return [t.grad / 6 for t in module.parameters()]
 
 
+UNEVEN = (11, 8, 3, 13)  # for every p > 1 at least once; for p = 4 one shard is empty
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """What the ranks of worlds of 1 … 4 found, from one launch."""
+    return ranks.in_worlds(4, on_every_rank, UNEVEN)
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_p_ranks_train_as_one_does_on_the_whole_batch(p):
-    sizes = (11, 8, 3, 13)  # uneven for every p > 1 at least once; for p = 4 one shard is empty
-    results = launch(on_every_rank, p, sizes, timeout=TIMEOUT)
-    wanted = serial(sizes)
+def test_p_ranks_train_as_one_does_on_the_whole_batch(worlds, p):
+    results, wanted = worlds[p], serial(UNEVEN)
     n = wanted.numel()
     judged = [batches((m,))[0] for m in (1, 3, 50)]
     rates = [(net(0)(x).argmax(dim=1) == y).sum().item() / len(y) for x, y in judged]
@@ -145,7 +153,7 @@ def test_p_ranks_train_as_one_does_on_the_whole_batch(p):
             assert (mine - right).abs().max() < 1e-13
         assert found["accuracy"] == rates
     for step in range(4):  # a ring sends each of the n numbers 2(p − 1) times, over all ranks
-        sent = sum(found["traffic"][step] for found in results)
+        sent = sum((found["traffic"][step] for found in results), Traffic())
         assert sent.bytes == 2 * (p - 1) * 8 * n
         lengths = [t.numel() for t in net(0).parameters()]
         assert sent.messages == 2 * (p - 1) * sum(min(p, length) for length in lengths)
@@ -192,7 +200,7 @@ def small_pieces():
     replica(x).sum().backward()
     texts["replaced"] = message(RuntimeError, lambda: replica.finish(6))
     texts["samples"] = message(ValueError, lambda: replica.finish(0))
-    return texts, steps_apart(rank), traced(x)
+    return texts, steps_apart(rank), traced(x), ddp_bitwise((16, 8, 64))
 
 
 def steps_apart(rank):
@@ -222,7 +230,8 @@ def traced(x):
 
 
 def test_what_two_ranks_agree_on_refuse_and_note():
-    for rank, (texts, gaps, (computed, summed)) in enumerate(launch(small_pieces, 2, timeout=TIMEOUT)):
+    for rank, found in enumerate(launch(small_pieces, 2, timeout=120.0)):
+        texts, gaps, (computed, summed), (ours, ddps) = found
         for name in ("shape", "dtype", "count", "fixed", "bytes"):
             assert texts[name].startswith("the ranks call different things"), name
             assert "rank 0: Replica(" in texts[name] and "rank 1: Replica(" in texts[name]
@@ -238,16 +247,12 @@ def test_what_two_ranks_agree_on_refuse_and_note():
         assert len(computed) == len(summed) == 6 and sorted(computed) == computed
         for at, (started, done) in zip(computed, summed, strict=True):
             assert at <= started <= done
+        assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
 
 
 def ddp_bitwise(sizes):
     """Batches of powers of two, so that dividing before or after the sum gives the same bits."""
     return parallel(Replica(net(0, torch.float32)), sizes, torch.float32), by_ddp(sizes, torch.float32)
-
-
-def test_it_gives_the_bits_of_ddp_where_the_division_is_exact():
-    for ours, ddps in launch(ddp_bitwise, 2, (16, 8, 64), timeout=TIMEOUT):
-        assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 11])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel import hogwild
 from ed_lib.parallel.hogwild import SparseSquares, shared, train
 from ed_lib.parallel.launch import RankError
 
@@ -32,8 +31,11 @@ def test_the_problem_is_least_squares():
         assert (moved != w).sum() == 3
 
 
-def test_one_worker_is_serial_sgd_and_loses_nothing():
+def test_one_worker_is_serial_sgd_and_loses_nothing_also_after_a_run_that_raised():
     problem = SparseSquares.random(40, 9, 2, seed=1)
+    broken = SparseSquares(problem.columns + 9, problem.values, problem.targets, problem.truth)
+    with pytest.raises(RankError, match="IndexError"):
+        train(broken, 2, 5, 0.1, timeout=TIMEOUT)
     params, moved = train(problem, 1, 101, 0.5, seed=4, timeout=TIMEOUT)
     serial, times = torch.zeros(9, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
     for row in np.random.default_rng(4).integers(40, size=101):
@@ -85,9 +87,9 @@ class Columns:
 
 
 def test_memory_is_shared_by_those_who_map_the_same_folder(tmp_path):
-    first, second = shared(tmp_path, [5, 3]), shared(tmp_path, [5, 3])
+    first, second = shared(tmp_path, 5), shared(tmp_path, 5)
     first[0][2] = 7
-    assert second[0].tolist() == [0, 0, 7, 0, 0] and second[1].tolist() == [0, 0, 0]
+    assert second[0].tolist() == [0, 0, 7, 0, 0] and second[1].tolist() == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,3 @@ def test_memory_is_shared_by_those_who_map_the_same_folder(tmp_path):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_a_worker_that_raises_ends_it():
-    problem = SparseSquares.random(4, 2, 1)
-    broken = SparseSquares(problem.columns + 2, problem.values, problem.targets, problem.truth)
-    with pytest.raises(RankError, match="IndexError"):
-        train(broken, 2, 5, 0.1, timeout=TIMEOUT)
-    assert hogwild.train(problem, 1, 5, 0.1, timeout=TIMEOUT)[1].sum() == 5

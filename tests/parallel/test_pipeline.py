@@ -8,7 +8,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed import pipelining
 
 from ed_lib.parallel import schedules
 from ed_lib.parallel.collectives import Traffic
@@ -16,12 +15,28 @@ from ed_lib.parallel.launch import RankError, launch
 from ed_lib.parallel.pipeline import Pipeline, balance, check_schedule, cut, one_batch
 from ed_lib.parallel.schedules import SCHEDULES, Instruction
 from ed_lib.parallel.simulator import simulate
+from tests.parallel import ranks
 
 NAMES = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 B = 7  # samples; no number of micro-batches below but 1 divides it
 COUNTS = (1, 3, 4, 7)
 TIMES = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight"), 1)
-launches = dict(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """What the ranks of worlds of 1 … 4 found, from one launch."""
+    return ranks.in_worlds(4, everything)
+
+
+def everything():
+    p = dist.get_world_size()
+    found = {"schedules": every_schedule()}
+    if p in (2, 3):
+        found["pytorch"] = beside_pytorchs()
+    if p == 2:
+        found["errors"] = everything_wrong() | wrong_batches()
+    return found
 
 
 def images_model():
@@ -61,19 +76,18 @@ def every_schedule():
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_the_gradients_are_the_unsplit_models_and_the_counts_the_simulators(p):
+def test_the_gradients_are_the_unsplit_models_and_the_counts_the_simulators(worlds, p):
     model, (x, t) = images_model(), batch()
     loss = nn.functional.cross_entropy(model(x), t)
     loss.backward()
     wanted = {name: weight.grad for name, weight in model.named_parameters()}
     shapes = [part[0].shape[1:] for part in outputs(cut(model, p), x)]
-    ranks = launch(every_schedule, p, **launches)
     for name, m in itertools.product(NAMES, COUNTS):
-        reports = [rank[name, m][0] for rank in ranks]
-        grads = {}
-        for rank in ranks:
-            assert not grads.keys() & rank[name, m][1].keys()
-            grads |= rank[name, m][1]
+        found = [rank["schedules"][name, m] for rank in worlds[p]]
+        reports, grads = [report for report, *_ in found], {}
+        for _, own, _ in found:
+            assert not grads.keys() & own.keys()
+            grads |= own
         assert grads.keys() == wanted.keys()
         for key, gradient in grads.items():
             torch.testing.assert_close(gradient, wanted[key], rtol=1e-12, atol=1e-14)
@@ -106,6 +120,8 @@ def mlp():
 
 def beside_pytorchs():
     """The same batch through our worker and theirs: [(schedule, loss, gradients; theirs)] on each rank."""
+    from torch.distributed import pipelining  # takes a second, in each rank
+
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(4)
     x, t = torch.randn(12, 6, dtype=torch.float64), torch.randn(12, 4, dtype=torch.float64)
@@ -125,9 +141,9 @@ def beside_pytorchs():
 
 
 @pytest.mark.parametrize("p", [2, 3])
-def test_losses_and_gradients_are_those_of_pytorchs_pipelining(p):
-    for rank, found in enumerate(launch(beside_pytorchs, p, **launches)):
-        for ours, theirs, pairs in found:
+def test_losses_and_gradients_are_those_of_pytorchs_pipelining(worlds, p):
+    for rank, found in enumerate(worlds[p]):
+        for ours, theirs, pairs in found["pytorch"]:
             assert ours == (pytest.approx(theirs, rel=1e-13) if rank == p - 1 else None)
             for a, b in pairs:
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
@@ -274,7 +290,21 @@ def everything_wrong():
     return told
 
 
-def test_what_does_not_fit_is_an_error_on_every_rank():
+def wrong_batches():
+    """What the rank of a wrong batch is told. It is told before it sends, so the other need not take part."""
+    rank, told = dist.get_rank(), {}
+    x, t = torch.randn(12, 6, dtype=torch.float64), torch.randn(12, 4, dtype=torch.float64)
+    batches = {"inputs": (0, x[:, :5], t), "dtype": (0, x.float(), t), "targets": (1, x, t[:11])}
+    for name, (at, *batch) in batches.items():
+        worker = Pipeline(cut(mlp(), 2), nn.functional.mse_loss, (12, 6), 4, schedules.gpipe, torch.float64)
+        if rank == at:
+            with pytest.raises(ValueError) as caught:
+                worker.run(*batch)
+            told[name] = f"ValueError: {caught.value}"
+    return told
+
+
+def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
     wanted = {
         "too many parts": "ValueError: parts has 3 entries; wanted 2, one for each rank",
         "a part is missing": "TypeError: parts[{rank}] is a NoneType; wanted an nn.Module",
@@ -289,33 +319,26 @@ def test_what_does_not_fit_is_an_error_on_every_rank():
         "different schedules": "ValueError: the ranks call different things",
         "good": "nothing",
     }
-    for rank, told in enumerate(launch(everything_wrong, 2, **launches)):
-        assert told.keys() == wanted.keys()
+    batches = (
+        {
+            "inputs": "ValueError: inputs has the shape (12, 5)",
+            "dtype": "ValueError: inputs' dtype is torch.float32",
+        },
+        {"targets": "ValueError: targets has the shape (11,)"},
+    )
+    for rank, found in enumerate(worlds[2]):
+        told, right = found["errors"], wanted | batches[rank]
+        assert told.keys() == right.keys()
         for name, text in told.items():
-            assert text.startswith(wanted[name].format(rank=rank)), name
+            assert text.startswith(right[name].format(rank=rank)), name
 
 
-def wrong_batch(which):
+def wrong_batch():
     worker = Pipeline(cut(mlp(), 2), nn.functional.mse_loss, (12, 6), 4, schedules.gpipe, torch.float64)
-    x, t = torch.randn(12, 6, dtype=torch.float64), torch.randn(12, 4, dtype=torch.float64)
-    if which == "inputs":
-        x = x[:, :5]
-    elif which == "dtype":
-        x = x.float()
-    else:
-        t = t[:11]
-    worker.run(x, t)
+    worker.run(torch.randn(12, 6, dtype=torch.float64), torch.randn(11, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    "which, rank, message",
-    [
-        ("inputs", 0, r"inputs has the shape \(12, 5\)"),
-        ("dtype", 0, "inputs' dtype is torch.float32"),
-        ("targets", 1, r"targets has the shape \(11,\)"),
-    ],
-)
-def test_a_batch_of_another_shape_ends_the_launch_with_the_ranks_error(which, rank, message):
-    with pytest.raises(RankError, match=message) as caught:
-        launch(wrong_batch, 2, which, **launches)
-    assert caught.value.rank == rank
+def test_a_batch_of_another_shape_ends_the_launch_with_the_ranks_error():
+    with pytest.raises(RankError, match=r"targets has the shape \(11,\)") as caught:
+        launch(wrong_batch, 2, timeout=120)
+    assert caught.value.rank == 1

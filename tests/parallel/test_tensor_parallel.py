@@ -5,12 +5,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ed_lib.parallel import costs
 from ed_lib.parallel.collectives import Traffic
-from ed_lib.parallel.launch import launch
 from ed_lib.parallel.tensor_parallel import ColumnParallel, ParallelMLP, RowParallel, branch, merge, one_block
+from tests.parallel import ranks
 
 SHAPES = [  # in, hidden, out, bias, shape of x without its features
     (5, 8, 3, True, (4,)),
@@ -18,7 +17,17 @@ SHAPES = [  # in, hidden, out, bias, shape of x without its features
     (4, 4, 1, False, (1,)),  # with 4 ranks, one hidden cell each
     (6, 11, 5, True, (3,)),
 ]
-launches = dict(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """What the ranks of worlds of 1 … 4 found, from one launch."""
+    return ranks.in_worlds(4, everything)
+
+
+def everything():
+    p = dist.get_world_size()
+    return block(), beside_pytorchs() if p in (2, 3) else None, errors() if p == 2 else None
 
 
 def serial(shape):
@@ -49,15 +58,14 @@ def block():
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_a_block_is_the_serial_one_with_one_all_reduce_each_way(p):
-    ranks = launch(block, p, **launches)
+def test_a_block_is_the_serial_one_with_one_all_reduce_each_way(worlds, p):
     for n, shape in enumerate(SHAPES):
         first, second, x, slope = serial(shape)
         x.requires_grad_()
         y = second(torch.relu(first(x)))
         y.backward(slope)
         wanted = names(first, second)
-        found = [rank[n] for rank in ranks]
+        found = [blocks[n] for blocks, _, _ in worlds[p]]
         for output, gradient, *_ in found:
             torch.testing.assert_close(output, y.detach(), rtol=1e-13, atol=1e-14)
             torch.testing.assert_close(gradient, x.grad, rtol=1e-13, atol=1e-14)
@@ -72,11 +80,13 @@ def test_a_block_is_the_serial_one_with_one_all_reduce_each_way(p):
             assert len(leaf["forward"]) == 1 and not leaf["backward"]
         for way, tensor in (("forward", y), ("backward", x)):
             if tensor.numel() >= p:  # the formula is for no empty messages
-                total = sum(sent[way][0] for *_, sent, _ in found)
-                assert total == costs.traffic("ring", tensor.numel() * 8, p) if p > 1 else Traffic()
+                total = sum((sent[way][0] for *_, sent, _ in found), Traffic())
+                assert total == costs.traffic("ring", tensor.numel() * 8, p)
 
 
 def beside_pytorchs():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # slow
+
     rank, found = dist.get_rank(), []
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for shape in ((5, 6, 3, True, (4,)), (4, 12, 5, True, (2,))):  # theirs takes even slices only
@@ -97,8 +107,8 @@ def beside_pytorchs():
 
 
 @pytest.mark.parametrize("p", [2, 3])
-def test_it_is_parallelize_modules_block(p):
-    for pairs in launch(beside_pytorchs, p, **launches)[0]:
+def test_it_is_parallelize_modules_block(worlds, p):
+    for pairs in worlds[p][0][1]:
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
@@ -122,8 +132,8 @@ def errors():
     return told
 
 
-def test_what_does_not_fit_is_an_error_on_every_rank():
-    for told in launch(errors, 2, **launches):
+def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
+    for _, _, told in worlds[2]:
         assert told["few outputs"] == (
             "ValueError: linear has out_features 1; wanted at least 2, one for each rank"
         )

@@ -12,7 +12,8 @@ import torch
 from nbclient import NotebookClient
 
 from ed_lib import data
-from ed_lib.parallel import launch, lenet, train
+from ed_lib.parallel import lenet, train
+from tests.parallel import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--images", "150", "--batch", "64", "--epochs", "2", "--lr", "0.5", "--offline"]
@@ -53,26 +54,28 @@ def test_python_a_notebook_and_torchrun_give_the_same_weights():
     assert lines == [re.sub(r"[\d.]+ s$", "", line) for line in by_torchrun.splitlines()] and len(lines) == 5
 
 
-@pytest.mark.parametrize(("p", "images"), [(1, 150), (3, 130)])  # 130: two images are left for three ranks
-def test_it_learns_what_one_process_with_several_devices_learns(p, images):
-    found = launch(train.train, p, 64, 0.5, 2, images, 0, True, timeout=120.0)
+IMAGES = 130  # two are left for the last step, of three ranks too
+
+
+def test_it_learns_what_one_process_with_several_devices_learns():
     digits = data.load("fashion-mnist", offline=True)
-    x, y = lenet.tensors(digits.train_images[:images], digits.train_labels[:images])
+    x, y = lenet.tensors(digits.train_images[:IMAGES], digits.train_labels[:IMAGES])
     test = lenet.tensors(digits.test_images, digits.test_labels)
     history, other = (lenet.train(["cpu"], 64, 0.5, 2, x, y, test, seed) for seed in (0, 1))
-    wanted, elsewhere = epochs(history.loss, images), epochs(other.loss, images)
+    wanted, elsewhere = epochs(history.loss), epochs(other.loss)
     assert (wanted - elsewhere).abs().min() > 2e-5
-    for result in found:
-        assert (torch.tensor(result["loss"]) - wanted).abs().max() < 3e-6
-        assert result["accuracy"] == history.accuracy and len(result["seconds"]) == 2
-        assert result["sha256"] == found[0]["sha256"]
-    assert sum(result["samples"] for result in found) == 2 * images
+    for p, found in ranks.in_worlds(3, train.train, 64, 0.5, 2, IMAGES, 0, True).items():
+        for result in found:
+            assert (torch.tensor(result["loss"]) - wanted).abs().max() < 3e-6, p
+            assert result["accuracy"] == history.accuracy and len(result["seconds"]) == 2
+            assert result["sha256"] == found[0]["sha256"]
+        assert sum(result["samples"] for result in found) == 2 * IMAGES
 
 
-def epochs(losses, images):
+def epochs(losses):
     """The mean loss of two epochs from those of their steps, of 64, 64 and the rest."""
-    sizes = torch.tensor([64.0, 64, images - 128])
-    return (torch.tensor(losses).view(2, 3) * sizes).sum(dim=1) / images
+    sizes = torch.tensor([64.0, 64, IMAGES - 128])
+    return (torch.tensor(losses).view(2, 3) * sizes).sum(dim=1) / IMAGES
 
 
 def test_bad_options_are_refused_by_name():

@@ -23,10 +23,7 @@ TIMEOUT = 120.0
 LARGE = 400_000  # parameters: a message of 1.6 MB, several times what a pipe holds
 
 
-@pytest.fixture(autouse=True)
-def no_process_is_left():
-    yield
-    assert multiprocessing.active_children() == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture
@@ -190,16 +187,25 @@ def test_errors_end_the_run_at_once(gradient, error, message):
         train(ParameterServer(torch.zeros(9), 1.0), gradient, 9, 1, timeout=TIMEOUT)
 
 
+def too_late(gradient, size, n_workers):
+    """What is said at the deadline, once a worker has got a task before it; a busy machine needs longer."""
+    for timeout in (4.0, 8.0, 16.0, 32.0, 64.0):
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=f"tasks were not done within {timeout:g} s") as caught:
+            train(ParameterServer(torch.zeros(size), 1.0), gradient, 4, n_workers, timeout=timeout)
+        assert timeout <= time.monotonic() - start < timeout + 20
+        if "worker 0 held" in str(caught.value):
+            break
+    return str(caught.value)
+
+
 def test_the_deadline():
-    start = time.monotonic()
-    with pytest.raises(WorkerError, match="4 of 4 tasks were not done within 6 s; worker 0 held 0"):
-        train(ParameterServer(torch.zeros(9), 1.0), sleep, 4, 1, timeout=6.0)
-    assert 6 <= time.monotonic() - start < 30
+    text = too_late(sleep, 4, 1)
+    assert text.startswith("4 of 4 tasks") and text.endswith("worker 0 held 0")
 
 
 def test_the_deadline_holds_for_a_worker_that_stops():
-    with pytest.raises(WorkerError, match="tasks were not done within 8 s; worker 0 held 0"):
-        train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=8.0)
+    assert "worker 0 held 0" in too_late(stop, LARGE, 2)
 
 
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended_by_the_watchdog():
@@ -252,7 +258,7 @@ if __name__ == "__main__":
 
 
 def tell_and_sleep(params, task):
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\n".encode())  # at once: another worker writes to the same pipe
     time.sleep(1000)
 
 

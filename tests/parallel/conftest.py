@@ -1,0 +1,27 @@
+"""No test leaves a process behind: asked after each module, and where a test asks for it."""
+
+import contextlib
+
+import psutil
+import pytest
+
+
+def check():
+    before = started()
+    yield
+    left = started() - before
+    assert not left, left
+
+
+nothing_is_left_by_a_module = pytest.fixture(autouse=True, scope="module")(check)
+nothing_is_left = pytest.fixture(check)
+
+
+def started():
+    """The processes that this one has started, without the helper that multiprocessing keeps."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                found.add(child)
+    return found
