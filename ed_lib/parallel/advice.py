@@ -1,9 +1,10 @@
 """Which way to split a training step over p devices: the seconds and the bytes of each way, in the α–β model.
 
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
-that backward. What can be sent while a device computes is: gradients during the backward pass, a pipeline's
-messages. Memory is that of parameters, gradients and the inputs of all layers. It is meant for choosing, not
-for predicting to the percent.
+that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch, so
+few samples at a time are dear. What can be sent while a device computes is: gradients during the backward pass, a pipeline's
+messages. Memory is that of parameters, gradients and the inputs of all layers; an optimizer's state would be
+added. It is meant for choosing, not for predicting to the percent.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from ed_lib import arrays
 from ed_lib.parallel import costs, schedules
 from ed_lib.parallel.simulator import simulate
+
+WORTH = 0.9  # of one device's time, at most, is what a way to split it may take
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,26 @@ class Job:
         """Bytes between two layers, for the whole batch."""
         return self.batch * self.width * self.itemsize
 
-    @property
-    def flops(self):
-        """FLOPs of the forward pass."""
-        return 2 * self.layers * self.width**2 * self.batch
-
 
 @dataclass(frozen=True)
 class Devices:
-    """``count`` devices of ``rate`` FLOP/s with ``memory`` bytes each, and the ``link`` between any two."""
+    """``count`` devices of ``rate`` FLOP/s, with ``memory`` bytes that are read at ``bandwidth`` bytes/s and
+    ``launch`` seconds to start an operation; and the ``link`` between any two.
+    """
 
     count: int
     rate: float
+    bandwidth: float
+    launch: float
     memory: float
     link: costs.Link
 
     def __post_init__(self):
         arrays.check_count("count", self.count)
-        arrays.check_positive("rate", self.rate)
-        arrays.check_positive("memory", self.memory)
+        for name in ("rate", "bandwidth", "memory"):
+            arrays.check_positive(name, getattr(self, name))
+        if not self.launch >= 0:
+            raise ValueError(f"launch is {self.launch}; wanted seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,10 @@ def plans(job, devices):
 def recommend(job, devices):
     """The fastest plan that is possible, and the reasons → (Plan, list of sentences).
 
-    ValueError if no plan is possible, with the obstacle of each.
+    Splitting has to save a tenth of one device's time, or one device it is. ValueError if no plan is possible, with the obstacle of each.
     """
     every = plans(job, devices)
-    possible = sorted((plan for plan in every if not plan.obstacle), key=lambda plan: plan.seconds)
+    possible = sorted((plan for plan in every if not plan.obstacle), key=_worth)
     if not possible:
         raise ValueError("no way to do this job: " + "; ".join(map(str, every)))
     best = possible[0]
@@ -95,8 +99,19 @@ def recommend(job, devices):
     return best, because + [f"{plan}." for plan in every if plan.obstacle]
 
 
+def _worth(plan):
+    return plan.seconds * (WORTH if plan.name == "one device" else 1)
+
+
+def _layer(job, devices, rows, cells):
+    """Seconds of one layer's forward pass: ``rows`` samples, ``cells`` of its W outputs."""
+    arithmetic = 2 * rows * job.width * cells / devices.rate
+    reading = job.width * cells * job.itemsize / devices.bandwidth  # the weights
+    return devices.launch + max(arithmetic, reading)
+
+
 def _alone(job, devices):
-    seconds = 3 * job.flops / devices.rate
+    seconds = 3 * job.layers * _layer(job, devices, job.batch, job.width)
     memory = 2 * job.parameters + job.layers * job.activations
     return _plan("one device", seconds, seconds, memory, devices)
 
@@ -104,7 +119,7 @@ def _alone(job, devices):
 def _data(job, devices):
     """Each device has all parameters and 1/p of the batch; a ring sums gradients during the backward pass."""
     p, name = devices.count, "data parallel"
-    computing = 3 * job.flops / devices.rate / p
+    computing = 3 * job.layers * _layer(job, devices, job.batch / p, job.width)
     ring = costs.all_reduce("ring", job.parameters, p, devices.link)
     seconds = computing / 3 + max(2 / 3 * computing, ring)
     memory = 2 * job.parameters + job.layers * job.activations / p
@@ -114,16 +129,21 @@ def _data(job, devices):
 def _pipeline(job, devices):
     """Each device has 1/p of the layers, and works by 1F1B on the best number of micro-batches, up to 8p."""
     p, name = devices.count, "pipeline"
-    computing = 3 * job.flops / devices.rate / p
     numbers = [m for m in (p, 2 * p, 4 * p, 8 * p) if m <= job.batch] or [job.batch]
     times = {m: _one_f_one_b(job, devices, m) for m in numbers}
     m = min(times, key=times.get)
+    computing = 3 * m * _stage(job, devices, m)
     memory = 2 * job.parameters / p + min(m, p) / m * job.layers / p * job.activations
     return _plan(name, times[m], computing, memory, devices, (job.layers, "layers"))
 
 
+def _stage(job, devices, m):
+    """Seconds of a stage's forward pass for one of m micro-batches."""
+    return job.layers / devices.count * _layer(job, devices, job.batch / m, job.width)
+
+
 def _one_f_one_b(job, devices, m):
-    forward = job.flops / devices.rate / devices.count / m
+    forward = _stage(job, devices, m)
     size = job.activations / m
     return simulate(
         schedules.one_f_one_b,
@@ -138,7 +158,7 @@ def _one_f_one_b(job, devices, m):
 def _tensor(job, devices):
     """Each device has 1/p of every layer; a pair of layers needs an all-reduce forward and one backward."""
     p, name = devices.count, "tensor parallel"
-    computing = 3 * job.flops / devices.rate / p
+    computing = 3 * job.layers * _layer(job, devices, job.batch, job.width / p)
     pairs = -(-job.layers // 2)
     seconds = computing + 2 * pairs * costs.all_reduce("ring", job.activations, p, devices.link)
     # The inputs of a pair are whole on every device, the cells between its two layers are split.

@@ -58,12 +58,13 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
     payload = processes.pickled(fn, args)
     deadline = time.monotonic() + max(timeout - GRACE, timeout / 2)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+        _call(folder).write_bytes(payload)
         ranks = []
         watchdog = threading.Timer(timeout, lambda: [rank.process.kill() for rank in ranks])
         watchdog.start()  # for a rank that stops in the middle of its result
         try:
             for number in range(world_size):
-                ranks.append(_start(payload, number, world_size, backend, folder, timeout))
+                ranks.append(_start(number, world_size, backend, folder, timeout))
             results = _collect(ranks, deadline, timeout)
             for rank in ranks:
                 rank.process.join(GRACE)  # they have only to leave
@@ -118,14 +119,19 @@ class _Rank:
         return not self.is_done and (self.report is not None or not self.process.is_alive())
 
 
-def _start(payload, number, world_size, backend, folder, timeout):
-    arguments = payload, number, world_size, backend, folder, timeout
+def _start(number, world_size, backend, folder, timeout):
+    arguments = number, world_size, backend, folder, timeout
     process, channel = processes.start(_run, *arguments, name=f"rank {number}")
     return _Rank(number, process, channel, _trace(folder, number))
 
 
 def _trace(folder, number):
     return Path(folder) / f"trace-{number}"
+
+
+def _call(folder):
+    """The file that holds fn and its arguments: a pipe would block on a process that never reads it."""
+    return Path(folder) / "call"
 
 
 def _collect(ranks, deadline, timeout):
@@ -171,7 +177,7 @@ def _too_late(ranks, timeout):
     return RankError(numbers[0], f"{names} did not end within {timeout:g} s\n{where}")
 
 
-def _run(channel, payload, number, world_size, backend, folder, timeout):
+def _run(channel, number, world_size, backend, folder, timeout):
     """What a started process does."""
     trace = open(_trace(folder, number), "w")  # noqa: SIM115  open as long as the process is
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
@@ -181,7 +187,7 @@ def _run(channel, payload, number, world_size, backend, folder, timeout):
         import torch.distributed as dist
 
         _prepare(backend)
-        fn, args = pickle.loads(payload)
+        fn, args = pickle.loads(_call(folder).read_bytes())
         where = {"init_method": f"file://{folder}/rendezvous", "rank": number, "world_size": world_size}
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **where)
         result = fn(*args)

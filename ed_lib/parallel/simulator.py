@@ -90,7 +90,7 @@ def simulate(schedule, stages, microbatches, seconds, link=None, sizes=None):
         if place == before:
             stuck = {s: programs[s][place[s]] for s in range(stages) if place[s] < len(programs[s])}
             raise ValueError(f"schedule stops: no stage can go on. They wait for {stuck}")
-    return Timeline(events, counts, [_live(events, s) for s in range(stages)])
+    return Timeline(events, counts, _live(events, stages))
 
 
 def draw(timeline, ax, numbers=True):
@@ -126,11 +126,11 @@ def _times(seconds, stages):
     return times
 
 
-def _live(events, stage):
-    """The most micro-batches that a stage has gone forward with, and not yet done with."""
-    live = most = 0
+def _live(events, stages):
+    """The most micro-batches that each stage has gone forward with, and not yet done with."""
+    live, most = [0] * stages, [0] * stages
     for event in events:
-        if event.stage == stage:
-            live += (event.op == "forward") - (event.op in FREES)
-            most = max(most, live)
+        s = event.stage
+        live[s] += (event.op == "forward") - (event.op in FREES)
+        most[s] = max(most[s], live[s])
     return most

@@ -7,7 +7,7 @@ import pytest
 from ed_lib.parallel import advice
 from ed_lib.parallel.costs import Link
 
-GPU = advice.Devices(count=8, rate=1e14, memory=80 * 2**30, link=Link(1e-5, 1e-11))
+GPU = advice.Devices(8, rate=1e14, bandwidth=3e12, launch=5e-6, memory=80 * 2**30, link=Link(1e-5, 1e-11))
 
 
 def best(devices=GPU, **job):
@@ -42,7 +42,7 @@ def test_a_model_that_does_not_fit_is_never_put_on_one_device():
 
 
 def test_the_times_by_hand():
-    devices = advice.Devices(2, rate=1e9, memory=1e12, link=Link(1e-3, 1e-9))
+    devices = advice.Devices(2, rate=1e9, bandwidth=1e30, launch=0, memory=1e12, link=Link(1e-3, 1e-9))
     job = advice.Job(layers=4, width=100, batch=50)
     compute = 3 * 2 * 4 * 100**2 * 50 / 1e9  # 12 ms
     found = {plan.name: plan for plan in advice.plans(job, devices)}
@@ -63,6 +63,19 @@ def test_the_times_by_hand():
     assert pipe.seconds == pytest.approx(compute / 2 * (16 + 1) / 16)  # the bubble of 8p micro-batches
 
 
+def test_reading_the_weights_and_launching_bound_few_samples():
+    devices = advice.Devices(2, rate=1e12, bandwidth=1e10, launch=1e-4, memory=1e12, link=Link(0, 0))
+    job = advice.Job(layers=4, width=1000, batch=64)  # arithmetic 0.128 ms a layer; reading 0.4 ms
+    found = {plan.name: plan.seconds for plan in advice.plans(job, devices)}
+    assert found["one device"] == pytest.approx(3 * 4 * (1e-4 + 4e-4))
+    assert found["data parallel"] == pytest.approx(
+        found["one device"]
+    )  # half of the samples, all of the weights
+    assert found["tensor parallel"] == pytest.approx(3 * 4 * (1e-4 + 2e-4))
+    m = 2  # more micro-batches read the weights more often
+    assert found["pipeline"] == pytest.approx((m + 1) * 3 * 2 * (1e-4 + 4e-4))
+
+
 def test_what_cannot_be_divided_is_an_obstacle_and_bad_arguments_are_named():
     obstacles = [plan.obstacle for plan in advice.plans(advice.Job(3, 5, 2), GPU)]
     assert obstacles[:3] == ["", "2 samples for 8 devices", "3 layers for 8 devices"]
@@ -72,4 +85,6 @@ def test_what_cannot_be_divided_is_an_obstacle_and_bad_arguments_are_named():
     with pytest.raises(ValueError, match="width is 0; wanted at least 1"):
         advice.Job(1, 0, 1)
     with pytest.raises(ValueError, match="rate is -1"):
-        advice.Devices(1, -1, 1, Link(0, 0))
+        advice.Devices(1, -1, 1, 0, 1, Link(0, 0))
+    with pytest.raises(ValueError, match="launch is -1; wanted seconds"):
+        advice.Devices(1, 1, 1, -1, 1, Link(0, 0))
