@@ -7,8 +7,9 @@ import time
 
 from ed_lib import arrays, records
 
-BENCHMARKS = ("ed",)  # what runs by itself
-BY_NAME = (*BENCHMARKS, "accuracy")  # an hour on two CPU cores, and much the same on any machine
+BENCHMARKS = ("ed", "parallel")  # what runs by itself
+BY_NAME = (*BENCHMARKS, "accuracy", "parallel_accuracy")  # the others take long, and are alike anywhere
+ON_CPU = ("parallel", "parallel_accuracy")  # whose devices are processes on a CPU
 
 
 def main(arguments=None):
@@ -23,6 +24,10 @@ def main(arguments=None):
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
     for name in [options.benchmark] if options.benchmark else BENCHMARKS:
+        if name in ON_CPU and device == "cuda":
+            how = f"`python -m benchmarks {name} --device cpu`"
+            print(f"{name}: left out, since its devices are processes on a CPU; {how} runs it")
+            continue
         start = time.monotonic()
         record = importlib.import_module(f"benchmarks.{name}").run(device)
         path = records.write(record, options.out)

@@ -4,13 +4,15 @@
 virtual clock: those figures do not depend on the machine, its rows' seconds do.
 """
 
+import functools
 import time
 from collections import Counter
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed, parallel_config
 
-from ed_lib import data, timing
+from ed_lib import data, machine, timing
 from ed_lib.parallel import hogwild, workers
 from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
 from ed_lib.parallel.problems import Perceptron
@@ -111,50 +113,56 @@ def methods():
     }
 
 
-def accuracies(n_tasks=3000, seeds=3, lrs=LRS, few=None, offline=False):
+def accuracies(n_tasks=3000, seeds=3, lrs=LRS, few=None, offline=False, n_workers=None):
     """After the same number of gradients: {table: "asynchronous, accuracy", method, lr} → rows.
 
     A network with one hidden layer of 32 on Fashion-MNIST, batches of 32, on the virtual clock; tests on the
     10,000 test images, or the first ``few``. Results, one for each seed: "accuracy"; of the queue, that is
     the mean over its models, and "averaged" that of the mean of the models. A run that diverges counts as
-    guessing, 0.1. "virtual_seconds": what a gradient takes an even worker is one second.
+    guessing, 0.1. "virtual_seconds": what a gradient takes an even worker is one second. So many runs go side
+    by side as ``n_workers`` says, or as the machine has threads.
     """
-    torch.set_num_threads(1)
-    clothes = data.load("fashion-mnist", offline=offline)
-    images, tests = data.as_inputs(clothes.train_images), data.as_inputs(clothes.test_images)[:few]
-    test_set = tests, clothes.test_labels[:few]
-    rows = []
-    for method, (server, seconds) in methods().items():
-        for lr in lrs:
-            begin = time.perf_counter()
-            found = [
-                accuracy_of(
-                    Perceptron(images, clothes.train_labels, seed=seed),
-                    server,
-                    seconds,
-                    lr,
-                    n_tasks,
-                    test_set,
-                )
-                for seed in range(seeds)
-            ]
-            took = (time.perf_counter() - begin) / seeds
-            case = {"table": "asynchronous, accuracy", "method": method, "lr": lr, "data": clothes.name}
-            results = {key: [one[key] for one in found] for key in found[0]}
-            completion = timing.Timing(took, took, took, seeds)
-            rows.append(Row(case | {"gradients": n_tasks}, completion, results=results))
-            print(f"{method}, lr {lr}: {results['accuracy']}", flush=True)
+    cases = [(method, lr) for method in methods() for lr in lrs]
+    jobs = [
+        delayed(accuracy_of)(*case, seed, n_tasks, few, offline) for case in cases for seed in range(seeds)
+    ]
+    with parallel_config("loky", inner_max_num_threads=1):
+        runs = Parallel(n_jobs=n_workers or machine.threads(), return_as="generator")(jobs)
+    rows, name = [], fashion(offline)[0]
+    for method, lr in cases:
+        found = [next(runs) for _ in range(seeds)]
+        results = {key: [one[key] for one in found] for key in found[0]}
+        took = results.pop("seconds")
+        completion = timing.Timing(*(float(q) for q in np.percentile(took, [50, 25, 75])), seeds)
+        case = {"table": "asynchronous, accuracy", "method": method, "lr": lr, "data": name}
+        rows.append(Row(case | {"gradients": n_tasks}, completion, results=results))
+        print(f"{method}, lr {lr}: {results['accuracy']}", flush=True)
     return rows
 
 
-def accuracy_of(problem, server, seconds, lr, n_tasks, test_set):
-    """One training run → accuracy on the tests, and the virtual seconds that it took."""
+def accuracy_of(method, lr, seed, n_tasks, few, offline):
+    """One training run → accuracy on the tests, the virtual seconds that it took, and the real ones."""
+    torch.set_num_threads(1)
+    _, (images, labels), (tests, test_labels) = fashion(offline)
+    server, seconds = methods()[method]
+    problem, begin = Perceptron(images, labels, seed=seed), time.perf_counter()
     server = SERVERS[server](problem.start(), lr, len(seconds))
     try:
         virtual = simulate(server, problem, n_tasks, seconds).seconds
     except Diverged:
-        return {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0}
+        took = time.perf_counter() - begin
+        return {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0, "seconds": took}
     models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
-    found = [problem.accuracy(model, *test_set) for model in models]
-    averaged = problem.accuracy(models.mean(0), *test_set)
-    return {"accuracy": float(np.mean(found)), "averaged": averaged, "virtual_seconds": float(virtual)}
+    found = [problem.accuracy(model, tests[:few], test_labels[:few]) for model in models]
+    averaged = problem.accuracy(models.mean(0), tests[:few], test_labels[:few])
+    took = time.perf_counter() - begin
+    result = {"accuracy": float(np.mean(found)), "averaged": averaged}
+    return result | {"virtual_seconds": float(virtual), "seconds": took}
+
+
+@functools.cache
+def fashion(offline):
+    """The data set's name, and its training and test images: (inputs, labels) each."""
+    found = data.load("fashion-mnist", offline=offline)
+    train = data.as_inputs(found.train_images), found.train_labels
+    return found.name, train, (data.as_inputs(found.test_images), found.test_labels)

@@ -1,10 +1,11 @@
 """Data parallelism: one step by each way of summing the gradients; and, at full size, the source's run.
 
-``quick`` measures a step of LeNet over several processes, in turns in one launch. ``training`` is for the
-record, and takes about an hour: the run of d2l.ai, section 13.5, on one and two devices, and its first
-exercise, a batch k times as large on k devices. Losses and accuracies hardly depend on the machine.
+``quick`` measures a step of LeNet over several processes, in turns in one launch. ``source`` and ``scaling``
+train, and take long: the run of d2l.ai, section 13.5, on one and two devices, and its first exercise, a batch
+k times as large on k devices. Losses and accuracies hardly depend on the machine.
 """
 
+import functools
 import time
 from dataclasses import dataclass
 
@@ -29,16 +30,29 @@ POLICIES = ("fixed", "linear", "warm-up")
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run. ``images``: None for all 60,000; ``warm_up``: epochs in which the rate rises."""
+    """How much of ``quick`` is run: ``repeats`` steps of each way in each of the rounds."""
 
     ranks: int = 2
     batch: int = 256
     repeats: int = 5
-    rounds: int = 9
+    rounds: int = 11
+    timeout: float = 300.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """How much is trained. ``epochs`` of the source's run, from one seed, alone on the machine.
+
+    Of the larger batches: ``scaling_epochs``, from each of the seeds, with the rate rising in the first
+    ``warm_up`` of them. ``images``: None for all 60,000.
+    """
+
     images: int | None = None
+    batch: int = 256
     epochs: int = 10
+    devices: tuple = (1, 4)
+    scaling_epochs: int = 5
     warm_up: float = 2.0
-    devices: tuple = (1, 2, 4, 8)
     seeds: int = 3
     workers: int | None = None  # None: as many as the machine has threads
     offline: bool = False
@@ -46,18 +60,25 @@ class Size:
 
 
 def quick(size=None):
-    """A training step by each way of summing the gradients → a list of rows. Under a minute."""
+    """A training step by each way of summing the gradients: {table: "data parallel step", way, …} → rows.
+
+    Results: "against DDP", a step's seconds divided by those that DDP took in the same round.
+    """
     size = size or Size()
-    found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=size.timeout)
+    found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=size.timeout)[0]
     sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in lenet.SHAPES) // size.ranks
     rows = []
-    for way, (seconds, error) in found[0].items():
+    for way, (seconds, error) in found.items():
         if error is not None and error > ROUNDING:
             print(f"{way}: deviates by {error:.1e}; not timed")
             continue
         case = {"table": "data parallel step", "way": way, "ranks": size.ranks, "batch": size.batch}
-        rows.append(Row(case, summary(seconds), bytes=0 if error is None else sent, error=error))
-        print(f"{way}: {rows[-1].completion}", flush=True)
+        against = np.divide(seconds, found["DDP"][0]).round(4).tolist()
+        rows.append(
+            Row(case, summary(seconds), bytes=0 if error is None else sent, error=error,
+                results={"against DDP": against})
+        )  # fmt: skip
+        print(f"{way}: {rows[-1].completion}, {np.median(against):.2f} times DDP's", flush=True)
     return rows
 
 
@@ -128,62 +149,68 @@ def deviation(params, step, x, y):
     return worst / max(float(e.grad.abs().max()) for e in exact)
 
 
-def training(size=None):
-    """The source's run and its first exercise → a list of rows. Long."""
-    size = size or Size()
-    return source(size) + scaling(size)
+def source(size=None):
+    """The source's run on one device and on two, simulated in one process, and as two processes → rows.
 
-
-def source(size):
-    """The source's run with one device and with two: as processes, and simulated within one process."""
+    {table: "source", how, devices, batch, lr, epochs, images}. One after the other, with one thread for each
+    process: their seconds, of an epoch of training, may be compared.
+    """
+    size = size or Training()
     rows = []
-    for how, devices in (("processes", 1), ("processes", 2), ("simulated", 2)):
+    for how, devices in (("simulated", 1), ("simulated", 2), ("processes", 2)):
+        if how == "processes":
+            options = size.batch, LR, size.epochs, size.images, 0, size.offline
+            found = launch(train.train, devices, *options, timeout=size.timeout)[0]
+        else:
+            found = scaled(devices, 1, "fixed", 0, size, size.epochs)
         case = {"table": "source", "how": how, "devices": devices, "batch": size.batch, "lr": LR}
-        results = [one_run(how, devices, seed, size) for seed in range(size.seeds)]
-        rows.append(row(case | {"epochs": size.epochs}, results))
+        rows.append(row(case | {"epochs": size.epochs, "images": size.images or 60_000}, [found]))
     return rows
 
 
-def one_run(how, devices, seed, size):
-    """A run of the source's → accuracy, loss and seconds of each epoch."""
-    if how == "processes":
-        options = size.batch, LR, size.epochs, size.images, seed, size.offline
-        return launch(train.train, devices, *options, timeout=size.timeout)[0]
-    return scaled(devices, 1, "fixed", seed, size)
-
-
-def scaling(size):
+def scaling(size=None):
     """A batch k times as large on k simulated devices: the rate fixed, k times as large, or growing to that.
 
-    As many runs go side by side as the machine has threads, with one thread each: their seconds are no
-    measure of speed.
+    {table: "scaling", devices, batch, policy, epochs, images} → rows. As many runs go side by side as the
+    machine has threads, with one thread each: their seconds are no measure of speed.
     """
+    size = size or Training()
     cases = [(k, policy) for k in size.devices for policy in (POLICIES if k > 1 else POLICIES[:1])]
-    jobs = [delayed(scaled)(k, k, policy, seed, size) for k, policy in cases for seed in range(size.seeds)]
+    jobs = [delayed(scaled)(k, k, policy, seed, size, size.scaling_epochs)
+            for k, policy in cases for seed in range(size.seeds)]  # fmt: skip
     with parallel_config("loky", inner_max_num_threads=1):
         results = Parallel(n_jobs=size.workers or machine.threads(), return_as="generator")(jobs)
     rows = []
     for k, policy in cases:
         case = {"table": "scaling", "devices": k, "batch": k * size.batch, "policy": policy}
+        case |= {"epochs": size.scaling_epochs, "images": size.images or 60_000}
         found = [next(results) for _ in range(size.seeds)]
-        rows.append(row(case | {"epochs": size.epochs}, found))
+        rows.append(row(case, found, steps=True))
     return rows
 
 
-def scaled(devices, k, policy, seed, size):
+def scaled(devices, k, policy, seed, size, epochs):
     """A run on simulated devices, with a batch k times the usual, and one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    found = data.load("fashion-mnist", offline=size.offline)
-    n = size.images or len(found.train_labels)
-    x, y = lenet.tensors(found.train_images[:n], found.train_labels[:n])
-    test = lenet.tensors(found.test_images, found.test_labels)
+    (x, y), test = fashion(size.offline)
+    n = size.images or len(x)
     steps = -(-n // (k * size.batch))  # in an epoch
     lr = rate(policy, k, max(1, round(size.warm_up * steps)))
-    run = lenet.train(["cpu"] * devices, k * size.batch, lr, size.epochs, x, y, test, seed)
+    run = lenet.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
     torch.set_num_threads(threads)
-    losses = np.array(run.loss).reshape(size.epochs, steps).mean(axis=1)
+    losses = np.array(run.loss).reshape(epochs, steps).mean(axis=1)
     return {"accuracy": run.accuracy, "loss": losses.tolist(), "seconds": run.seconds, "losses": run.loss}
+
+
+@functools.cache
+def fashion(offline):
+    """The training and the test images, and their classes, as tensors: ((x, y), (x, y))."""
+    found = data.load("fashion-mnist", offline=offline)
+    return [
+        lenet.tensors(found.train_images, found.train_labels),
+        lenet.tensors(found.test_images, found.test_labels),
+    ]
 
 
 def rate(policy, k, steps):
@@ -193,22 +220,19 @@ def rate(policy, k, steps):
     return LR * k if policy == "linear" else LR
 
 
-def row(case, results):
-    """A row from the results of all seeds: the accuracy at the end of each, and their curves by epoch.
+def row(case, found, steps=False):
+    """A row from the runs of all seeds: the accuracy at the end of each, and their curves by epoch.
 
-    Its seconds are those of an epoch of training.
+    Its seconds are those of an epoch of training. ``steps``: with the loss of each step, of the first seed.
     """
-    curves = np.array([result["accuracy"] for result in results])  # (seeds, epochs)
-    gathered = {"accuracy": curves[:, -1].tolist(), "curve": curves.tolist()}
-    gathered["loss"] = np.round([result["loss"] for result in results], 5).tolist()
-    if all("losses" in result for result in results) and case["table"] == "scaling":
-        gathered["steps"] = np.round(results[0]["losses"], 4).tolist()  # of the first seed, step by step
-    completion = summary([seconds for result in results for seconds in result["seconds"]])
-    made = Row(case, completion, results=gathered)
+    curves = np.array([result["accuracy"] for result in found])  # (seeds, epochs)
+    results = {"accuracy": curves[:, -1].tolist(), "curve": curves.tolist()}
+    results["loss"] = np.round([result["loss"] for result in found], 5).tolist()
+    if steps:
+        results["steps"] = np.round(found[0]["losses"], 4).tolist()
+    made = Row(case, summary([seconds for result in found for seconds in result["seconds"]]), results=results)
     print(", ".join(f"{key} {value}" for key, value in case.items()), end=": ")
-    print(
-        f"accuracy {curves[:, -1].round(4).tolist()}, an epoch {timing.text(completion.median)}", flush=True
-    )
+    print(f"accuracy {results['accuracy']}, an epoch {timing.text(made.completion.median)}", flush=True)
     return made
 
 

@@ -5,8 +5,11 @@ seconds of a whole batch under each schedule, in turns. The prediction knows the
 only. Stages that compute at the same time share caches and the memory's bandwidth, and one that keeps many
 micro-batches' activations finds less of them in its caches. So the stages' seconds are measured at the same
 time or in turns, and with one or all micro-batches kept, as the schedule has it.
+
+Before anything is timed, each schedule's gradients are compared with the unsplit model's in float64.
 """
 
+import copy
 import time
 from dataclasses import dataclass
 
@@ -15,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib import timing
+from benchmarks.data_parallel import ROUNDING, summary
 from ed_lib.parallel import costs, launch
 from ed_lib.parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.schedules import SCHEDULES
@@ -41,11 +44,16 @@ class Size:
     schedules: tuple = ("naive", "gpipe", "1f1b")
     rounds: int = 9
     messages: tuple = (2**10, 2**14, 2**18, 2**20)  # bytes, for the link
-    timeout: float = 600.0
+    timeout: float = 300.0
 
 
 def quick(size=None):
-    """Seconds of a batch under each schedule, with the predictions in ``results`` → a list of rows."""
+    """Seconds of a batch under each schedule: {table: "pipeline", schedule, stages, microbatches, …} → rows.
+
+    Results: "predicted", seconds by the simulator for each round; "ratio", those measured in that round as a
+    multiple of it; "link", α and β; "forward" and "backward",
+    the seconds of each stage for a micro-batch, which with the link are all that the simulator knows.
+    """
     size = size or Size()
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
     sizes, seconds = ranks[0]["link"]
@@ -53,6 +61,10 @@ def quick(size=None):
     print(f"link: {link}")
     rows = []
     for (schedule, m), batches in ranks[0]["batches"].items():
+        error = max(rank["errors"][schedule, m] for rank in ranks)
+        if error > ROUNDING:
+            print(f"{schedule}, m = {m}: deviates by {error:.1e}; not timed")
+            continue
         message = BYTES * size.batch // m * size.width
         predicted = []
         for stages in zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True):  # of each round
@@ -65,11 +77,12 @@ def quick(size=None):
         }
         case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
         case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
-        results = {"predicted": predicted, "link": [link.alpha, link.beta]} | medians
+        ratio = np.divide(batches, predicted).tolist()
+        results = {"predicted": predicted, "ratio": ratio, "link": [link.alpha, link.beta]} | medians
         sent = 2 * (size.stages - 1) * m * message
-        rows.append(Row(case, summary(batches), bytes=sent, results=results))
-        ratio = rows[-1].completion.median / np.median(predicted)
-        print(f"{schedule}, m = {m}: {rows[-1].completion}, {ratio:.2f} times the prediction", flush=True)
+        rows.append(Row(case, summary(batches), bytes=sent, error=error, results=results))
+        times = f"{np.median(ratio):.2f} times the prediction"
+        print(f"{schedule}, m = {m}: {rows[-1].completion}, {times}", flush=True)
     return rows
 
 
@@ -78,7 +91,8 @@ def measure(size):
     rank, stages = dist.get_rank(), size.stages
     torch.manual_seed(0)
     layers = [[nn.Linear(size.width, size.width), nn.Tanh()] for _ in range(size.layers)]
-    parts = cut(nn.Sequential(*(nn.Sequential(*pair) for pair in layers)), stages)
+    model = nn.Sequential(*(nn.Sequential(*pair) for pair in layers))
+    parts = cut(model, stages)
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
     found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
     workers = {
@@ -86,6 +100,8 @@ def measure(size):
         for m in size.microbatches
         for schedule in size.schedules
     }
+    right = gradients(cut(exact(model, x, t), stages)[rank])
+    found["errors"] = {key: deviation(worker, parts[rank], right, x, t) for key, worker in workers.items()}
     found |= {what: {key: [] for key in workers} for what in ("batches", "stages")}
     for n in range(size.rounds + 1):  # the first warms up
         for (schedule, m), worker in workers.items():
@@ -122,6 +138,20 @@ def stage_seconds(module, x, t, microbatches, keeps_all):
     return seconds
 
 
-def summary(seconds):
-    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
-    return timing.Timing(median, q1, q3, len(seconds))
+def exact(model, x, t):
+    """A copy of the whole model in float64, with the gradients of the batch."""
+    whole = copy.deepcopy(model).double()
+    nn.functional.mse_loss(whole(x.double()), t.double()).backward()
+    return whole
+
+
+def deviation(worker, part, right, x, t):
+    """How far this rank's gradients are from those in float64, relative to the largest of these."""
+    part.zero_grad()
+    worker.run(x, t)
+    worst = max(float((g - e).abs().max()) for g, e in zip(gradients(part), right, strict=True))
+    return worst / max(float(e.abs().max()) for e in right)
+
+
+def gradients(module):
+    return [p.grad for p in module.parameters()]

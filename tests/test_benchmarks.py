@@ -7,9 +7,20 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import accuracy, ed
+from benchmarks import (
+    accuracy,
+    asynchronous,
+    data_parallel,
+    ed,
+    ed_pipeline,
+    parallel,
+    parallel_accuracy,
+    pipelines,
+)
 from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
+from ed_lib.parallel import collectives, launch
+from ed_lib.parallel.costs import Link
 from tools import measurements
 
 TINY = dict(depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
@@ -77,6 +88,15 @@ def test_the_command_line(monkeypatch, tmp_path, record, capsys):
         command.main(["lsmt"])
 
 
+def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(arrays, "gpu_count", lambda: 1)
+    monkeypatch.setattr(ed, "run", lambda device: records.Record("ed", "m", "a machine", {}, {}, [], []))
+    command.main(["--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "parallel: left out, since its devices are processes on a CPU" in said
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["ed.json"]
+
+
 @pytest.fixture
 def few_digits(monkeypatch):
     """scikit-learn's digits in place of the data sets, and few of the rates."""
@@ -142,3 +162,70 @@ def test_images_held_out_are_never_learned_from(few_digits, monkeypatch, capsys)
     inputs, _ = accuracy.images("mnist", "ten classes")[0]
     assert len(learn[0]) == len(inputs) - 100 and len(judge[0]) == 100
     np.testing.assert_array_equal(np.concatenate([learn[0], judge[0]]), inputs)
+
+
+@pytest.fixture
+def links_only(monkeypatch):
+    """The parts that have tests of their own left out."""
+    for module, name in (
+        (data_parallel, "quick"), (pipelines, "quick"), (ed_pipeline, "quick"),
+        (asynchronous, "throughput"), (asynchronous, "lost_updates"),
+        (data_parallel, "source"), (data_parallel, "scaling"), (asynchronous, "accuracies"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *args, **options: [])
+
+
+def test_messages_and_all_reduces_are_measured_and_compared_with_the_model(links_only, tmp_path, capsys):
+    size = parallel.Size((8, 4096), (12, 4004), (2,), rounds=2, repeats=1, timeout=120.0)
+    threads = torch.get_num_threads()
+    record = records.read(records.write(parallel.run("cpu", size), tmp_path))
+    assert torch.get_num_threads() == threads and "not timed" not in capsys.readouterr().out
+    assert record.parameters["step"]["batch"] == 256 and record.provenance["threads"] == 1
+    sent = record.select(table="message")
+    link = Link(*sent[0].results["link"])
+    assert [row.results["predicted"] for row in sent] == [[link.seconds(8)], [link.seconds(4096)]]
+    for name in (*collectives.ALGORITHMS, parallel.TORCH):
+        rows = record.select(table="all-reduce", algorithm=name)
+        assert [row.case["bytes"] for row in rows] == [12, 4004]
+        assert all(row.completion.median > 0 and row.completion.n == 2 and row.error == 0 for row in rows)
+        assert [row.bytes for row in rows] == ([None] * 2 if name == parallel.TORCH else [24, 8008])
+    page = measurements.page([record])
+    assert f"model: {link}" in page and "| 2 | 4,004 |" in page and "| naive | tree | ring |" in page
+
+
+def test_an_all_reduce_that_is_wrong_is_seen_and_not_timed(monkeypatch, capsys):
+    assert (
+        launch(wrong, 2, timeout=120.0)
+        == [{"naive": 0.0, "tree": 0.0, "ring": 1.0, "halving_doubling": 0.0}] * 2
+    )
+    found = {"ring": ([[1.0, 2.0]], 1.0), "tree": ([[3.0, 4.0]], 0.0)}
+    monkeypatch.setattr(parallel, "launch", lambda *args, **options: [found])
+    rows = parallel.all_reduces(parallel.Size(all_reduces=(8, 16), ranks=(2,)), Link(1.0, 0.0))
+    assert [row.case["algorithm"] for row in rows] == ["tree"] * 2
+    assert [row.completion.median for row in rows] == [3.0, 4.0] and rows[0].results == {"predicted": [2.0]}
+    assert "ring, 2 ranks: differs by 1.0 from dist.all_reduce; not timed" in capsys.readouterr().out
+
+
+def wrong():
+    """What each rank does: the deviations, with a ring that adds 1 at rank 1."""
+    right = collectives.ALGORITHMS["ring"]
+
+    def ring(flat, wire):
+        right(flat, wire)
+        flat += wire.rank
+
+    collectives.ALGORITHMS["ring"] = ring
+    return parallel.deviations(101)
+
+
+def test_streaming_ed_by_delay_and_rate(links_only, tmp_path, capsys):
+    few = parallel_accuracy.Streaming(200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1), 2, 1, offline=True)
+    made = parallel_accuracy.run("cpu", parallel_accuracy.Size(streaming=few))
+    record = records.read(records.write(made, tmp_path))
+    cases = [(row.case["stages"], row.case["longest_delay"], row.case["rate"]) for row in record.rows]
+    assert cases == [(p, late, rate) for p, late in ((1, 0), (2, 1), (4, 2)) for rate in (0.02, 0.1)]
+    found = {case: row.results["accuracy"] for case, row in zip(cases, record.rows, strict=True)}
+    assert all(len(one) == 2 and 0 < min(one) for one in found.values())
+    assert found[1, 0, 0.1] != found[4, 2, 0.1], "the delay had no effect"
+    page = measurements.page([record])
+    assert page.count("| signed |") == 3 and page.count("0.02: ") == 3

@@ -4,6 +4,7 @@ import numpy as np
 
 from ed_lib import records, timing
 from tools.notebooks import ROOT
+from tools.parallel_tables import PARALLEL
 
 PAGE = ROOT / "book" / "appendix" / "measurements.md"
 INTRODUCTION = """# Measurements
@@ -24,8 +25,14 @@ lowest and highest of them. All choices (rates, optimizers) were made on trainin
 by the short runs listed under *every rate*, which give the mean accuracy on those images. $W$ counts pairs of
 cells in a hidden layer of one network; *one a class* has ten such networks. Runs shared the machine, one
 thread each, so their seconds are only a guide; steps timed in turns stand last.
+
+The records `parallel` and `parallel_accuracy` are of processes on one machine's CPU, with one thread each,
+which send each other messages by gloo; more of them than there are cores take turns. *Model* is the time in
+the α–β model of the link, *simulator* that of the pipeline on paper with each stage's measured times; $m$ is
+the number of micro-batches. No choice was made by the accuracies: every rate stands there, with the accuracy
+on the test images.
 """
-BENCHMARKS = ("ed", "accuracy")
+BENCHMARKS = ("ed", "accuracy", "parallel", "parallel_accuracy")
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
 TITLES = {
     "article": "The source article's formulas",
@@ -70,12 +77,24 @@ def page(found):
     if not any(record.provenance["gpu"] for record in found):
         text += NO_GPU
     for record in found:
-        text += f"\n## {record.device}: `{record.benchmark}`\n\n{provenance(record)}\n"
-        for name in dict.fromkeys(row.case["table"] for row in record.rows):
-            rows = record.select(table=name)
-            head, *lines = [COLUMNS, *map(cells, rows)] if record.benchmark == "ed" else learned(name, rows)
-            body = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
-            text += f"\n### {(TITLES if record.benchmark == 'ed' else ACCURACY_TITLES)[name]}\n\n{body}\n"
+        text += f"\n## {record.device}: `{record.benchmark}`\n\n{provenance(record)}\n{tables(record)}"
+    return text
+
+
+def tables(record):
+    """The tables of a record, each under its heading."""
+    text = ""
+    for name in dict.fromkeys(row.case["table"] for row in record.rows):
+        rows = record.select(table=name)
+        if record.benchmark == "ed":
+            title, head, *lines = TITLES[name], COLUMNS, *map(cells, rows)
+        elif record.benchmark == "accuracy":
+            title, head, *lines = ACCURACY_TITLES[name], *learned(name, rows)
+        else:
+            title, make = PARALLEL[name]
+            head, *lines = make(rows)
+        body = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
+        text += f"\n### {title}\n\n{body}\n"
     return text
 
 

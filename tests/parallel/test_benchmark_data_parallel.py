@@ -5,12 +5,19 @@ import json
 import numpy as np
 
 from benchmarks import data_parallel
+from ed_lib import records
 from ed_lib.parallel import lenet
+from tools import measurements
 
-TINY = data_parallel.Size(
-    batch=20, repeats=1, rounds=2, images=100, epochs=2, devices=(1, 2), seeds=2, workers=1, offline=True,
+TINY = data_parallel.Size(batch=20, repeats=1, rounds=2, timeout=120.0)
+FEW = data_parallel.Training(
+    images=100, batch=20, epochs=2, devices=(1, 2), scaling_epochs=2, seeds=2, workers=1, offline=True,
     timeout=120.0,
 )  # fmt: skip
+
+
+def page(rows, benchmark):
+    return measurements.tables(records.Record(benchmark, "m", "a machine", {}, {}, [], rows))
 
 
 def test_every_way_of_summing_is_right_and_timed(capsys):
@@ -20,31 +27,42 @@ def test_every_way_of_summing_is_right_and_timed(capsys):
     assert [row.bytes for row in rows] == [0] + [4 * 129_068] * 7  # 2(p − 1)/p · n
     assert rows[0].error is None and all(0 < row.error < data_parallel.ROUNDING for row in rows[1:])
     assert all(row.completion.n == 2 and row.completion.median > 0 for row in rows)
+    against = {row.case["way"]: row.results["against DDP"] for row in rows}
+    assert against["DDP"] == [1.0, 1.0] and all(min(found) > 0 for found in against.values())
+    assert page(rows, "parallel").count("| 2 | 20 |") == 8
 
 
 def test_a_way_that_is_wrong_is_not_timed(monkeypatch, capsys):
-    found = {"wrong": ([1.0], 1e-3), "right": ([1.0], 1e-8)}
+    found = {"wrong": ([1.0, 1.0], 1e-3), "right": ([3.0, 5.0], 1e-8), "DDP": ([2.0, 4.0], 1e-8)}
     monkeypatch.setattr(data_parallel, "launch", lambda *args, **options: [found])
-    assert [row.case["way"] for row in data_parallel.quick(TINY)] == ["right"]
+    rows = data_parallel.quick(TINY)
+    assert [row.case["way"] for row in rows] == ["right", "DDP"]
+    assert rows[0].results["against DDP"] == [1.5, 1.25] and rows[0].completion.median == 4.0
     assert "wrong: deviates by 1.0e-03; not timed" in capsys.readouterr().out
 
 
-def test_the_sources_run_and_the_larger_batches():
-    rows = data_parallel.training(TINY)
-    source, scaling = ([row for row in rows if row.case["table"] == name] for name in ("source", "scaling"))
+def test_the_sources_run_and_the_larger_batches(capsys):
+    source, scaling = data_parallel.source(FEW), data_parallel.scaling(FEW)
     assert [(row.case["how"], row.case["devices"]) for row in source] == [
-        ("processes", 1), ("processes", 2), ("simulated", 2)
+        ("simulated", 1), ("simulated", 2), ("processes", 2)
     ]  # fmt: skip
     first = np.array(source[0].results["loss"])
     for row in source:  # the same run, but for rounding
         assert np.abs(np.array(row.results["loss"]) - first).max() < 2e-5
+        assert np.shape(row.results["curve"]) == (1, 2) and row.completion.n == 2
+    assert scaling[0].results["loss"][0] == source[0].results["loss"][0]  # the same run again
     assert [(row.case["devices"], row.case["policy"]) for row in scaling] == [
         (1, "fixed"), (2, "fixed"), (2, "linear"), (2, "warm-up")
     ]  # fmt: skip
-    for row in rows:
+    for row in scaling:
         assert len(row.results["accuracy"]) == 2 and np.shape(row.results["curve"]) == (2, 2)
-        json.dumps(row.results)
+        assert [curve[-1] for curve in row.results["curve"]] == row.results["accuracy"]
+    json.dumps([row.results for row in source + scaling])
     assert [len(row.results["steps"]) for row in scaling] == [10, 6, 6, 6]
+    assert all(row.case["images"] == 100 and row.case["epochs"] == 2 for row in source + scaling)
+    assert capsys.readouterr().out.count("accuracy") == 7
+    found = page(source + scaling, "parallel_accuracy")
+    assert found.count("| processes | 2 | 20 | 0.2 | 100 | 2 |") == found.count("| 2 | 40 | warm-up |") == 1
 
 
 def test_the_rate_grows_to_k_times_the_usual():

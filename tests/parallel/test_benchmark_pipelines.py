@@ -1,14 +1,20 @@
-"""The benchmark at a tiny size: a row for every schedule, with a prediction for every round."""
+"""The benchmarks at a tiny size: a row for every schedule, with a prediction for every round."""
 
 import pytest
 
-from benchmarks import pipelines
-from ed_lib.parallel.schedules import SCHEDULES
+from benchmarks import ed_pipeline, pipelines
+from ed_lib import records
+from ed_lib.parallel.schedules import SCHEDULES, ed, repeat
 from ed_lib.parallel.simulator import simulate
+from tools import measurements
 
 TINY = pipelines.Size(
     width=8, layers=3, batch=6, microbatches=(2, 3), rounds=2, messages=(8, 4096), timeout=120.0
 )
+
+
+def page(rows):
+    return measurements.tables(records.Record("parallel", "m", "a machine", {}, {}, [], rows))
 
 
 def test_every_schedule_is_measured_and_predicted(capsys):
@@ -17,10 +23,13 @@ def test_every_schedule_is_measured_and_predicted(capsys):
     assert cases == [(m, name) for m in (2, 3) for name in ("naive", "gpipe", "1f1b")]
     for row in rows:
         assert row.completion.n == 2 and row.completion.median > 0
+        assert 0 < row.error < pipelines.ROUNDING
         assert row.bytes == 2 * 6 * 8 * 4  # every sample's activation and gradient, once
+        assert len(row.results["ratio"]) == 2
         assert len(row.results["predicted"]) == 2 and min(row.results["predicted"]) > 0
         assert len(row.results["forward"]) == len(row.results["backward"]) == 2
     assert capsys.readouterr().out.count("times the prediction") == 6
+    assert page(rows).count("| 1f1b |") == 2
 
 
 def test_the_prediction_is_the_simulators(monkeypatch):
@@ -29,13 +38,47 @@ def test_the_prediction_is_the_simulators(monkeypatch):
     ranks = [
         {"link": ([1, 2], [1.0, 1.0]), "stages": {("naive", 2): [stage], ("gpipe", 2): [stage]}}
         | {"batches": {("naive", 2): [20.0], ("gpipe", 2): [20.0]}}
+        | {"errors": {("naive", 2): 1e-7, ("gpipe", 2): 1e-7}}
         for stage in stages
     ]
     monkeypatch.setattr(pipelines, "launch", lambda *args, **options: ranks)
     size = pipelines.Size(width=1, batch=2, microbatches=(2,), rounds=1, schedules=("naive", "gpipe"))
     naive, gpipe = pipelines.quick(size)
+    ranks[1]["errors"]["naive", 2] = 1e-3  # on one rank
+    assert [row.case["schedule"] for row in pipelines.quick(size)] == ["gpipe"]
     assert naive.results["predicted"] == pytest.approx([2 * (2 + 1 + 3 + 3 + 1 + 2)])
     # stage 1 forward 3–6, 6–9, back 9–12, 12–15; a message; stage 0 back 16–18
     assert gpipe.results["predicted"] == pytest.approx([18])
+    assert gpipe.results["ratio"] == pytest.approx([20 / 18])
     times = {"forward": [2, 3], "backward": [2, 3]}
     assert simulate(SCHEDULES["gpipe"], 2, 2, times).seconds == 16  # without the link
+
+
+ED = ed_pipeline.Size(
+    inputs=5, width=4, depth=5, batch=6, microbatches=(1, 3), batches=3, rounds=2, messages=(8, 4096),
+    timeout=120.0,
+)  # fmt: skip
+
+
+def test_the_ed_pipeline_is_right_measured_and_predicted(capsys):
+    serial, *rows = ed_pipeline.quick(ED)
+    assert serial.case["how"] == "serial" and serial.completion.n == 2
+    cases = [(row.case["microbatches"], row.case["how"]) for row in rows]
+    assert cases == [(m, how) for m in (1, 3) for how in ("one batch", "in a row")]
+    for row in rows:
+        assert 0 < row.error < ed_pipeline.ROUNDING and row.completion.n == 2
+        assert len(row.results["formula"]) == len(row.results["predicted"]) == 2
+        assert len(row.results["forward"]) == len(row.results["update"]) == 2  # of each stage
+    assert "not timed" not in capsys.readouterr().out
+    assert "| serial |  |" in page([serial, *rows]) and page(rows).count("| in a row |") == 2
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("batches", [1, 2, 5])
+@pytest.mark.parametrize("seconds", [(2.0, 3.0), (3.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+def test_the_formula_is_the_simulators_without_a_link(m, batches, seconds):
+    t_f, t_u = seconds
+    for p in (1, 2, 3, 4):
+        stages = {"forward": [t_f] * p, "update": [t_u] * p}
+        clock = simulate(repeat(ed, batches), p, m, stages).seconds
+        assert batches * ed_pipeline.formula(p, m, stages, batches) == pytest.approx(clock)

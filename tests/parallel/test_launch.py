@@ -151,7 +151,7 @@ def double(x):
     import torch.distributed as dist
     return 2 * x + dist.get_rank()
 
-{guard}print(sum(launch(double, 2, 10, timeout=100)), launch(double, 2, 1, timeout=100))
+{guard}print(f"{{sum(launch(double, 2, 10, timeout=100))}} {{launch(double, 2, 1, timeout=100)}}\\n", end="")
 """
 
 MORE = """
