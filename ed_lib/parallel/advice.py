@@ -2,9 +2,9 @@
 
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
 that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch, so
-few samples at a time are dear. What can be sent while a device computes is: gradients during the backward pass, a pipeline's
-messages. Memory is that of parameters, gradients and the inputs of all layers; an optimizer's state would be
-added. It is meant for choosing, not for predicting to the percent.
+few samples at a time are dear. What can be sent while a device computes is: gradients during the backward
+pass, a pipeline's messages. Memory is that of parameters, gradients and the inputs of all layers; an
+optimizer's state would be added. It is meant for choosing, not for predicting to the percent.
 """
 
 from dataclasses import dataclass
@@ -87,7 +87,8 @@ def plans(job, devices):
 def recommend(job, devices):
     """The fastest plan that is possible, and the reasons → (Plan, list of sentences).
 
-    Splitting has to save a tenth of one device's time, or one device it is. ValueError if no plan is possible, with the obstacle of each.
+    Splitting has to save a tenth of one device's time, or one device it is. ValueError if no plan is
+    possible, with the obstacle of each.
     """
     every = plans(job, devices)
     possible = sorted((plan for plan in every if not plan.obstacle), key=_worth)

@@ -131,8 +131,8 @@ def ping_pong(sizes, repeats=20):
 def time_all_reduces(sizes, repeats=10):
     """What the ranks of a group measure: {algorithm: the seconds for each of the sizes (bytes)}.
 
-    The slowest rank counts; of the repeats, the lower quartile. The algorithms take turns; the comparison of the ranks' arguments that
-    :func:`collectives.all_reduce` begins with is left out.
+    The slowest rank counts; of the repeats, the lower quartile. The algorithms take turns; the comparison of
+    the ranks' arguments that :func:`collectives.all_reduce` begins with is left out.
     """
     import torch
     import torch.distributed as dist
