@@ -40,9 +40,12 @@ def test_no_download_address_stands_in_what_is_installed(name):
     assert "://" not in (ROOT / name).read_text()
 
 
-def test_files_of_the_package_are_small():
+def test_files_of_the_package_are_small_and_so_is_each_part():
     lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / "ed_lib").rglob("*.py")}
-    assert lengths and max(lengths.values()) <= 300 and sum(lengths.values()) <= 6500
+    assert lengths and max(lengths.values()) <= 300
+    folders = {p.parent for p in lengths}
+    parts = {folder: sum(n for p, n in lengths.items() if p.parent == folder) for folder in folders}
+    assert max(parts.values()) <= 3500, parts  # a reader reads one part at a time
 
 
 def test_every_package_and_the_records_are_installed():
