@@ -15,7 +15,7 @@ GRACE = 0.5  # seconds that the others have to report, once one has failed, or t
 
 
 def pickled(fn, args=()):
-    """The call fn(*args) as bytes, to be sent to a process.
+    """The call ``fn(*args)`` as bytes, to be sent to a process.
 
     TypeError for what is no function, and for anything that pickle cannot send; ValueError for a function
     that another process cannot import, with what to do.
@@ -40,7 +40,7 @@ def pickled(fn, args=()):
 
 
 def start(target, *args, name):
-    """target(channel, *args) in a new process → the process, and our end of the channel.
+    """``target(channel, *args)`` in a new process → the process, and our end of the channel.
 
     It ends when this process does, however that may be.
     """
