@@ -7,7 +7,8 @@ float64.
 
 p stages, m micro-batches. One batch: (p − 1)·t_f + m·(t_f + t_u). A batch that follows another comes
 max(m·(t_f + t_u), p·t_f + m·t_u, (m + p − 1)·t_f + t_u) later. The formula takes the slowest stage's t_f and
-t_u, and no time for messages; the simulator takes each stage's own, and the link.
+t_u, and no time for messages; the simulator takes each stage's own, and the link. Beside the seconds of a
+batch stand those that a stage spent computing in it: the rest is waiting.
 """
 
 import time
@@ -50,8 +51,8 @@ def quick(size=None):
     """Seconds of a batch: {table: "ED pipeline", how: "serial", "one batch" or "in a row", …} → rows.
 
     Results: "formula" and "predicted" (by the simulator), seconds for each round; "ratio to" each of them, of
-    the seconds measured in that round; "link", α and β; "forward" and "update", the seconds of each stage for
-    a micro-batch.
+    the seconds measured in that round; "computing", the seconds in which the busiest stage computed, of each
+    batch; "link", α and β; "forward" and "update", the seconds of each stage for a micro-batch.
     """
     size = size or Size()
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
@@ -74,11 +75,13 @@ def quick(size=None):
             found |= {"predicted": [predicted(size, m, s, n, link) for s in stages]}
             for key in list(found):
                 found[f"ratio to {key}"] = np.divide(seconds, found[key]).tolist()
-            found |= results | {"link": [link.alpha, link.beta]}
+            computing = np.max([rank["computing"][how, m] for rank in ranks], axis=0).tolist()
+            found |= results | {"link": [link.alpha, link.beta], "computing": computing}
             rows.append(Row(case, summary(seconds), error=error, results=found))
             ratios = [np.median(found[f"ratio to {key}"]) for key in ("formula", "predicted")]
             print(f"ED pipeline, m = {m}, {how}: {rows[-1].completion}, {ratios[0]:.2f} times the formula, "
-                  f"{ratios[1]:.2f} times the prediction", flush=True)  # fmt: skip
+                  f"{ratios[1]:.2f} times the prediction; {1e3 * np.median(computing):.1f} ms computing",
+                  flush=True)  # fmt: skip
     return rows
 
 
@@ -116,19 +119,41 @@ def measure(size):
     serial, net = network(size), network(size)
     serial.alpha = net.alpha = TINY
     pipeline = EDPipeline(net)
+    clock = Clock(pipeline.stage)
+    found["computing"] = {(how, m): [] for how in ("one batch", "in a row") for m in size.microbatches}
     for n in range(size.rounds + 1):  # the first warms up
         times = {("serial",): timed(lambda: rank == 0 and serial.step(x, target))}
         for m in size.microbatches:
             dist.barrier()
             times["stages", m] = stage_seconds(pipeline.stage, x, m)
             for how, count in (("one batch", 1), ("in a row", size.batches)):
+                clock.seconds = 0.0
                 times[how, m] = timed(
                     lambda m=m, count=count: [pipeline.step(x, target, m) for _ in range(count)]
                 )
                 times[how, m] /= count
+                if n:
+                    found["computing"][how, m].append(clock.seconds / count)
         for (what, *m), seconds in times.items() if n else ():
             (found[what][m[0]] if m else found[what]).append(seconds)
     return found
+
+
+class Clock:
+    """Adds up the seconds in which a stage computes."""
+
+    def __init__(self, stage):
+        self.seconds = 0.0
+        stage.forward, stage.update = self.around(stage.forward), self.around(stage.update)
+
+    def around(self, call):
+        def run(*args):
+            start = time.perf_counter()
+            result = call(*args)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return run
 
 
 def timed(call):

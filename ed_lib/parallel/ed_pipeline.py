@@ -35,6 +35,7 @@ class EDStage:
         whole = {name: net._params[name] for name in net._params if name.split(".")[0] in names}
         self.params = {n: (p[here] if n.startswith("hidden") else p).clone() for n, p in whole.items()}
         self.kept = {}
+        self.learned = 0  # samples of the batch in work whose updates are made
 
     def forward(self, i, x):
         """Micro-batch i: (K, b, 2W) → (K, b, 2W).
@@ -59,7 +60,10 @@ class EDStage:
         return output[..., 0].T if self.is_last else states[-1]
 
     def update(self, i, error, batch):
-        """The ED step of this stage's layers for micro-batch i, part of ``batch`` samples: error (b, K)."""
+        """The ED step of this stage's layers for micro-batch i, part of ``batch`` samples: error (b, K).
+
+        With the last of these samples, input weights that have left their sign are put back to zero.
+        """
         p, net, (x, states, output) = self.params, self.net, self.kept.pop(i)
         step = net.alpha / batch
         gains = folded.gains(error * step, net.rule)  # (K, 2, b)
@@ -71,6 +75,11 @@ class EDStage:
         if self.is_last:
             last = p["output.weight"][None], p["output.bias"][None], states[-1:], output[None]
             folded.learn(*last, gains, bias_gains)
+        self.learned += len(error)
+        if self.learned == batch:  # the whole batch has been added up, as the serial network does
+            self.learned = 0
+            if self.is_first and net.rule == "kaneko":
+                folded.stop_at_zero(p["input.weight"])
 
     def _bias(self, layer):
         return folded.bias_term(self.params[f"{layer}.bias"], self.net.bias)

@@ -35,6 +35,14 @@ CASES = {  # (microbatches, options of the network)
 }
 
 
+BELOW = [(m, rule) for m in (1, 4) for rule in ("kaneko", "signed")]  # steps on inputs below 0 as well
+
+
+def far(rule="kaneko"):
+    """A network that takes steps of such a size that inputs below 0 move weights across zero."""
+    return network(rule=rule, alpha=50.0)
+
+
 def pipelines():
     """Four steps of each case → {case: (parameters of this stage, outputs, traffic)}."""
     found = {}
@@ -45,6 +53,12 @@ def pipelines():
     pipeline = EDPipeline(network())
     found["stream"] = pipeline.stage.params, pipeline.stream(batches(12, 3)), pipeline.traffic
     found["errors"] = errors(pipeline)
+    for m, rule in BELOW:
+        pipeline = EDPipeline(far(rule))
+        outputs = [pipeline.step(x, target, m) for x, target in batches(4, 10, -0.5)]
+        found[m, rule] = pipeline.stage.params, outputs
+    pipeline = EDPipeline(far())
+    found["stream below 0"] = pipeline.stage.params, pipeline.stream(batches(12, 3, -0.5))
     return found
 
 

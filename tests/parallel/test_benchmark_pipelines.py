@@ -1,5 +1,6 @@
 """The benchmarks at a tiny size: a row for every schedule, with a prediction for every round."""
 
+import numpy as np
 import pytest
 
 from benchmarks import ed_pipeline, pipelines
@@ -69,8 +70,27 @@ def test_the_ed_pipeline_is_right_measured_and_predicted(capsys):
         assert 0 < row.error < ed_pipeline.ROUNDING and row.completion.n == 2
         assert len(row.results["formula"]) == len(row.results["predicted"]) == 2
         assert len(row.results["forward"]) == len(row.results["update"]) == 2  # of each stage
+        whole = np.multiply(row.results["formula"], row.results["ratio to formula"])  # seconds, each round
+        assert np.shape(row.results["computing"]) == (2,)
+        assert (0 < np.array(row.results["computing"])).all() and (row.results["computing"] < whole).all()
     assert "not timed" not in capsys.readouterr().out
     assert "| serial |  |" in page([serial, *rows]) and page(rows).count("| in a row |") == 2
+
+
+def test_the_clock_adds_up_what_a_stage_computes(monkeypatch):
+    class Stage:
+        def forward(self, i, x):
+            return i, x
+
+        def update(self, i, error, batch):
+            return i, error, batch
+
+    ticks = iter([1.0, 3.0, 10.0, 15.0])
+    monkeypatch.setattr(ed_pipeline.time, "perf_counter", lambda: next(ticks))
+    stage = Stage()
+    clock = ed_pipeline.Clock(stage)
+    assert stage.forward(2, "x") == (2, "x") and stage.update(2, "d", 4) == (2, "d", 4)
+    assert clock.seconds == 7.0
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
