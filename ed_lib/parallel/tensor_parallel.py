@@ -5,7 +5,7 @@ A linear layer is y = x·A + b. PyTorch stores ``weight`` = Aᵀ, (out, in), so 
 
 Sources: M. Shoeybi et al., "Megatron-LM" (2019), section 3, whose f and g are :class:`Enter` and
 :class:`Leave`; A. Krizhevsky et al., "ImageNet classification with deep convolutional neural networks" (2012)
-for branches. In earnest, use ``torch.distributed.tensor.parallel.parallelize_module``.
+for branches. In earnest, use ``parallelize_module`` of ``torch.distributed.tensor.parallel``.
 """
 
 import copy
