@@ -1,0 +1,1 @@
+"""Training and running networks in fewer bits: number formats, mixed precision, and smaller models."""

@@ -1,0 +1,206 @@
+"""Formats against torch's and ml_dtypes' own: every float16 and FP8 number, what lies between, and beyond."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ed_lib.precision.formats import BLOCK_FORMATS, FORMATS, round_blocks, round_to, values
+
+TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "e5m2": torch.float8_e5m2}
+TORCH |= {"e4m3": torch.float8_e4m3fn}
+ML = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+ML |= {"e5m2": ml_dtypes.float8_e5m2, "e4m3": ml_dtypes.float8_e4m3fn}
+ML |= {"e3m2": ml_dtypes.float6_e3m2fn, "e2m3": ml_dtypes.float6_e2m3fn, "e2m1": ml_dtypes.float4_e2m1fn}
+SMALL = [name for name in FORMATS if name != "float32"]
+
+
+def same(a, b):
+    """Equal, zeros with their signs, NaN like NaN."""
+    a, b = np.asarray(a), np.asarray(b)
+    return np.array_equal(a, b, equal_nan=True) and np.array_equal(
+        np.signbit(a)[a == 0], np.signbit(b)[b == 0]
+    )
+
+
+def hard(name):
+    """float32: all numbers of a format, what is halfway between two, the neighbours of both, and beyond."""
+    some = values(name) if name != "tf32" else values(name)[:: 2**6 + 1]
+    halves = (some[:-1] + some[1:]) / 2
+    top = FORMATS[name].largest
+    spacing = values(name)[-1] - values(name)[-2]
+    with np.errstate(over="ignore"):
+        x = np.concatenate([some, halves, [top + spacing / 2, top + spacing, 2 * top]]).astype("float32")
+    x = np.concatenate([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(np.inf))])
+    return np.concatenate([x, -x, np.float32([np.inf, -np.inf, np.nan])])
+
+
+def theirs(x, name):
+    """ml_dtypes' rounding. Its formats without infinity and NaN saturate, but know no NaN."""
+    with np.errstate(all="ignore"):
+        return x.astype(ML[name]).astype("float32")
+
+
+@pytest.mark.parametrize("name", ML)
+def test_numbers_halves_and_neighbours_are_rounded_as_ml_dtypes_rounds_them(name):
+    x = hard(name)
+    x = x if FORMATS[name].codes != "numbers" else x[~np.isnan(x)]
+    assert same(round_to(x, name), theirs(x, name))
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_random_bits_are_rounded_as_torch_rounds_them(name):
+    bits = np.random.default_rng(0).integers(0, 2**32, 300_000, dtype=np.uint32)
+    x = torch.from_numpy(np.concatenate([bits.view("float32"), hard(name)]))
+    wanted = x.to(TORCH[name]).float()
+    saturates = bool(torch.tensor(torch.inf).to(TORCH[name]).isfinite())  # e4m3, in newer versions
+    assert same(round_to(x, name, saturate=saturates), wanted)
+    assert same(round_to(x.numpy(), name, saturate=saturates), wanted)
+
+
+@pytest.mark.parametrize("name", ["float16", "e5m2", "e4m3"])
+def test_every_number_of_the_format_is_in_values_and_stays_itself(name):
+    dtype, bits = (np.uint16, 16) if name == "float16" else (np.uint8, 8)
+    every = np.arange(2**bits, dtype=dtype).view(ML[name]).astype("float32")
+    finite = every[np.isfinite(every)]
+    assert same(round_to(every, name), every)
+    assert np.array_equal(np.unique(np.abs(finite)), values(name))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_limits_are_those_of_the_numbers(name):
+    f, every = FORMATS[name], values(name)
+    assert len(every) == len(np.unique(every)) and (np.diff(every) > 0).all()
+    assert (every[0], every[1], every[-1]) == (0, f.smallest, f.largest)
+    assert every[np.searchsorted(every, 1) + 1] == 1 + f.epsilon
+    if name in TORCH:
+        info = torch.finfo(TORCH[name])
+        assert (f.largest, f.smallest_normal, f.epsilon) == (info.max, info.tiny, info.eps)
+        assert f.bits == info.bits
+
+
+def test_the_limits_that_the_specifications_give():
+    limits = {"float16": 65504, "e5m2": 57344, "e4m3": 448, "e3m2": 28, "e2m3": 7.5, "e2m1": 6}
+    assert {name: FORMATS[name].largest for name in limits} == limits
+    assert FORMATS["float16"].smallest == 2**-24 and FORMATS["float16"].smallest_normal == 2**-14
+    assert FORMATS["float32"].largest == np.finfo("float32").max
+    assert FORMATS["float32"].smallest == np.finfo("float32").smallest_subnormal
+    assert values("e2m1").tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def test_tf32_keeps_the_first_ten_bits_of_the_mantissa():
+    x = np.random.default_rng(1).standard_normal(100_000).astype("float32")
+    bits = round_to(x, "tf32").view(np.uint32)
+    assert not (bits & 0x1FFF).any()
+    lost = np.abs(round_to(x, "tf32").astype(float) - x)
+    assert (lost <= 2.0 ** (np.floor(np.log2(np.abs(x))) - 11)).all()
+    in_range = x[(np.abs(x) > 2**-10)]  # there float16 has the same ten bits
+    assert same(round_to(in_range, "tf32"), round_to(in_range, "float16"))
+
+
+def test_float32_is_left_as_it_is():
+    x = np.random.default_rng(2).integers(0, 2**32, 10_000, dtype=np.uint32).view("float32")
+    assert same(round_to(x, "float32"), x)
+
+
+@given(st.floats(width=32, allow_nan=False), st.sampled_from(sorted(set(SMALL) - {"tf32"})))
+@settings(max_examples=400, deadline=None)
+def test_what_comes_back_is_the_nearest_number(x, name):
+    every = values(name)
+    wanted = every[np.abs(every - min(abs(x), every[-1])).argmin()] * math.copysign(1, x)
+    got = float(round_to(np.float32([x]), name, saturate=True)[0])
+    gap = abs(min(abs(x), every[-1]) - abs(wanted))
+    assert abs(min(abs(x), every[-1]) - abs(got)) == gap and math.copysign(1, got) == math.copysign(1, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"), [("float16", np.inf), ("e5m2", np.inf), ("e4m3", np.nan), ("e2m1", 6.0)]
+)
+def test_what_is_too_large_overflows_unless_it_is_to_saturate(name, beyond):
+    x = np.float32([1e6, -1e6, np.inf, np.nan])
+    top = FORMATS[name].largest
+    assert same(round_to(x, name), np.float32([beyond, -beyond, beyond, np.nan]))
+    assert same(round_to(x, name, saturate=True), np.float32([top, -top, top, np.nan]))
+
+
+def test_shape_kind_and_argument_are_kept():
+    x = torch.randn(3, 4, 5).transpose(0, 2)
+    before = x.clone()
+    y = round_to(x, "e4m3")
+    assert y.shape == x.shape and y.dtype == torch.float32 and torch.equal(x, before)
+    assert round_to(np.float32(2.3).reshape(()), "e4m3").shape == ()
+    assert torch.equal(round_to(x.contiguous(), "e4m3"), y)
+
+
+def blocks_one_by_one(x, name):
+    """Block formats in plain loops, with ml_dtypes' elements and scales."""
+    f = BLOCK_FORMATS[name]
+    element, top = ML[f.element.name], f.element.largest
+    overall = np.float64(np.float32(np.abs(x.astype(float)).max() / (top * 448)))
+    result = []
+    for block in x.astype(float).reshape(-1, f.size):
+        largest = np.abs(block).max()
+        if f.scale == "power of two":
+            power = math.frexp(largest)[1] - math.frexp(top)[1] if largest else -127
+            scale = float(np.float64(2.0 ** max(power, -127)).astype(ml_dtypes.float8_e8m0fnu))
+        else:
+            kept = np.float64(min(largest / top / overall, 448)).astype(ml_dtypes.float8_e4m3fn)
+            scale = float(kept) * overall
+        scaled = np.clip(block / scale, -top, top) if scale else 0 * block
+        result.append(scaled.astype(element).astype(float) * scale)
+    return np.array(result).reshape(x.shape).astype("float32")
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("spread", [0, 3, 20])
+def test_blocks_are_those_of_a_loop(name, spread):
+    rng = np.random.default_rng(spread)
+    x = rng.standard_normal((5, 3, 64)) * 10.0 ** rng.uniform(-spread, spread, (5, 3, 1))
+    x = x.astype("float32")
+    x[0, 0, :32] = 0
+    assert np.array_equal(round_blocks(x, name), blocks_one_by_one(x, name))
+    assert np.array_equal(round_blocks(torch.from_numpy(x), name), blocks_one_by_one(x, name))
+
+
+def test_blocks_of_nothing_but_zeros_stay_zeros():
+    for name in BLOCK_FORMATS:
+        assert not round_blocks(np.zeros((2, 32), "float32"), name).any()
+
+
+def test_bits_of_a_number_include_its_part_of_the_scale():
+    bits = {name: f.bits for name, f in BLOCK_FORMATS.items()}
+    assert bits == {"mxfp8": 8.25, "mxfp6": 6.25, "mxfp4": 4.25, "nvfp4": 4.5}
+
+
+@pytest.mark.parametrize("function", [round_to, round_blocks])
+def test_bad_input_is_named(function):
+    name = "float16" if function is round_to else "mxfp8"
+    ones = np.ones((2, 32), "float32")
+    with pytest.raises(ValueError, match="format is 'fp16'; wanted one of '"):
+        function(ones, "fp16")
+    for x, came in [
+        (ones.astype("float64"), "an array of float64"),
+        (torch.ones(32, dtype=torch.int64), "an array of int64"),
+        (torch.ones(32, dtype=torch.float16), "an array of float16"),
+        ([1.0] * 32, "a list"),
+        (1.0, "a float"),
+    ]:
+        with pytest.raises(TypeError, match=f"x is {came}; wanted a NumPy array or a tensor of float32"):
+            function(x, name)
+    with pytest.raises(ValueError, match=r"x has the shape \(0, 32\); wanted at least one number"):
+        function(np.ones((0, 32), "float32"), name)
+    with pytest.raises(ValueError, match=r"requires a gradient, and rounding has none; wanted x.detach"):
+        function(torch.ones(32, requires_grad=True), name)
+
+
+def test_bad_blocks_are_named():
+    with pytest.raises(ValueError, match=r"x has the shape \(3, 31\); wanted a last axis in blocks of 32"):
+        round_blocks(np.ones((3, 31), "float32"), "mxfp4")
+    with pytest.raises(ValueError, match="x holds NaN or infinity"):
+        round_blocks(np.full((1, 32), np.nan, "float32"), "nvfp4")
+    with pytest.raises(ValueError, match="format is 'float32'; wanted one of"):
+        values("float32")
