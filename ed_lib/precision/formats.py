@@ -17,7 +17,7 @@ EXPONENT = 0x7FF0000000000000  # the bits of a float64 that hold its exponent
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format: its ``name``, its bits of ``exponent`` and of ``mantissa``; one more is the sign.
+    """A floating-point format: ``name``, bits of ``exponent`` and of ``mantissa``; one more is the sign.
 
     ``codes`` says what the largest exponent means: "ieee": infinity and NaN; "nan": numbers, but for the one
     code of all ones, which is NaN; "numbers": nothing but numbers.
@@ -109,8 +109,8 @@ BLOCK_FORMATS = {
 def round_to(x, format, *, saturate=False):
     """The numbers of a format that are nearest to x; of two as near, the one whose last bit is 0.
 
-    x: a NumPy array or tensor of float32, of any shape; so is what comes back, a new one. ``format``: a name in
-    FORMATS. What would round to more than the largest number becomes infinity, or NaN in e4m3, or the
+    x: a NumPy array or tensor of float32, of any shape; so is what comes back, a new one. ``format``: a key
+    of FORMATS. What would round to more than the largest number becomes infinity, or NaN in e4m3, or the
     largest number where a format has neither, or if ``saturate`` (then infinity too). NaN stays NaN.
 
     TypeError for what is no array of float32; ValueError for an unknown format, for x without a number in it,

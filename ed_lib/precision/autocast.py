@@ -1,0 +1,130 @@
+"""Mixed precision by operation: which operations run in few bits, which in float32, and a context that sees
+to it, on a CPU without half-precision arithmetic too.
+
+The classes are those of PyTorch's autocast for CUDA (2.15; ``ATen/autocast_mode.h``, ``docs/source/amp.md``),
+under the names that the operations have in Python. CPU autocast has other, shorter lists.
+"""
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+LOW = "low"  # few bits: products, which hardware does fast, and adds up in float32
+FLOAT32 = "float32"  # reductions, losses, and what grows or shrinks quickly
+WIDEST = "widest"  # every input in the widest type among the inputs
+FOLLOWS = "follows"  # all others: in the type that the inputs have
+BANNED = "banned"  # refused, since its gradient does not fit into few bits
+
+LISTS = {
+    LOW: """
+        conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
+        prelu linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul
+        linalg_vecdot linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+        scaled_dot_product_attention __matmul__ __rmatmul__
+        """,
+    FLOAT32: """
+        acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
+        layer_norm native_layer_norm rms_norm group_norm norm normalize frobenius_norm nuclear_norm
+        cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d cross_entropy
+        hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+        multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+        binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_trilinear3d upsample_bicubic2d
+        prod softmax softmin log_softmax cumprod cumsum sum
+        linalg_vector_norm linalg_matrix_norm vector_norm matrix_norm
+        __pow__ __rpow__ __rdiv__ __rtruediv__
+        """,
+    WIDEST: """
+        addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler grid_sample index_put tensordot scatter_add
+        """,
+    BANNED: "binary_cross_entropy",
+}
+CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}
+DTYPES = (torch.float16, torch.bfloat16)
+OPAQUE = ("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu")  # made of several classes
+
+
+def op_class(name):
+    """The class of an operation, by its name in torch, torch.nn.functional or torch.Tensor: "matmul" → "low".
+
+    ValueError for a name that none of them has.
+    """
+    places = torch, torch.nn.functional, torch.Tensor, torch.linalg
+    known = name in CLASSES or any(hasattr(place, name) for place in places)
+    if not known:
+        raise ValueError(f"name is {name!r}; wanted an operation of torch, such as 'matmul'")
+    return CLASSES.get(name, FOLLOWS)
+
+
+class autocast(TorchFunctionMode):  # lower case, as torch.autocast
+    """``with autocast(torch.float16):`` runs each operation inside in the type of its class.
+
+    On a CPU a product is emulated: its inputs are rounded to ``dtype``, it is computed in float32, and its
+    result is rounded. That is what a GPU does, which multiplies numbers of 16 bits and adds up in float32.
+    Between operations the tensors really are of ``dtype``. The backward pass needs no context: the gradient
+    of a cast is a cast, so gradients are rounded where their tensors were, and those of float32 parameters
+    arrive in float32.
+
+    As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
+    is left alone, and so are operations in place. Other than there, a weight that is used twice is rounded
+    twice: nothing is cached.
+
+    TypeError for a dtype other than torch.float16 and torch.bfloat16. RuntimeError, at the call, for
+    binary_cross_entropy, and for functions that hide several operations (multi-head attention, whole LSTMs).
+    """
+
+    def __init__(self, dtype=torch.float16):
+        super().__init__()
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype is {dtype!r}; wanted torch.float16 or torch.bfloat16")
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        kind = CLASSES.get(name, FOLLOWS)
+        if name in OPAQUE:
+            raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
+        if kind == FOLLOWS or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
+            return func(*args, **kwargs)
+        if kind == BANNED:
+            raise RuntimeError(
+                "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits; "
+                "wanted binary_cross_entropy_with_logits, on what the sigmoid is given"
+            )
+        inputs = [t.dtype for t in _tensors([args, kwargs]) if _eligible(t)]
+        if not inputs:
+            return func(*args, **kwargs)
+        if kind == LOW:
+            return self._product(func, args, kwargs)
+        if kind == WIDEST and torch.float32 not in inputs:
+            return func(*args, **kwargs)
+        return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+
+    def _product(self, func, args, kwargs):
+        args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
+        if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):
+            return func(*args, **kwargs)  # a device that has such products
+        return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), self.dtype)
+
+
+def _eligible(value):
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float32, *DTYPES)
+
+
+def _tensors(value):
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def _cast(value, dtype):
+    """The same nested lists, tuples and dicts, with each eligible tensor in another dtype."""
+    if isinstance(value, dict):
+        return {key: _cast(v, dtype) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value.to(dtype) if _eligible(value) else value
