@@ -35,7 +35,7 @@ def main():
         sys.exit("make gpu needs a GPU, and PyTorch sees none on this machine")
     failed = part("the benchmark", ["-m", "benchmarks", "--device", "cuda", "--out", "records"])
     if there("the tests", TESTS):
-        failed |= part("the tests", ["-m", "pytest", "-q", "tests/ed", "tests/test_roofline.py"])
+        failed |= part("the tests", ["-m", "pytest", "-q", "tests/ed", "tests/precision", "tests/test_roofline.py"])
     if there("the chapters", CHAPTERS):
         failed |= part("the chapters", ["-m", "tools.notebooks", "--out", str(OUT)])
     sys.exit(failed)

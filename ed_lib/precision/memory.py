@@ -1,0 +1,112 @@
+"""Where the memory of a training step goes: counted in bytes, tensor by tensor.
+
+Half the bits do not halve the memory. What stays from step to step (parameters, masters, optimizer) and what
+the forward pass leaves for the backward pass (activations, casts) are counted apart, since lower precision
+changes the one and the other differently.
+"""
+
+import weakref
+from dataclasses import dataclass, fields
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. What several tensors share, as views do, is counted once, in the first place that it fits.
+
+    parameters: the model's, and its buffers. masters: the optimizer's float32 copies of parameters.
+    gradients: at the end of the backward pass. optimizer: its state, such as Adam's two averages.
+    inputs: what the step is given. activations: what the forward pass made and keeps for the backward pass.
+    casts: copies of parameters in another dtype, kept for the backward pass too; autocast makes them.
+    """
+
+    parameters: int
+    masters: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    activations: int
+    casts: int
+
+    @property
+    def total(self):
+        """The sum: more than is there at any one time, since activations are freed as gradients are made."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def account(model, optimizer, run, *inputs):
+    """Makes one training step with the loss ``run(*inputs)``, and counts its bytes → :class:`Memory`.
+
+    model: the module that is trained. optimizer: torch's, or a MasterWeights. inputs: tensors. The step is
+    not scaled, and it changes the parameters. What is kept by other means than autograd's is not seen, such
+    as what checkpointing keeps.
+    TypeError for inputs or a loss that are no tensors, ValueError for a loss without a gradient.
+    """
+    for i, x in enumerate(inputs):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"inputs[{i}] is a {type(x).__name__}; wanted a tensor")
+    optimizer.zero_grad()
+    own, masters = [*model.parameters(), *model.buffers()], getattr(optimizer, "masters", [])
+    registry, casts = weakref.WeakSet(), _Casts(own)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor),
+        casts,
+    ):
+        loss = run(*inputs)
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"run returned a {type(loss).__name__}; wanted the loss, a tensor")
+    if loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(f"run returned a tensor {tuple(loss.shape)}; wanted a loss () that has a gradient")
+    saved = _storages(kept.tensor for kept in registry)  # without what was dropped on the way
+    for storage in _storages([*own, *inputs]).keys() & saved.keys():
+        del saved[storage]
+    cast = sum(size for storage, size in saved.items() if storage in casts.made)
+    del casts
+    loss.backward()
+    gradients = _storages(p.grad for p in own if p.grad is not None)
+    optimizer.step()
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return Memory(
+        parameters=sum(_storages(own).values()),
+        masters=sum(size for storage, size in _storages(masters).items() if storage not in _storages(own)),
+        gradients=sum(gradients.values()),
+        optimizer=sum(_storages(value for value in state if isinstance(value, torch.Tensor)).values()),
+        inputs=sum(x.nbytes for x in inputs),
+        activations=sum(saved.values()) - cast,
+        casts=cast,
+    )
+
+
+class _Kept:
+    """A tensor that autograd keeps. ``registry`` forgets it when autograd does."""
+
+    def __init__(self, tensor, registry):
+        self.tensor = tensor.detach()  # else an output would hold its node, and the node the output, for ever
+        registry.add(self)
+
+
+class _Casts(TorchDispatchMode):
+    """Sees which storages are made by casting ``tensors``, or casts of them, to another dtype."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.sources = _storages(tensors).keys()
+        self.made = {}  # {storage: tensor}; kept, so that no other tensor gets its address
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default:
+            if _storage(args[0]) in self.sources or _storage(args[0]) in self.made:
+                self.made[_storage(result)] = result
+        return result
+
+
+def _storage(tensor):
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _storages(tensors):
+    """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
+    return {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}

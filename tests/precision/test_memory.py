@@ -1,0 +1,301 @@
+"""The bytes of a training step against formulas counted by hand, against torch's profiler, and on a GPU
+against its allocator.
+"""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ed_lib.precision import models
+from ed_lib.precision.master_weights import MasterWeights
+from ed_lib.precision.memory import Memory, account
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+WIDTHS = [(7, 11, 13, 3), (784, 64, 32, 10), (5, 4)]
+OPTIMIZERS = {  # what makes it; bytes of its state for each parameter, and for each tensor of parameters
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0, 0),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4, 0),
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.001), 8, 4),  # the 4 are its count of steps
+}
+
+
+def data_of(widths, batch, dtype=torch.float32, device="cpu"):
+    x = torch.randn(batch, widths[0], device=device).to(dtype)
+    return x, torch.randint(0, widths[-1], (batch,), device=device)
+
+
+def weights_and_biases(widths):
+    pairs = list(zip(widths[:-1], widths[1:], strict=True))
+    return sum(a * b + b for a, b in pairs), [a * b for a, b in pairs]
+
+
+# ---- by hand: a linear layer keeps its input, a ReLU its output, the loss the logarithms and one number ----
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_float32(name, widths, batch):
+    make, per_parameter, per_tensor = OPTIMIZERS[name]
+    model = models.mlp(widths)
+    n, matrices = weights_and_biases(widths)
+    got = account(
+        model, make(model.parameters()), lambda x, y: F.cross_entropy(model(x), y), *data_of(widths, batch)
+    )
+    assert got == Memory(
+        parameters=4 * n,
+        masters=0,
+        gradients=4 * n,
+        optimizer=per_parameter * n + per_tensor * 2 * len(matrices),
+        inputs=batch * (4 * widths[0] + 8),
+        activations=4 * batch * sum(widths[1:]) + 4,
+        casts=0,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_autocast_halves_activations_and_adds_casts(name, widths, batch, dtype):
+    make, per_parameter, per_tensor = OPTIMIZERS[name]
+    model = models.mlp(widths)
+    n, matrices = weights_and_biases(widths)
+
+    def run(x, y):
+        with torch.autocast("cpu", dtype):
+            return F.cross_entropy(model(x), y)
+
+    got = account(model, make(model.parameters()), run, *data_of(widths, batch))
+    assert (
+        got
+        == Memory(
+            parameters=4 * n,
+            masters=0,
+            gradients=4 * n,
+            optimizer=per_parameter * n + per_tensor * 2 * len(matrices),
+            inputs=batch * (4 * widths[0] + 8),
+            activations=2 * batch * sum(widths[:-1]) + 4 * batch * widths[-1] + 4,  # with the input's cast
+            casts=2
+            * sum(matrices[1:]),  # the first layer's weights are not needed: the input has no gradient
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_master_weights(name, widths, dtype):
+    make, per_parameter, per_tensor = OPTIMIZERS[name]
+    model = models.mlp(widths).to(dtype)
+    optimizer = MasterWeights(model, make)
+    n, matrices = weights_and_biases(widths)
+    run = lambda x, y: F.cross_entropy(model(x).float(), y)  # noqa: E731
+    got = account(model, optimizer, run, *data_of(widths, 9, dtype))
+    assert got == Memory(
+        parameters=2 * n,
+        masters=4 * n,
+        gradients=2 * n,
+        optimizer=per_parameter * n + per_tensor * 2 * len(matrices),
+        inputs=9 * (2 * widths[0] + 8),
+        activations=2 * 9 * sum(widths[1:-1]) + 4 * 9 * widths[-1] + 4,
+        casts=0,
+    )
+    assert all(m.grad is None for m in optimizer.masters)  # only a step holds float32 gradients
+
+
+def test_sixteen_bytes_a_parameter_with_adam_either_way_and_half_the_activations():
+    widths, batch = (784, 256, 256, 10), 128
+    made = {}
+    for name in ("float32", "autocast", "masters"):
+        dtype = torch.float16 if name == "masters" else torch.float32
+        model = models.mlp(widths).to(dtype)
+        make = OPTIMIZERS["adam"][0]
+        optimizer = MasterWeights(model, make) if name == "masters" else make(model.parameters())
+
+        def run(x, y, model=model, enabled=name == "autocast"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                return F.cross_entropy(model(x).float(), y)
+
+        made[name] = account(model, optimizer, run, *data_of(widths, batch, dtype))
+    n, matrices = weights_and_biases(widths)
+    for memory in made.values():
+        fixed = memory.parameters + memory.masters + memory.gradients + memory.optimizer
+        assert fixed == 16 * n + 4 * 6
+    assert made["autocast"].casts == 2 * sum(matrices[1:]) and made["masters"].casts == 0
+    low, full = made["masters"].activations, made["float32"].activations
+    assert low - full == -2 * batch * (256 + 256)  # all but the loss's own
+
+
+# ---- what is shared, dropped or frozen ----
+
+
+def test_views_of_one_storage_count_once():
+    w = nn.Linear(6, 8)
+
+    def run(x):
+        a, b = torch.tanh(w(x)).chunk(2, dim=1)  # one storage (3, 8), kept by tanh and twice by the product
+        return (a * b).sum()
+
+    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
+    assert (got.activations, got.inputs, got.casts) == (4 * 3 * 8, 4 * 3 * 6, 0)
+
+
+def test_what_is_dropped_before_the_backward_pass_is_not_counted():
+    w = nn.Linear(6, 8)
+
+    def run(x):
+        torch.exp(w(x)).sin().cos()
+        return torch.exp(w(x)).sum()
+
+    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
+    assert got.activations == 4 * 3 * 8
+
+
+def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    got = account(model, OPTIMIZERS["adam"][0](trained), lambda x: model(x).sum(), torch.randn(3, 6))
+    n = sum(p.numel() for p in trained)
+    assert got.parameters == 4 * (n + 6 * 8 + 8) + 4 * (8 + 8) + 8  # running mean, variance; a count, int64
+    assert (got.gradients, got.optimizer) == (4 * n, 8 * n + 4 * 4)
+    assert got.activations == 4 * (3 * 8 + 8 + 8 + 3 * 8)  # of the norm: input, mean, deviation, output
+
+
+def test_an_input_that_is_a_view_counts_by_itself():
+    w, images = nn.Linear(6, 1), torch.randn(100, 6)
+    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), lambda x: w(x).sum(), images[10:13])
+    assert (got.inputs, got.activations) == (4 * 3 * 6, 0)
+
+
+def test_a_cast_of_a_cast_is_a_cast():
+    w = nn.Linear(6, 5)
+
+    def run(x):  # as an emulation rounds: to float16 and back
+        h = torch.tanh(x @ w.weight.half().float().t())  # x has no gradient, so the weights are not kept
+        return (h @ w.weight.half().float()).sum()  # h has one, so they are
+
+    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
+    assert (got.casts, got.activations) == (4 * 6 * 5, 4 * 3 * 5)
+
+
+def test_it_makes_one_step_like_any_other():
+    ours, twin = models.mlp((7, 5, 3)), models.mlp((7, 5, 3))
+    make = OPTIMIZERS["adam"][0]
+    x, y = data_of((7, 3), 4)
+    account(ours, make(ours.parameters()), lambda x, y: F.cross_entropy(ours(x), y), x, y)
+    F.cross_entropy(twin(x), y).backward()
+    make(twin.parameters()).step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
+    memory = Memory(1, 2, 4, 8, 16, 32, 64)
+    assert memory.total == 127
+
+
+# ---- against what torch says of itself ----
+
+NETWORKS = {
+    "mlp": (lambda: models.mlp((31, 17, 9, 3)), lambda: torch.randn(13, 31)),
+    "lenet": (models.lenet, lambda: torch.randn(3, 1, 28, 28)),
+    "encoder": (
+        lambda: models.Encoder(layers=2, hidden=24, heads=3, vocabulary=50, positions=16),
+        lambda: torch.randint(0, 50, (5, 11)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
+    model, x = (make() for make in NETWORKS[name])
+    y = torch.randint(0, 3, (len(x),))
+
+    def run(x, y):
+        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
+            return F.cross_entropy(model(x), y)
+
+    run(x, y)  # what a first run allocates for good
+    with torch.profiler.profile(profile_memory=True) as profile:
+        loss = run(x, y)
+    left = sum(event.self_cpu_memory_usage for event in profile.key_averages())
+    got = account(model, OPTIMIZERS["adam"][0](model.parameters()), run, x, y)
+    assert got.activations + got.casts == left - loss.nbytes
+    assert (got.casts > 0) == (dtype is not None)
+
+
+@GPU
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_the_allocator_of_a_gpu_says_the_same(dtype):
+    widths, batch = (
+        (512, 1024, 256, 128),
+        256,
+    )  # every tensor but biases and single numbers fills whole blocks
+    x, y = data_of(widths, batch, device="cuda")
+    warm = torch.randn(64, 64, device="cuda", requires_grad=True)  # libraries take memory of their own
+    for low in (torch.float32, torch.bfloat16, torch.float16):
+        (warm.to(low) @ warm.to(low)).sum().backward()
+    del warm
+
+    def run(x, y):
+        with torch.autocast("cuda", dtype) if dtype else contextlib.nullcontext():
+            return F.cross_entropy(model(x), y)
+
+    def grown():
+        torch.cuda.synchronize()
+        nonlocal before
+        now = torch.cuda.memory_allocated()
+        difference, before = now - before, now
+        return difference
+
+    before = torch.cuda.memory_allocated()
+    model = models.mlp(widths).cuda()
+    measured = {"parameters": grown()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    run(x, y).backward()
+    optimizer.zero_grad()
+    grown()
+    loss = run(x, y)
+    measured["forward"] = grown()
+    loss.backward()
+    del loss
+    grown()
+    measured["gradients"] = torch.cuda.memory_allocated()
+    optimizer.zero_grad()
+    measured["gradients"] -= torch.cuda.memory_allocated()
+    run(x, y).backward()
+    grown()
+    optimizer.step()
+    measured["optimizer"] = grown()
+    fresh = torch.optim.Adam(model.parameters(), lr=1e-3)
+    got = account(model, fresh, run, x, y)
+    steps = 4 * 6  # Adam counts its steps in six tensors on the CPU
+    wanted = {
+        "parameters": got.parameters,
+        "forward": got.activations + got.casts,
+        "gradients": got.gradients,
+        "optimizer": got.optimizer - steps,
+    }
+    for part, tensors in (("parameters", 6), ("forward", 12), ("gradients", 6), ("optimizer", 12)):
+        assert 0 <= measured[part] - wanted[part] <= 512 * tensors, part
+
+
+# ---- bad input ----
+
+
+def test_bad_input_is_named_before_anything_changes():
+    model = models.mlp((3, 2))
+    optimizer = OPTIMIZERS["sgd"][0](model.parameters())
+    before = model[0].weight.clone()
+    x = torch.ones(4, 3)
+    for run, inputs, error, message in (
+        (lambda x: model(x).sum(), [3], TypeError, r"inputs\[0\] is a int; wanted a tensor"),
+        (lambda x: 1.0, [x], TypeError, "run returned a float; wanted the loss, a tensor"),
+        (lambda x: model(x), [x], ValueError, r"run returned a tensor \(4, 2\); wanted a loss \(\)"),
+        (lambda x: x.sum(), [x], ValueError, "wanted a loss .* that has a gradient"),
+    ):
+        with pytest.raises(error, match=message):
+            account(model, optimizer, run, *inputs)
+    assert torch.equal(model[0].weight, before)

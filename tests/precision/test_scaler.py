@@ -1,0 +1,585 @@
+"""The loss scaler against torch's, bit for bit: over random sequences, over every order of calls, and past
+the point where torch's would go on for ever.
+"""
+
+import itertools
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ed_lib.precision import scaler as module
+from ed_lib.precision.scaler import GradScaler, StaticScaler
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:the loss scale fell")
+
+
+class Side:
+    """A scaler with optimizers of its own, all of it a function of ``seed`` and of the scaler's class."""
+
+    def __init__(self, scaler, seed, optimizers=("sgd", "adamw"), dtype=torch.float32):
+        rng = np.random.default_rng(seed)
+        self.scaler = scaler
+        self.parameters = [
+            [torch.tensor(rng.normal(size=s), dtype=dtype, device=DEVICE) for s in ((3, 5), (7,), (), (0, 2))]
+            for _ in optimizers
+        ]
+        for tensor in itertools.chain(*self.parameters):
+            tensor.requires_grad_()
+        self.optimizers = [OPTIMIZERS[n](p) for n, p in zip(optimizers, self.parameters, strict=True)]
+        self.steps = 0
+        for optimizer in self.optimizers:
+            optimizer.register_step_post_hook(self.count)
+
+    def count(self, *_):
+        self.steps += 1
+
+    def backward(self, which, coefficients):
+        """The gradient of parameter i of optimizer ``which`` is the scale times coefficients[i]."""
+        losses = [(p * c.to(p)).sum() for p, c in zip(self.parameters[which], coefficients, strict=True)]
+        half = len(losses) // 2
+        for loss in self.scaler.scale([sum(losses[:half]), sum(losses[half:])]):
+            loss.backward()
+
+    def numbers(self):
+        """Scale, tracker, and every bit of parameters, gradients and the optimizers' states."""
+        tensors = []
+        for parameters, optimizer in zip(self.parameters, self.optimizers, strict=True):
+            for p in parameters:
+                tensors += [p.detach(), p.grad]
+                tensors += [optimizer.state[p][key] for key in sorted(optimizer.state.get(p, {}))]
+        state = self.scaler.state_dict()
+        bits = [t.double().cpu().numpy().tobytes() if torch.is_tensor(t) else t for t in tensors]
+        return bits, state
+
+
+def twins(seed, dtype=torch.float32, **arguments):
+    ours, theirs = GradScaler(DEVICE, **arguments), torch.amp.GradScaler(DEVICE, **arguments)
+    return Side(ours, seed, dtype=dtype), Side(theirs, seed, dtype=dtype)
+
+
+def coefficients(rng, bad):
+    """One tensor per parameter; with ``bad``, some number of one of them is not finite."""
+    made = [
+        torch.tensor(rng.normal(size=s) * 10.0 ** rng.integers(-9, 4)) for s in ((3, 5), (7,), (), (0, 2))
+    ]
+    if bad:
+        flat = made[rng.integers(3)].view(-1)
+        flat[rng.integers(len(flat))] = rng.choice([math.inf, -math.inf, math.nan])
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
+    rng = np.random.default_rng(seed)
+    arguments = dict(
+        init_scale=float(2.0 ** rng.integers(0, 20) if seed % 2 else rng.uniform(0.5, 1e6)),
+        growth_factor=float(rng.choice([2.0, 1.1, 3.7])),
+        backoff_factor=float(rng.choice([0.5, 0.3, 0.9])),
+        growth_interval=int(rng.integers(1, 6)),
+    )
+    sides = twins(seed, dtype, **arguments)
+    steps, skips = 0, 0
+    for _ in range(40):
+        used = [0, 1] if rng.random() < 0.7 else [int(rng.integers(2))]
+        explicit, clipped, stepped = (rng.random(2) < 0.5 for _ in range(3))
+        stepped[used[0]] = True
+        for which in used:
+            backwards = [coefficients(rng, rng.random() < 0.15) for _ in range(rng.integers(1, 3))]
+            taken = []
+            for side in sides:
+                optimizer = side.optimizers[which]
+                optimizer.zero_grad()
+                for c in backwards:
+                    side.backward(which, c)
+                if explicit[which]:
+                    side.scaler.unscale_(optimizer)
+                    if clipped[which]:
+                        torch.nn.utils.clip_grad_norm_(side.parameters[which], 1.0)
+                if stepped[which]:
+                    before = side.steps
+                    side.scaler.step(optimizer)
+                    taken.append(side.steps - before)
+            assert sides[0].numbers() == sides[1].numbers()
+            if taken:
+                assert taken[0] == taken[1] == 1 - sides[0].scaler.skipped
+                steps, skips = steps + 1, skips + sides[0].scaler.skipped
+        new_scale = float(2.0 ** rng.integers(0, 20)) if rng.random() < 0.05 else None
+        for side in sides:
+            side.scaler.update(new_scale)
+        assert sides[0].numbers() == sides[1].numbers()
+        assert sides[0].scaler.get_scale() == sides[1].scaler.get_scale()
+        if rng.random() < 0.2:  # each goes on from the other's state, once with a new scaler
+            states = [side.scaler.state_dict() for side in sides]
+            if rng.random() < 0.5:
+                sides[0].scaler, sides[1].scaler = GradScaler(DEVICE), torch.amp.GradScaler(DEVICE)
+            for side, state in zip(sides, reversed(states), strict=True):
+                side.scaler.load_state_dict(state)
+    assert 2 < skips < steps - 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    overflows=st.lists(st.booleans(), min_size=1, max_size=60),
+    init_scale=st.floats(2.0**-60, 2.0**127, width=32),
+    growth_factor=st.floats(1.001, 1e6),
+    backoff_factor=st.floats(0.3, 0.999),
+    growth_interval=st.integers(1, 5),
+)
+def test_scale_and_tracker_equal_torch(overflows, **arguments):
+    ours, theirs = GradScaler("cpu", **arguments), torch.amp.GradScaler("cpu", **arguments)
+    assert ours.get_scale() == pytest.approx(
+        theirs.get_scale(), rel=1e-7
+    )  # torch rounds at the first scale()
+    p = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([p], lr=0.0)
+    in_a_row, before = 0, ours.get_scale()
+    for overflow in overflows:
+        for scaler in (ours, theirs):
+            scaler.scale(p * 1.0)
+            p.grad = torch.tensor([math.inf if overflow else 0.0])
+            scaler.step(optimizer)
+        theirs.update()
+        before = before if in_a_row else ours.get_scale()
+        in_a_row = in_a_row + 1 if overflow else 0
+        if in_a_row >= module.STUCK and (theirs.get_scale() <= 2.0**-24 or theirs.get_scale() >= before):
+            with pytest.raises(FloatingPointError):
+                ours.update()
+        else:
+            ours.update()
+        assert ours.state_dict() == theirs.state_dict()
+        assert ours.skipped == overflow
+
+
+def test_the_scale_grows_only_if_it_stays_finite_in_float32():
+    ours, theirs = twins(0, init_scale=2.0**126, growth_interval=1)
+    scales = []
+    for _ in range(4):
+        for side in (ours, theirs):
+            side.optimizers[0].zero_grad()
+            side.backward(0, [torch.zeros(s) for s in ((3, 5), (7,), (), (0, 2))])
+            side.scaler.step(side.optimizers[0])
+            side.scaler.update()
+        scales.append(ours.scaler.get_scale())
+        assert ours.numbers() == theirs.numbers()
+    assert scales == [2.0**127] * 4
+
+
+def test_an_interval_that_the_tracker_has_passed_is_not_met_in_either():
+    ours, theirs = twins(0, growth_interval=10)
+    for i in range(12):
+        for side in (ours, theirs):
+            side.optimizers[0].zero_grad()
+            side.backward(0, coefficients(np.random.default_rng(i), False))
+            side.scaler.step(side.optimizers[0])
+            side.scaler.update()
+            if i == 4:
+                side.scaler.set_growth_interval(3)
+                side.scaler.set_growth_factor(4.0)
+                side.scaler.set_backoff_factor(0.25)
+        assert ours.numbers() == theirs.numbers()
+    assert ours.scaler.get_scale() == 2.0**16
+    got = ours.scaler.get_growth_interval(), ours.scaler.get_growth_factor(), ours.scaler.get_backoff_factor()
+    assert got == (3, 4.0, 0.25)
+
+
+# ---- the order of calls ----
+
+CALLS = {
+    "backward": lambda s: [s.backward(i, coefficients(np.random.default_rng(i), False)) for i in (0, 1)],
+    "zero_grad": lambda s: [optimizer.zero_grad() for optimizer in s.optimizers],
+    "unscale": lambda s: s.scaler.unscale_(s.optimizers[0]),
+    "step": lambda s: s.scaler.step(s.optimizers[0]),
+    "other": lambda s: s.scaler.step(s.optimizers[1]),
+    "update": lambda s: s.scaler.update(),
+    "update to": lambda s: s.scaler.update(128.0),
+}
+
+
+def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
+    raised = set()
+    for length, start in ((3, ()), (4, ("backward",))):
+        for calls in itertools.product(CALLS, repeat=length):
+            ours, theirs = twins(0)
+            for i, call in enumerate(start + calls):
+                try:
+                    CALLS[call](theirs)
+                    wanted = None
+                except (AssertionError, RuntimeError) as error:
+                    wanted = error
+                before = ours.numbers()
+                if wanted is None:
+                    CALLS[call](ours)
+                    continue
+                with pytest.raises(RuntimeError) as caught:
+                    CALLS[call](ours)
+                assert ours.numbers() == before, (start + calls)[: i + 1]
+                raised.add(str(caught.value))
+                break
+            else:
+                assert ours.numbers() == theirs.numbers()
+    assert len(raised) == 8, raised  # each kind of disorder has its own message
+
+
+@pytest.mark.parametrize(
+    "calls, message",
+    [
+        (["step"], r"step\(\) came before any scale\(\); wanted"),
+        (["unscale"], r"unscale_\(\) came before any scale\(\); wanted"),
+        (["update"], r"update\(\) came before any scale\(\); wanted"),
+        (
+            ["backward", "unscale", "unscale"],
+            r"unscale_\(\) came after unscale_\(\).*wanted step\(\), update\(\) before",
+        ),
+        (["backward", "step", "unscale"], r"unscale_\(\) came after step\(\).*wanted update\(\) before"),
+        (["backward", "step", "step"], r"step\(\) came after step\(\).*wanted update\(\) before"),
+        (
+            ["backward", "update"],
+            r"update\(\) came with no gradient looked at; wanted step\(\) or unscale_\(\)",
+        ),
+        (["backward", "zero_grad", "step"], r"no gradient in the optimizer; wanted a backward pass before"),
+    ],
+)
+def test_a_wrong_order_is_named_and_the_right_one_still_works(calls, message):
+    side, straight = Side(GradScaler(DEVICE), 0), Side(GradScaler(DEVICE), 0)
+    for call in calls[:-1]:
+        CALLS[call](side)
+    with pytest.raises(RuntimeError, match=message):
+        CALLS[calls[-1]](side)
+    done = "backward" in calls and "zero_grad" not in calls
+    rest = [] if done else ["backward"]
+    rest += ["step"] if "step" not in calls[:-1] else []
+    for call in [*rest, "update"]:
+        CALLS[call](side)
+    for call in ("backward", "step", "update"):
+        CALLS[call](straight)
+    assert side.numbers() == straight.numbers()
+
+
+def test_a_gradient_that_appears_after_a_step_without_one_is_used():
+    side = Side(GradScaler(DEVICE), 0)
+    side.scaler.scale(torch.ones((), device=DEVICE))
+    with pytest.raises(RuntimeError):
+        side.scaler.step(side.optimizers[0])
+    CALLS["backward"](side)
+    side.scaler.step(side.optimizers[0])
+    assert not side.scaler.skipped
+
+
+# ---- what passes through scale() and step() ----
+
+
+def test_scale_takes_what_torchs_takes():
+    ours, theirs = GradScaler(DEVICE, 3.0), torch.amp.GradScaler(DEVICE, 3.0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64):
+        for shape in ((), (3,), (0,), (2, 3)):
+            x = torch.ones(shape, dtype=dtype, device=DEVICE)
+            for nested in (x, [x], (x, [x, (x,)]), [], (y for y in (x, [x])), {"a": x}.values()):
+                if isinstance(nested, (list, tuple, torch.Tensor, type({}.values()))):
+                    pairs = ours.scale(nested), theirs.scale(nested)
+                else:
+                    pairs = ours.scale(y for y in (x, [x])), theirs.scale(y for y in (x, [x]))
+                assert type(pairs[0]) is type(pairs[1])
+                pairs = [list(p) if isinstance(p, map) else p for p in pairs]
+                torch.testing.assert_close(*pairs, rtol=0, atol=0)
+    for wrong in (None, 3.0, "loss", [x, 1], object()):
+        with pytest.raises(TypeError, match="outputs has a .*wanted tensors"):
+            ours.scale(wrong)
+
+
+def test_step_passes_arguments_on_and_returns_what_the_optimizer_returns():
+    class Echo(torch.optim.SGD):
+        def step(self, *args, **kwargs):
+            return args, kwargs
+
+    p = torch.ones(2, requires_grad=True)
+    echo, scaler = Echo([p], lr=1.0), GradScaler("cpu")
+    scaler.scale(p.sum()).backward()
+    assert scaler.step(echo, 1, key="word") == ((1,), {"key": "word"})
+    scaler.update()
+    p.grad.fill_(math.nan)
+    assert scaler.step(echo, 1) is None
+    scaler.update()
+    for arguments in (dict(closure=lambda: 1.0), dict(closure=None)):
+        with pytest.raises(RuntimeError, match="closure"):
+            scaler.step(echo, **arguments)
+    with pytest.raises(RuntimeError, match="closure"):
+        scaler.step(echo, lambda: 1.0)
+
+
+def test_disabled_it_passes_everything_through():
+    p = torch.ones(2, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([p], lr=1.0), GradScaler("cpu", enabled=False)
+    loss = p.sum()
+    assert scaler.scale(loss) is loss and scaler.get_scale() == 1.0 and not scaler.is_enabled()
+    loss.backward()
+    scaler.update()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.step(optimizer, closure=None)
+    assert torch.equal(p, torch.full((2,), -1.0))
+    assert scaler.state_dict() == {} and scaler.load_state_dict({"scale": 5}) is None
+    assert scaler.get_scale() == 1.0 and not scaler.skipped
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_default_disables_itself_as_torchs_does_and_says_so():
+    with pytest.warns(UserWarning, match="use device='cpu'"):
+        assert not GradScaler().is_enabled()
+    with pytest.warns(UserWarning):
+        assert not torch.amp.GradScaler().is_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not GradScaler(enabled=False).is_enabled()
+
+
+def test_a_fused_optimizer_does_what_torchs_scaler_makes_it_do():
+    def run(scaler):
+        torch.manual_seed(0)
+        p = torch.randn(9, device=DEVICE).requires_grad_()
+        optimizer = torch.optim.Adam([p], lr=0.1, fused=True)
+        for i in range(6):
+            optimizer.zero_grad()
+            scaler.scale((p * p * (math.inf if i == 2 else 1.0)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return p.detach(), scaler.state_dict()
+
+    (p, state), (wanted, wanted_state) = run(GradScaler(DEVICE)), run(torch.amp.GradScaler(DEVICE))
+    torch.testing.assert_close(p, wanted, rtol=1e-6, atol=0)
+    assert state == wanted_state
+
+
+# ---- a run that overflows for ever ----
+
+
+def overflowing(scaler, updates, value=math.inf):
+    """``updates`` updates whose gradients all overflow; the parameters and optimizer."""
+    p, q = torch.ones(3, 2, requires_grad=True), torch.ones(5, requires_grad=True)
+    optimizer = torch.optim.Adam([{"params": [torch.ones(1, requires_grad=True), q]}, {"params": [p]}])
+    for _ in range(updates):
+        optimizer.zero_grad()
+        scaler.scale(q.sum() + (p * value).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return p, q, optimizer
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_after_forty_skips_in_a_row_it_stops_and_says_where(value):
+    scaler, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    p, q, optimizer = overflowing(scaler, 39, value)
+    overflowing(theirs, 39, value)
+    assert scaler.state_dict() == theirs.state_dict() and scaler.get_scale() == 2.0**-23
+    with pytest.raises(FloatingPointError) as caught:
+        overflowing(scaler, 1, value)
+    assert scaler.get_scale() == 2.0**-24
+    text = str(caught.value)
+    assert (
+        text.startswith("40 updates in a row were skipped")
+        and "from 65536 to 5.96046e-08; no other would help" in text
+    )
+    assert "Adam's group 1, parameter 0, shape (3, 2)" in text and "shape (5,)" not in text
+    assert torch.equal(p, torch.ones(3, 2)) and torch.equal(q, torch.ones(5)) and not optimizer.state
+
+
+def test_one_clean_step_starts_the_count_again():
+    scaler = GradScaler("cpu")
+    overflowing(scaler, 39)
+    overflowing(scaler, 1, 1.0)
+    overflowing(scaler, 39)
+    with pytest.raises(FloatingPointError, match="^40 updates.*from 1.19209e-07 to 1.0842e-19"):
+        overflowing(scaler, 1)
+
+
+def test_a_slower_fall_gets_as_far_before_it_stops():
+    scaler = GradScaler("cpu", backoff_factor=0.9)
+    with pytest.raises(FloatingPointError, match="^264 updates"):  # 0.9^264 < 2⁻⁴⁰ < 0.9^263
+        overflowing(scaler, 300)
+    assert 0.9 * 2.0**-24 < scaler.get_scale() <= 2.0**-24
+
+
+def test_the_message_lists_eight_places_at_most():
+    scaler = GradScaler("cpu")
+    many = [torch.ones(i + 1, requires_grad=True) for i in range(20)]
+    optimizer = torch.optim.SGD(many, lr=0.1)
+    with pytest.raises(FloatingPointError, match=r"shape \(8,\); and 12 more\. "):
+        for _ in range(40):
+            optimizer.zero_grad()
+            scaler.scale(sum(p.sum() for p in many) * math.nan).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_a_scale_below_one_is_reported_once():
+    scaler = GradScaler("cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        overflowing(scaler, 16)
+        assert scaler.get_scale() == 1.0 and not caught
+        overflowing(scaler, 20)
+        scaler.update(4.0)
+        overflowing(scaler, 5)
+    assert [str(w.message) for w in caught if "loss scale" in str(w.message)] == [
+        "the loss scale fell to 0.5: gradients overflow that are not enlarged"
+    ]
+
+
+def test_a_scale_whose_inverse_is_infinite_is_not_used_where_torch_destroys_the_parameters():
+    def run(scaler):
+        p = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([p], lr=0.1)
+        scaler.scale((p * torch.tensor([0.0, 1.0])).sum()).backward()
+        try:
+            scaler.step(optimizer)
+        finally:
+            result.append(p.detach())
+
+    result = []
+    run(torch.amp.GradScaler("cpu", init_scale=2.0**-130))
+    assert not result[0].isfinite().any()
+    with pytest.raises(FloatingPointError, match="1 / scale is infinite in float32"):
+        run(GradScaler("cpu", init_scale=2.0**-130))
+    assert torch.equal(result[1], torch.ones(2))
+
+
+# ---- a scale that stays ----
+
+
+def test_a_static_scale_never_moves_and_skips():
+    scaler = StaticScaler(8.0, "cpu")
+    reference = torch.amp.GradScaler("cpu", 8.0, growth_interval=10**9)
+    sides = Side(scaler, 3), Side(reference, 3)
+    rng = np.random.default_rng(0)
+    skips = 0
+    for _ in range(30):
+        bad = bool(rng.random() < 0.4)
+        made = coefficients(rng, bad)
+        for side in sides:
+            side.optimizers[0].zero_grad()
+            side.backward(0, made)
+            side.scaler.step(side.optimizers[0])
+            side.scaler.update(None if side is sides[0] else 8.0)
+        assert scaler.skipped == bad and scaler.get_scale() == 8.0
+        assert sides[0].numbers()[0] == sides[1].numbers()[0]
+        skips += bad
+    assert 5 < skips < 25
+
+
+def test_a_static_scale_stops_after_forty_skips_too():
+    scaler = StaticScaler(8.0, "cpu")
+    overflowing(scaler, 39)
+    with pytest.raises(FloatingPointError, match="from 8 to 8; a smaller one may help"):
+        overflowing(scaler, 1)
+
+
+def test_skipped_keeps_a_scheduler_in_step_with_its_optimizer():
+    p = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    scaler = GradScaler("cpu")
+    for value in (1.0, math.inf, 1.0, math.nan):
+        optimizer.zero_grad()
+        scaler.scale((p * value).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not scaler.skipped:
+            scheduler.step()
+    assert scheduler.get_last_lr() == [0.25]
+
+
+# ---- bad input ----
+
+
+def test_float16_gradients_are_refused_where_torch_refuses_them():
+    p = torch.ones(3, requires_grad=True, device=DEVICE)
+    half = torch.ones(2, 4, dtype=torch.float16, requires_grad=True, device=DEVICE)
+    optimizer = torch.optim.SGD([{"params": [p]}, {"params": [half]}], lr=1.0)
+    for scaler in (GradScaler(DEVICE), torch.amp.GradScaler(DEVICE)):
+        for method in (scaler.unscale_, scaler.step):
+            optimizer.zero_grad()
+            scaler.scale(p.sum() + half.float().sum()).backward()
+            with pytest.raises(
+                ValueError, match="group 1, parameter 0.*MasterWeights|Attempting to unscale FP16"
+            ):
+                method(optimizer)
+            assert torch.equal(p.grad, torch.full_like(p, 2.0**16))  # nothing was unscaled
+        half.grad = None
+        scaler.step(optimizer)  # a float16 parameter without a gradient is none of its business
+        p.data.fill_(1.0)
+
+
+def test_sparse_gradients_are_refused():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer, scaler = torch.optim.SGD(table.parameters(), lr=1.0), GradScaler("cpu")
+    scaler.scale(table(torch.tensor([1])).sum()).backward()
+    with pytest.raises(ValueError, match="sparse; wanted a dense one"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (dict(device="tpu"), ValueError, "device is 'tpu'; wanted one of 'cuda', 'cpu'"),
+        (dict(init_scale=0), ValueError, "init_scale is 0; wanted a finite number above 0"),
+        (dict(init_scale=math.inf), ValueError, "init_scale is inf"),
+        (dict(init_scale=1e39), ValueError, "init_scale is 1e.39, which is inf in float32"),
+        (dict(init_scale=1e-60), ValueError, "which is 0.0 in float32"),
+        (dict(init_scale="8"), TypeError, "init_scale is '8'; wanted a number"),
+        (dict(growth_factor=1.0), ValueError, "growth_factor is 1.0; wanted more than 1"),
+        (dict(backoff_factor=1.0), ValueError, "backoff_factor is 1.0; wanted less than 1"),
+        (dict(backoff_factor=-0.5), ValueError, "backoff_factor is -0.5"),
+        (dict(growth_interval=0), ValueError, "growth_interval is 0; wanted at least 1"),
+        (dict(growth_interval=2.5), TypeError, "growth_interval is 2.5; wanted a whole number"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        GradScaler(**{"device": "cpu", **arguments})
+
+
+def test_bad_states_and_scales_change_nothing():
+    scaler = GradScaler("cpu", 8.0)
+    state = scaler.state_dict()
+    with pytest.raises(RuntimeError, match="state_dict is empty"):
+        scaler.load_state_dict({})
+    with pytest.raises(ValueError, match="lacks _growth_tracker, scale"):
+        scaler.load_state_dict({k: v for k, v in state.items() if k not in ("scale", "_growth_tracker")})
+    for key, value in (
+        ("scale", -1.0),
+        ("growth_interval", 0),
+        ("_growth_tracker", -1),
+        ("growth_factor", 0.5),
+    ):
+        with pytest.raises(ValueError):
+            scaler.load_state_dict({**state, "scale": 4.0, "growth_interval": 7, key: value})
+    scaler.scale(torch.ones(1))
+    for value, error in ((0.0, ValueError), (-1, ValueError), (math.nan, ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="new_scale"):
+            scaler.update(value)
+    with pytest.raises(RuntimeError):
+        scaler.update(torch.ones(2))
+    with pytest.raises(TypeError, match="optimizer is a list; wanted an optimizer"):
+        scaler.step([torch.ones(1)])
+    assert scaler.state_dict() == state
+    scaler.update(torch.tensor([3.0]))
+    assert scaler.get_scale() == 3.0
+
+
+def test_it_can_be_pickled_between_iterations():
+    scaler = GradScaler("cpu", 8.0, growth_interval=3)
+    overflowing(scaler, 2, 1.0)
+    again = pickle.loads(pickle.dumps(scaler))
+    assert again.state_dict() == scaler.state_dict() and again.state_dict()["_growth_tracker"] == 2
