@@ -17,9 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "_build" / "gpu"
 SITE = OUT / "site"
 SMALL = {"array_api_compat": "array-api-compat", "tqdm": "tqdm", "threadpoolctl": "threadpoolctl"}
-TESTS = {"pytest": "pytest", "hypothesis": "hypothesis"} | SMALL
+TESTS = {"pytest": "pytest", "hypothesis": "hypothesis", "ml_dtypes": "ml_dtypes"} | SMALL
 CHAPTERS = {"nbclient": "nbclient", "ipykernel": "ipykernel", "nbformat": "nbformat", "yaml": "pyyaml"}
-CHAPTERS |= {"matplotlib": "matplotlib", "sklearn": "scikit-learn", "pooch": "pooch"} | SMALL
+CHAPTERS |= {
+    "keras": "keras",
+    "matplotlib": "matplotlib",
+    "sklearn": "scikit-learn",
+    "pooch": "pooch",
+} | SMALL
 
 
 def main():
@@ -35,7 +40,9 @@ def main():
         sys.exit("make gpu needs a GPU, and PyTorch sees none on this machine")
     failed = part("the benchmark", ["-m", "benchmarks", "--device", "cuda", "--out", "records"])
     if there("the tests", TESTS):
-        failed |= part("the tests", ["-m", "pytest", "-q", "tests/ed", "tests/precision", "tests/test_roofline.py"])
+        failed |= part(
+            "the tests", ["-m", "pytest", "-q", "tests/ed", "tests/precision", "tests/test_roofline.py"]
+        )
     if there("the chapters", CHAPTERS):
         failed |= part("the chapters", ["-m", "tools.notebooks", "--out", str(OUT)])
     sys.exit(failed)
