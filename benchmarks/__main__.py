@@ -7,9 +7,10 @@ import time
 
 from ed_lib import arrays, records
 
-BENCHMARKS = ("ed", "parallel")  # what runs by itself
-BY_NAME = (*BENCHMARKS, "accuracy", "parallel_accuracy")  # the others take long, and are alike anywhere
-ON_CPU = ("parallel", "parallel_accuracy")  # whose devices are processes on a CPU
+BENCHMARKS = ("ed", "parallel", "precision")  # what runs by itself
+LONG = ("accuracy", "parallel_accuracy", "precision_accuracy")  # whose results are alike anywhere
+BY_NAME = (*BENCHMARKS, *LONG)
+ON_CPU = ("parallel", "parallel_accuracy", "precision_accuracy")  # whose devices are processes on a CPU
 
 
 def main(arguments=None):

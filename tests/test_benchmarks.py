@@ -16,6 +16,7 @@ from benchmarks import (
     parallel,
     parallel_accuracy,
     pipelines,
+    precision,
 )
 from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
@@ -90,11 +91,14 @@ def test_the_command_line(monkeypatch, tmp_path, record, capsys):
 
 def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(arrays, "gpu_count", lambda: 1)
-    monkeypatch.setattr(ed, "run", lambda device: records.Record("ed", "m", "a machine", {}, {}, [], []))
+    for benchmark in (ed, precision):
+        name = benchmark.__name__.partition(".")[2]
+        empty = records.Record(name, "m", "a machine", {}, {}, [], [])
+        monkeypatch.setattr(benchmark, "run", lambda device, empty=empty: empty)
     command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "parallel: left out, since its devices are processes on a CPU" in said
-    assert [path.name for path in tmp_path.rglob("*.json")] == ["ed.json"]
+    assert {path.name for path in tmp_path.rglob("*.json")} == {"ed.json", "precision.json"}
 
 
 @pytest.fixture

@@ -1,0 +1,124 @@
+"""The training loop against a loop written out, with and without a scaler."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ed_lib import data
+from ed_lib.precision import models, training
+
+
+@pytest.fixture
+def digits():
+    found = data.load(offline=True)
+    test = models.tensors(found.test_images, found.test_labels)
+    return *models.tensors(found.train_images[:203], found.train_labels[:203]), test
+
+
+def flat_mlp(seed=0):
+    return nn.Sequential(nn.Flatten(), models.mlp((784, 16, 10), seed))
+
+
+def test_training_is_the_loop_written_out(digits):
+    x, y, test = digits
+    ours, same = flat_mlp(), flat_mlp()
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9)
+    history = training.train(ours, optimizer, x, y, test, epochs=2, batch=50, seed=3)
+    optimizer, losses = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9), []
+    for epoch in range(2):
+        for rows in data.batches(203, 50, seed=3000 + epoch):
+            loss = F.cross_entropy(same(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert history.loss == losses and len(losses) == 2 * 5
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
+    right = (same(test[0]).argmax(1) == test[1]).double().mean().item()
+    assert history.accuracy[-1] == pytest.approx(right) and len(history.accuracy) == len(history.seconds) == 2
+    assert all(seconds > 0 for seconds in history.seconds)
+
+
+def test_with_autocast_and_a_scaler_it_is_the_loop_in_torchs_documentation(digits):
+    x, y, test = digits
+    ours, same = flat_mlp(), flat_mlp()
+
+    def low():
+        return torch.autocast("cpu", torch.float16)
+
+    def scaler():  # from so high that it overflows at first
+        return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
+
+    mine, yours = scaler(), scaler()
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1)
+    training.train(ours, optimizer, x, y, test, epochs=1, batch=40, context=low, scaler=mine)
+    optimizer, scales = torch.optim.SGD(same.parameters(), 0.1), []
+    for rows in data.batches(203, 40, seed=0):
+        optimizer.zero_grad()
+        with low():
+            loss = F.cross_entropy(same(x[rows]), y[rows])
+        yours.scale(loss).backward()
+        yours.step(optimizer)
+        yours.update()
+        scales.append(yours.get_scale())
+    assert mine.state_dict() == yours.state_dict() and len(set(scales)) > 1
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
+
+
+def test_the_context_and_the_loss_function_are_used(digits):
+    x, y, test = digits
+    entered = []
+
+    @contextlib.contextmanager
+    def context():
+        entered.append(1)
+        yield
+
+    def loss_function(scores, labels):
+        return (scores - F.one_hot(labels, 10)).square().mean()
+
+    net = flat_mlp()
+    history = training.train(
+        net, torch.optim.SGD(net.parameters(), 1e-9), x, y, test, batch=203, context=context,
+        loss_function=loss_function,
+    )  # fmt: skip
+    assert len(entered) == 2  # for the one step, and for the accuracy
+    assert history.loss == [pytest.approx(loss_function(flat_mlp()(x), y).item(), rel=1e-5)]
+
+
+def test_accuracy_counts_and_leaves_the_mode(digits, monkeypatch):
+    *_, (x, y) = digits
+    monkeypatch.setattr(training, "CHUNK", 100)  # 360 images: the last chunk is shorter
+
+    class Half(nn.Module):
+        """Right where the label is even; notes the mode it is called in."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen, self.at = [], 0
+
+        def forward(self, x):
+            self.seen.append((self.training, torch.is_grad_enabled()))
+            labels = y[self.at : self.at + len(x)]
+            self.at += len(x)
+            return F.one_hot(labels + labels % 2 * (1 - 2 * (labels == 9)), 10).float()
+
+    for mode in (True, False):
+        net = Half().train(mode)
+        assert training.accuracy(net, x, y) == (y % 2 == 0).sum().item() / 360
+        assert net.training is mode and net.seen == [(False, False)] * 4
+
+
+def test_wrong_input_is_named_before_anything_is_trained(digits):
+    x, y, test = digits
+    net = flat_mlp()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(ValueError, match="203 images and 202 labels"):
+        training.train(net, optimizer, x, y[:-1], test)
+    for wrong in ({"epochs": 0}, {"batch": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is 0"):
+            training.train(net, optimizer, x, y, test, **wrong)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), flat_mlp().parameters(), strict=True))
