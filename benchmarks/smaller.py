@@ -1,0 +1,323 @@
+"""Smaller models: LeNet on Fashion-MNIST made smaller in every way of the book. Long training runs.
+
+For each way and seed the accuracy on the test images and the bytes of what is stored; and of the first seed
+the time that it takes, at each batch size, on one thread. ``distillation`` asks when a teacher helps.
+"""
+
+import copy
+import functools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed, parallel_config
+from torch import nn
+
+from ed_lib import data, machine, timing
+from ed_lib.precision import distill, int8, models, prune, training
+from ed_lib.precision.quantize import Quantized, quantize_model, unpacked
+from ed_lib.precision.storage import stored_bytes
+from ed_lib.records import Row
+
+PARTS = ("distill", "int8", "models", "prune", "quantize", "storage", "training")
+MODULES = ("benchmarks.smaller", "ed_lib.data", *(f"ed_lib.precision.{name}" for name in PARTS))
+PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
+CUT = (0.5, 0.75)
+LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run. ``epochs`` of the first training; ``tuning`` epochs after it, where there are any.
+
+    ``images``, ``tests``: None for all 60,000 and 10,000. A student of ``few`` images takes ``steps`` steps.
+    """
+
+    images: int | None = None
+    tests: int | None = None
+    epochs: int = 6
+    tuning: int = 2
+    batch: int = 64
+    rate: float = 1e-3
+    tuning_rate: float = 5e-4
+    prunings: int = 10  # of a gradual one
+    calibration: int = 500
+    seeds: int = 3
+    few: tuple = (300, 1000, 3000)
+    steps: int = 1500
+    temperatures: tuple = (1.0, 2.0, 4.0, 10.0)
+    batches: tuple = (1, 256)
+    seconds: float = 0.5  # of timing for each row
+    workers: int | None = None  # None: as many as the machine has threads
+    offline: bool = False
+
+
+def rows(size=None):
+    """All rows of the tables "smaller models" and "distillation"."""
+    size = size or Size()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        bases = side_by_side([(base, seed) for seed in range(size.seeds)], size)
+        jobs = [(measured, way, seed, bases[seed]) for way in WAYS for seed in range(size.seeds)]
+        found = side_by_side(jobs, size)
+        by_seed = [{} for _ in range(size.seeds)]  # {name of a way: (model, accuracy, bytes)}
+        for (_, _, seed, _), made in zip(jobs, found, strict=True):
+            by_seed[seed] |= made
+        return smaller(by_seed, size) + distillation(bases, size)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def side_by_side(jobs, size):
+    """What function(*arguments, size) returns for each job (function, *arguments); a thread for each."""
+    calls = [delayed(single)(function, *arguments, size) for function, *arguments in jobs]
+    with parallel_config("loky", inner_max_num_threads=1):
+        return Parallel(n_jobs=size.workers or machine.threads())(calls)
+
+
+def measured(way, seed, base, size):
+    """{name: (model, accuracy on the test images, bytes)} of what a way makes."""
+    x, y = images(size)[1]
+    return {
+        name: (net, training.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
+        for name, net in way(seed, base, size).items()
+    }
+
+
+def single(function, *arguments):
+    torch.set_num_threads(1)
+    return function(*arguments)
+
+
+# The ways. Each: (seed, base, size) → {name: model}, masks made permanent, so that it can be sent.
+
+
+def base(seed, size):
+    return fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
+
+
+def given(seed, base, size):
+    """The network as it is, and what takes no more training."""
+    calibration = images(size)[0][0][: size.calibration]
+    found = {
+        "float32": base,
+        "bfloat16": copied(base, torch.bfloat16),
+        "float16": copied(base, torch.float16),
+        "int8 weights": quantize_model(base, 8),
+        "int8": quantize_model(base, 8, inputs=8, images=calibration),
+    }
+    found |= {f"int{bits} weights": quantize_model(base, bits, span="mse") for bits in (4, 3, 2)}
+    found |= {f"pruned {amount:.0%}, once": pruned(base, amount) for amount in PRUNED}
+    return found
+
+
+def trained_on(seed, base, size):
+    return {"float32, trained on": tuned(base, seed, size)}
+
+
+def aware(bits, seed, base, size):
+    return {f"int{bits}, trained": tuned(quantize_model(base, bits, span="mse"), seed, size)}
+
+
+def pruned_then_tuned(amount, seed, base, size):
+    net = pruned(base, amount, masks=True)
+    return {f"pruned {amount:.0%}, once, trained on": prune.permanent(tuned(net, seed, size))}
+
+
+def pruned_gradually(amount, seed, base, size):
+    """Prunes along the first three quarters of the tuning. At 90 % goes on to int4 weights."""
+    net = copied(base)
+    optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
+    (x, y), _ = images(size)
+    length = int(0.75 * size.tuning * len(x)) // size.prunings
+    for step in prune.gradually(net, amount, size.prunings):
+        at = torch.arange((step - 1) * length, step * length) % len(x)
+        training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed + step)
+    at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
+    training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed)
+    found = {f"pruned {amount:.0%}, gradually": prune.permanent(net)}
+    if amount == 0.9:
+        small = tuned(quantize_model(net, 4, span="mse"), seed, size)
+        for layer in (module for module in small.modules() if isinstance(module, Quantized)):
+            layer.layer = prune.plain(layer.layer, layer.layer.weight, layer.layer.bias)
+        found["pruned 90%, gradually, int4"] = small
+    return found
+
+
+def fewer_filters(amount, seed, base, size):
+    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
+    keep = {name: prune.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
+    name = f"{amount:.0%} of filters cut"
+    small = tuned(prune.keep_filters(base, keep), seed, size)
+    calibration = images(size)[0][0][: size.calibration]
+    fresh = prune.keep_filters(models.lenet(100 + seed), keep)
+    fresh = fitted(fresh, size.epochs + size.tuning, size.rate, seed, size)
+    int4 = tuned(quantize_model(small, 4, span="mse"), seed, size)
+    return {
+        f"{name}, trained on": small,
+        f"{name}, int8": quantize_model(small, 8, inputs=8, images=calibration),
+        f"{name}, int4": int4,
+        f"{name}, from the start": fresh,
+    }
+
+
+def students(seed, base, size):
+    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
+    (x, y), test = images(size)
+    targets, found = distill.targets(base, x, y), {}
+    for name, alpha in (("alone", None), ("taught", 0.9), ("taught without labels", 1.0)):
+        net, labels = student(seed), y
+        learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
+        if alpha:
+            labels, learn["loss_function"] = targets, distill.Loss(2.0, alpha)
+        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, labels, one(test), **learn)
+        found[f"student, {name}"] = net
+    return found
+
+
+def student(seed):
+    return nn.Sequential(nn.Flatten(), *models.mlp((784, 32, 10), seed))
+
+
+WAYS = (
+    trained_on,
+    *(functools.partial(aware, bits) for bits in (4, 2)),
+    *(functools.partial(pruned_then_tuned, amount) for amount in PRUNED[2:]),
+    *(functools.partial(pruned_gradually, amount) for amount in PRUNED[2:]),
+    *(functools.partial(fewer_filters, amount) for amount in CUT),
+    students,
+    given,
+)
+
+
+def smaller(by_seed, size):
+    """{table: "smaller models", way, runs as, batch} → rows: "accuracy" and "bytes" for each seed; the time
+    of the first seed's network; and how far what runs is from what is meant, in shares of the largest score.
+    """
+    x = images(size)[1][0]
+    names = sorted(by_seed[0], key=lambda name: (ORDER.index(name.split(",")[0]), name))
+    results = {
+        name: {"accuracy": [made[name][1] for made in by_seed], "bytes": [made[name][2] for made in by_seed]}
+        for name in names
+    }
+    for name, found in results.items():
+        print(f"{name:32} {found['accuracy']} {found['bytes'][0]:,} bytes", flush=True)
+    nets = {name: by_seed[0][name][0] for name in names}
+    forms = {(name, how): net for name in names for how, net in running(name, nets[name]).items()}
+    meant = {name: answers(net, x[:256]) for name, net in nets.items()}
+    rows = []
+    for batch in size.batches:
+        calls = {key: functools.partial(call, net, as_dtype(x[:batch], net)) for key, net in forms.items()}
+        for (name, how), found in timing.compare(calls, min_seconds=size.seconds).items():
+            off = (answers(forms[name, how], x[:256]) - meant[name]).abs().max() / meant[name].abs().max()
+            case = {"table": "smaller models", "way": name, "runs as": how, "batch": len(x[:batch])}
+            case |= {"images": len(images(size)[0][0]), "epochs": size.epochs, "tuning": size.tuning}
+            rows.append(Row(case, found, error=float(off), results=results[name]))
+    return rows
+
+
+ORDER = (
+    *("float32", "bfloat16", "float16", "int8 weights", "int8", "int4 weights", "int3 weights"),
+    *("int2 weights", "int4", "int2", *(f"pruned {amount:.0%}" for amount in PRUNED)),
+    *(*(f"{amount:.0%} of filters cut" for amount in CUT), "student"),
+)
+
+
+def running(name, net):
+    """What can be run of a network that is stored: {in which form: module}."""
+    quantized = [module for module in net.modules() if isinstance(module, Quantized)]
+    if quantized and quantized[0].inputs is not None:
+        found = {"float32, fake": net}
+        if int8.available():
+            found["int8"] = int8.to_int8(net)
+        else:
+            print(f"{name}: no products of 8 bits here; not timed as such")
+        return found
+    if quantized:
+        return {"float32": unpacked(net)} | ({"float32, fake": net} if name == "int8 weights" else {})
+    if name.endswith("gradually"):
+        return {"float32": net, "float32, CSR": prune.sparse_linears(net)}
+    return {str(next(net.parameters()).dtype).removeprefix("torch."): net}
+
+
+def distillation(teachers, size):
+    """{table: "distillation", images, temperature} → rows: "accuracy" for each seed of a student of few
+    images, alone (temperature 0) and with a teacher that saw them all. Completion: seconds of training.
+    """
+    cases = [(few, temperature) for few in size.few for temperature in (0, *size.temperatures)]
+    jobs = [(taught, few, t, seed, teachers[seed]) for few, t in cases for seed in range(size.seeds)]
+    found = iter(side_by_side(jobs, size))
+    rows = []
+    for few, temperature in cases:
+        accuracies, seconds = zip(*(next(found) for _ in range(size.seeds)), strict=True)
+        case = {"table": "distillation", "images": few, "temperature": temperature, "steps": size.steps}
+        q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
+        took = timing.Timing(median, q1, q3, len(seconds))
+        rows.append(Row(case, took, results={"accuracy": list(accuracies)}))
+        print(f"student of {few} images, temperature {temperature}: {accuracies}", flush=True)
+    return rows
+
+
+def taught(few, temperature, seed, teacher, size):
+    """A student of the first ``few`` images → its accuracy, and seconds of training."""
+    (x, y), test = images(size)
+    x, y, net = x[:few], y[:few], student(seed)
+    loss = {} if not temperature else {"loss_function": distill.Loss(temperature, 0.9)}
+    y = distill.targets(teacher, x, y) if temperature else y
+    epochs = max(1, round(size.steps * size.batch / few))
+    start = time.perf_counter()
+    fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
+    training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, one(test), **fitting, **loss)
+    return training.accuracy(net, *test), time.perf_counter() - start
+
+
+def tuned(net, seed, size):
+    return fitted(copied(net), size.tuning, size.tuning_rate, 50 + seed, size)
+
+
+def fitted(net, epochs, rate, seed, size):
+    (x, y), test = images(size)
+    optimizer = torch.optim.Adam(net.parameters(), rate)
+    training.train(net, optimizer, x, y, one(test), epochs=epochs, batch=size.batch, seed=seed)
+    return net
+
+
+def pruned(base, amount, masks=False):
+    net = copied(base)
+    prune.prune(net, amount)
+    return net if masks else prune.permanent(net)
+
+
+def copied(net, dtype=torch.float32):
+    return copy.deepcopy(net).to(dtype)
+
+
+def answers(net, x):
+    with torch.inference_mode():
+        return net(as_dtype(x, net)).float()
+
+
+def call(net, x):
+    with torch.inference_mode():
+        return net(x)
+
+
+def as_dtype(x, net):
+    """Images in the dtype of a network's parameters; float32 if it has none."""
+    first = next(net.parameters(), x)
+    return x.to(first.dtype)
+
+
+def one(test):
+    """A test of one image, where the accuracy after each epoch is not wanted."""
+    return test[0][:1], test[1][:1]
+
+
+@functools.cache
+def images(size):
+    """((images, labels), (images, labels)): for training, and for the test."""
+    found = data.load("fashion-mnist", offline=size.offline)
+    train = models.tensors(found.train_images[: size.images], found.train_labels[: size.images])
+    return train, models.tensors(found.test_images[: size.tests], found.test_labels[: size.tests])

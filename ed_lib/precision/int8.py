@@ -1,0 +1,82 @@
+"""Products of 8-bit numbers that a CPU really computes as such, by oneDNN's operations inside PyTorch.
+
+A quantized product is a product of whole numbers: Σ (a − a₀) s · w t = s t (Σ a w − a₀ Σ w), where a and w
+are codes, s and t scales and a₀ the zero point of the inputs. A CPU adds up four products of bytes with one
+instruction, where it has VNNI; without, oneDNN may need more, and on some old ones saturates.
+"""
+
+import copy
+
+import torch
+from torch import nn
+
+from ed_lib.precision import quantize
+
+
+class Int8(nn.Module):
+    """A :class:`quantize.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out.
+
+    The inputs are rounded to codes, the sums of products are whole numbers, and are scaled once, at the end.
+    Equal to the layer that it is made of but for the rounding of float32. It cannot be trained.
+
+    ValueError for a layer without quantized inputs, or whose padding is not zeros, given by numbers;
+    RuntimeError where this PyTorch has no such operations.
+    """
+
+    def __init__(self, quantized):
+        super().__init__()
+        layer, inputs = quantized.layer, quantized.inputs
+        if inputs is None:
+            raise ValueError("quantized has inputs in float32; wanted one whose inputs are quantized too")
+        if not available():
+            raise RuntimeError("this PyTorch has no oneDNN products of 8 bits; wanted one for CPUs of x86")
+        self.inputs, self.weights = inputs, quantized.weights
+        self.bias = None if layer.bias is None else layer.bias.detach()
+        self.inputs_at = float(inputs.scale), int(inputs.zero_point)
+        self.inverse = float(1 / inputs.scale)
+        self.convolution = None
+        if isinstance(layer, nn.Conv2d):
+            if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+                raise ValueError(
+                    f"padding is {layer.padding!r} of {layer.padding_mode}; wanted numbers, zeros"
+                )
+            self.convolution = [list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups]
+            self.packed = torch.ops.onednn.qconv_prepack(
+                quantized.codes(), self.weights.scale, *self.inputs_at, *self.convolution, None
+            )
+        else:
+            self.packed = torch.ops.onednn.qlinear_prepack(quantized.codes(), None)
+
+    def forward(self, x):
+        codes = x.mul(self.inverse).round_()  # as quantize.encode, in fewer calls
+        codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
+        codes = codes.clamp_(0, self.inputs.high).to(torch.uint8)
+        grids = (*self.inputs_at, self.packed, self.weights.scale, self.weights.zero_point, self.bias)
+        out = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothing done to it after
+        if self.convolution:
+            return torch.ops.onednn.qconv_pointwise(codes, *grids, *self.convolution, *out)
+        return torch.ops.onednn.qlinear_pointwise(codes, *grids, *out)
+
+
+def to_int8(model):
+    """A copy of a quantized model whose :class:`quantize.Quantized` layers compute in 8 bits, on a CPU.
+
+    ValueError if it has none, is not on the CPU, or as :class:`Int8`; RuntimeError as there.
+    """
+    model = copy.deepcopy(model)
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, quantize.Quantized)
+    }
+    if not layers:
+        raise ValueError("model has no quantized layer; wanted one that quantize_model made")
+    if (device := next(model.parameters()).device).type != "cpu":
+        raise ValueError(f"model is on {device}; wanted one that was quantized on the CPU")
+    for name, layer in layers.items():
+        model = quantize.replaced(model, name, Int8(layer))
+    return model
+
+
+def available():
+    """Whether this PyTorch has the operations."""
+    names = ("qconv_prepack", "qconv_pointwise", "qlinear_prepack", "qlinear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)

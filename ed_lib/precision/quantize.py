@@ -1,0 +1,283 @@
+"""Affine quantization: numbers as small whole numbers, of which a scale and a zero point say what they mean.
+
+    code = clamp(round(x / scale) + zero_point, low, high)        x ≈ (code − zero_point) · scale
+
+After Jacob et al. (2018) and Krishnamoorthi (2018). A number is rounded to the nearest, ties to even, as
+``torch.quantize_per_tensor`` does it.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ed_lib import arrays
+
+SCHEMES = ("symmetric", "asymmetric")
+SPANS = ("min-max", "mse")
+LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
+TINY = torch.finfo(torch.float32).tiny  # the least scale: its inverse is still finite
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers that codes stand for. ``scale`` float32 and ``zero_point`` int32 have the shape () for one
+    grid, or (C,) for one in each slice along ``axis``; codes run from ``low`` to ``high``.
+    """
+
+    scale: torch.Tensor
+    zero_point: torch.Tensor
+    low: int
+    high: int
+    axis: int | None = None
+
+    @property
+    def bits(self):
+        """Bits that a code takes."""
+        return (self.high - self.low).bit_length()
+
+    def along(self, x):
+        """Scale and zero point, shaped so that they broadcast against x."""
+        if self.axis is None:
+            return self.scale, self.zero_point
+        shape = [1] * x.dim()
+        shape[self.axis] = -1
+        return self.scale.view(shape), self.zero_point.view(shape)  # (C,) → (1, …, C, …, 1)
+
+
+def choose_grid(x, bits=8, *, scheme="symmetric", axis=None, span="min-max"):
+    """The :class:`Grid` for a float32 tensor, of any shape; with ``axis``, one for each slice along it.
+
+    scheme: "symmetric" has its zero point at 0 and 2^bits − 1 codes, from −(2^(bits−1) − 1) up; "asymmetric"
+    has the codes 0 to 2^bits − 1, and puts its zero point where the numbers are. 0 is always on the grid.
+    span, of the numbers that are not clipped: "min-max" is all of them; "mse" that share of it, in
+    hundredths, for which the squared error is least.
+
+    TypeError unless x is a float32 tensor; ValueError if it is empty or not finite, for bits outside 2 to 8,
+    for an unknown scheme or span, or an axis that x lacks.
+    """
+    _check(x)
+    _check_bits("bits", bits)
+    arrays.check_choice("scheme", scheme, SCHEMES)
+    arrays.check_choice("span", span, SPANS)
+    if axis is not None and not (isinstance(axis, int) and 0 <= axis < x.dim()):
+        raise ValueError(f"axis is {axis!r}; wanted None, or 0 to {x.dim() - 1}")
+    x = x.detach()
+    # → (1 or C, the rest)
+    rows = x.reshape(1, -1) if axis is None else x.movedim(axis, 0).reshape(x.shape[axis], -1)
+    least, most = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)  # (1 or C,)
+    grid = _grid(least, most, bits, scheme)
+    if span == "mse":
+        error = _squared_error(rows, grid)
+        for share in range(1, 100):
+            other = _grid(least * (share / 100), most * (share / 100), bits, scheme)
+            its = _squared_error(rows, other)
+            better = its < error  # (1 or C,)
+            scale = torch.where(better, other.scale, grid.scale)
+            zero_point = torch.where(better, other.zero_point, grid.zero_point)
+            grid, error = Grid(scale, zero_point, grid.low, grid.high, 0), torch.where(better, its, error)
+    if axis is None:
+        return Grid(grid.scale[0], grid.zero_point[0], grid.low, grid.high)
+    return Grid(grid.scale, grid.zero_point, grid.low, grid.high, axis)
+
+
+def quantize(x, grid):
+    """The codes of a float32 tensor: int8, or uint8 if the grid's codes begin at 0; shaped as x.
+
+    Numbers outside the grid get its first or its last code. TypeError unless x is a float32 tensor,
+    ValueError if it is empty or not finite.
+    """
+    _check(x)
+    return encode(x, grid)
+
+
+def encode(x, grid):
+    """As :func:`quantize`, without looking at x first, for where that would take time."""
+    return _rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
+
+
+def dequantize(codes, grid):
+    """The float32 numbers that codes stand for, shaped as they are."""
+    scale, zero_point = grid.along(codes)
+    return (codes.to(torch.float32) - zero_point) * scale
+
+
+def fake_quantize(x, grid):
+    """dequantize(quantize(x)), for training: float32 in and out. The gradient goes *straight through* the
+    rounding, as if it were not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
+    """
+    return _StraightThrough.apply(x, grid)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, grid):
+        rounded = _rounded(x, grid)
+        ctx.save_for_backward((rounded >= grid.low) & (rounded <= grid.high))
+        return dequantize(rounded.clamp_(grid.low, grid.high), grid)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+class Quantized(nn.Module):
+    """A Conv2d or Linear layer that computes with the numbers of a grid, and trains with them.
+
+    ``weights``, ``inputs``: their :class:`Grid`, or None for inputs left in float32. The layer's own float32
+    weights stay, and are rounded at each call. The products are float32: nothing gets faster by this.
+    """
+
+    def __init__(self, layer, weights, inputs=None):
+        super().__init__()
+        self.layer, self.weights, self.inputs = layer, weights, inputs
+
+    def forward(self, x):
+        weight = fake_quantize(self.layer.weight, self.weights)
+        if self.inputs is not None:
+            x = fake_quantize(x, self.inputs)
+        if isinstance(self.layer, nn.Conv2d):
+            return self.layer._conv_forward(x, weight, self.layer.bias)
+        return F.linear(x, weight, self.layer.bias)
+
+    def codes(self):
+        """The codes of the weights: int8, shaped as they are."""
+        return quantize(self.layer.weight.detach(), self.weights)
+
+
+def quantize_model(model, bits=8, *, inputs=None, images=None, span="min-max"):
+    """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, on grids that then stay.
+
+    Weights: symmetric, ``bits`` bits, a grid for each filter or neuron, as ``span`` says. inputs: None, or
+    the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …), the
+    *calibration*. Used as it is, the copy is quantized after training; trained, it is quantization-aware.
+
+    ValueError if the model has no such layer or has been quantized; if bits or inputs lie outside 2 to 8; if
+    inputs come without images, or images without inputs.
+    """
+    _check_bits("bits", bits)
+    if (inputs is None) != (images is None):
+        missing = "images" if images is None else "inputs"
+        raise ValueError(f"{missing} is None; wanted inputs and images, or neither")
+    if inputs is not None:
+        _check_bits("inputs", inputs)
+    if any(isinstance(module, Quantized) for module in model.modules()):
+        raise ValueError("model is quantized already; wanted one in float32")
+    model = copy.deepcopy(model)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
+    if not layers:
+        raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
+    seen = {} if images is None else _calibrate(model, layers, images, inputs)
+    for name, layer in layers.items():
+        grid = choose_grid(layer.weight, bits, axis=0, span=span)
+        model = replaced(model, name, Quantized(layer, grid, seen.get(name)))
+    return model
+
+
+def unpacked(model):
+    """A copy in which each layer with quantized weights is an ordinary one again, with the numbers of its
+    grid for weights: how a network that is *stored* in few bits computes in float32.
+
+    ValueError for quantized inputs, which an ordinary layer does not have.
+    """
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Quantized):
+            if module.inputs is not None:
+                raise ValueError(f"the inputs of layer {name} are quantized; wanted weights only")
+            layer, weight = module.layer, dequantize(module.codes(), module.weights)
+            model = replaced(model, name, plain(layer, weight, layer.bias))
+    return model
+
+
+def replaced(model, name, new):
+    """The model with ``new`` in the place of its submodule ``name``; "" is the model itself."""
+    if not name:
+        return new
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
+    return model
+
+
+def plain(layer, weight, bias):
+    """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks.
+
+    (Taking a mask off a *copy* by torch's ``remove_parametrizations`` breaks the original: the two share the
+    class that it changes.)
+    """
+    kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
+    new = kind.__new__(kind)
+    new.__dict__.update(layer.__dict__)
+    tensors = {"weight": weight, "bias": bias}
+    new._modules, new._buffers = {}, {}
+    new._parameters = {
+        name: None if tensor is None else nn.Parameter(tensor.detach()) for name, tensor in tensors.items()
+    }
+    if kind is nn.Linear:
+        new.out_features, new.in_features = weight.shape
+    else:
+        new.out_channels, new.in_channels = weight.shape[0], weight.shape[1] * layer.groups
+    return new
+
+
+def _grid(least, most, bits, scheme):
+    """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
+    if scheme == "symmetric":
+        high = 2 ** (bits - 1) - 1
+        scale = (torch.maximum(-least, most) / high).clamp(min=TINY)
+        return Grid(scale, torch.zeros_like(scale, dtype=torch.int32), -high, high, 0)
+    high = 2**bits - 1
+    scale = (most / high - least / high).clamp(min=TINY)  # each divided, so that the sum cannot overflow
+    zero_point = (-least / scale).round().clamp(0, high).to(torch.int32)
+    return Grid(scale, zero_point, 0, high, 0)
+
+
+def _rounded(x, grid):
+    """round(x / scale) + zero_point in float32, not clamped yet; by a product with 1 / scale, as in torch."""
+    scale, zero_point = grid.along(x)
+    return (x * (1 / scale)).round_().add_(zero_point)
+
+
+def _squared_error(rows, grid):
+    near = dequantize(_rounded(rows, grid).clamp_(grid.low, grid.high), grid)
+    return (near - rows).square_().sum(dim=1)  # (R, n) → (R,)
+
+
+def _calibrate(model, layers, images, bits):
+    """The grids of the layers' inputs while ``images`` go through: {name: Grid}."""
+    seen = {}
+
+    def keep(name):
+        return lambda layer, args: seen.update({name: choose_grid(args[0], bits, scheme="asymmetric")})
+
+    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(images)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _check(x):
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
+        raise TypeError(f"x is {kind_of(x)}; wanted a tensor of float32")
+    if not x.numel():
+        raise ValueError(f"x is empty, of the shape {tuple(x.shape)}; wanted at least one number")
+    if not torch.isfinite(x).all():
+        raise ValueError("x holds NaN or infinity; wanted finite numbers")
+
+
+def kind_of(x):
+    """What an argument is, for a message."""
+    return f"a tensor of {x.dtype}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+
+
+def _check_bits(name, bits):
+    if arrays.check_count(name, bits) not in range(2, 9):
+        raise ValueError(f"{name} is {bits}; wanted 2 to 8")
