@@ -15,7 +15,7 @@ def loss(student, teacher, labels, temperature=4.0, alpha=0.9):
     """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels.
 
     student, teacher: scores (B, classes), real; labels (B,) int64. → the mean over the samples. The factor T²
-    is there since the gradient of the first part shrinks with T². None flows into the teacher.
+    is there since the gradient of the first part shrinks as 1/T². None flows into the teacher.
     TypeError or ValueError for a temperature that is no finite number above 0, for alpha outside 0 to 1, and
     for shapes that differ, or are empty.
     """
