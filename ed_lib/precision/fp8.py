@@ -22,9 +22,9 @@ def to_float8(x, dtype=E4M3):
     """x (…) → (its numbers times a scale, as ``dtype`` (…); 1 / scale, float32 ()). Never waits for a GPU.
 
     The scale is the format's largest number, 448 or 57,344, over the largest absolute value of x; 1 for a
-    tensor of zeros. An infinity or NaN in x makes all of it NaN, so that it shows in whatever is computed from it: torch's own
-    conversion would make it 448 on some devices. TypeError for a dtype that is neither of the two, and for an
-    x that is not of floating-point numbers.
+    tensor of zeros. An infinity or NaN in x makes all of it NaN, so that it shows in whatever is computed
+    from it: torch's own conversion would make it 448 on some devices. TypeError for a dtype that is neither
+    of the two, and for an x that is not of floating-point numbers.
     """
     if dtype not in (E4M3, E5M2):
         raise TypeError(f"dtype is {dtype}; wanted {E4M3} or {E5M2}")
