@@ -15,13 +15,20 @@ from functools import partial
 import torch
 
 from benchmarks import precision_subjects as subjects
+from benchmarks.table import higher
 from ed_lib import machine, records, roofline, timing
 from ed_lib.ed import paths
 from ed_lib.precision import autocast, fp8, memory
 from ed_lib.records import Row
 
 PARTS = ("autocast", "fp8", "memory", "models", "scaler")
-MODULES = ("benchmarks.precision", "benchmarks.precision_subjects", "ed_lib.roofline", "ed_lib.timing")
+MODULES = (
+    "benchmarks.precision",
+    "benchmarks.precision_subjects",
+    "benchmarks.table",
+    "ed_lib.roofline",
+    "ed_lib.timing",
+)
 MODULES += tuple(f"ed_lib.precision.{name}" for name in PARTS)
 BASELINES = ("float32", "tf32")
 
@@ -277,11 +284,7 @@ class Table:
 
     def raise_ceilings(self, ceilings):
         """Takes the higher of the old and these ceilings, and computes all floors from them."""
-        for rate, other in ceilings.items():
-            mine = self.ceilings[rate]
-            if other.bandwidth > mine.bandwidth:
-                mine = dataclasses.replace(mine, bandwidth=other.bandwidth, access=other.access)
-            self.ceilings[rate] = dataclasses.replace(mine, rate=max(mine.rate, other.rate))
+        self.ceilings = higher(self.ceilings, ceilings)
         for n, (row, cost) in enumerate(zip(self.rows, self.costs, strict=True)):
             self.rows[n] = dataclasses.replace(row, floor=self.floor(*cost))
 

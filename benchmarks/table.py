@@ -55,11 +55,7 @@ class Table:
 
     def raise_ceilings(self, ceilings):
         """Takes the higher of the old and these ceilings, and computes all floors from them."""
-        for dtype, other in ceilings.items():
-            mine = self.ceilings[dtype]
-            if other.bandwidth > mine.bandwidth:
-                mine = dataclasses.replace(mine, bandwidth=other.bandwidth, access=other.access)
-            self.ceilings[dtype] = dataclasses.replace(mine, rate=max(mine.rate, other.rate))
+        self.ceilings = higher(self.ceilings, ceilings)
         for n, row in enumerate(self.rows):
             floor = self.ceilings[row.case["dtype"]].floor(row.bytes, row.flops)
             self.rows[n] = dataclasses.replace(row, floor=floor)
@@ -67,6 +63,16 @@ class Table:
     def _print(self, texts):
         (first, width), *others = zip(texts, COLUMNS.values(), strict=True)
         print(f"{first:<{width}}" + "".join(f"{text:>{width}}" for text, width in others), flush=True)
+
+
+def higher(ceilings, others):
+    """{name: roofline.Ceilings} with the higher bandwidth and the higher rate of two, for the same names."""
+    found = {}
+    for name, mine in ceilings.items():
+        best = max(mine, others[name], key=lambda roof: roof.bandwidth)
+        rate = max(mine.rate, others[name].rate)
+        found[name] = dataclasses.replace(mine, bandwidth=best.bandwidth, access=best.access, rate=rate)
+    return found
 
 
 def texts(row):

@@ -17,6 +17,7 @@ from benchmarks import (
     parallel_accuracy,
     pipelines,
     precision,
+    table,
 )
 from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
@@ -233,3 +234,10 @@ def test_streaming_ed_by_delay_and_rate(links_only, tmp_path, capsys):
     assert found[1, 0, 0.1] != found[4, 2, 0.1], "the delay had no effect"
     page = measurements.page([record])
     assert page.count("| signed |") == 3 and page.count("0.02: ") == 3
+
+
+def test_of_two_measured_roofs_the_higher_stands_for_bandwidth_and_rate_apart():
+    first = {"x": roofline.Ceilings("m", "x", 1e9, 5e9, "copy")}
+    second = {"x": roofline.Ceilings("m", "x", 2e9, 4e9, "scale")}
+    wanted = {"x": roofline.Ceilings("m", "x", 2e9, 5e9, "scale")}
+    assert table.higher(first, second) == table.higher(second, first) == wanted
