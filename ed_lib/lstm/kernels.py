@@ -1,0 +1,186 @@
+"""All pointwise work of an LSTM's step as one launch, forward and backward: in Triton, with a plain twin.
+
+Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
+(which NVIDIA and Keras call c) and output. All arrays are PyTorch tensors of one dtype on one device.
+
+    i, f, o = σ(a_i), σ(a_f), σ(a_o);  g = tanh(a_g);  c' = f c + i g;  h = o tanh(c')
+
+with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
+
+``cell`` and ``cell_backward`` are operators of PyTorch's, ``ed_lib::lstm_cell`` and its backward, so that
+whoever watches the dispatcher, such as a profiler or ``counters``, sees one launch. On a GPU they run the
+Triton kernel, elsewhere the plain twin.
+"""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+    from triton import jit
+except ImportError:  # as on macOS: the kernels can be read there, and not run
+    triton, jit = None, lambda function: function
+
+BLOCK = 256  # numbers of h that one program computes
+
+
+def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+    """One step from the products on, in place.
+
+    gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
+    b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the
+    same numbers: for the next step and, with any distance between its rows, for the layer above.
+    """
+    torch.ops.ed_lib.lstm_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output)
+
+
+def cell_backward(gates, c_before, c_after, dh, dc, dgates):
+    """The step backwards. gates (B, 4H) activated; c_before, c_after, dh (B, H) are read.
+
+    dc (B, H): the gradient of c_after that came from later steps before, that of c_before after.
+    dgates (B, 4H) is written: the gradient of a.
+    """
+    torch.ops.ed_lib.lstm_cell_backward(gates, c_before, c_after, dh, dc, dgates)
+
+
+def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+    """The twin of ``cell_kernel``: the same arguments and results, in ten of PyTorch's own operations."""
+    size = h.shape[1]
+    gates.add_(recurrent).add_(b_ih + b_hh)
+    i, f, g, o = gates.chunk(4, 1)  # (B, H) each
+    gates[:, : 2 * size].sigmoid_()  # i and f lie side by side
+    g.tanh_()
+    o.sigmoid_()
+    torch.mul(f, c_before, out=c_after).addcmul_(i, g)
+    torch.tanh(c_after, out=h).mul_(o)
+    output.copy_(h)
+
+
+def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+    """The twin of ``cell_backward_kernel``."""
+    i, f, g, o = gates.chunk(4, 1)  # (B, H) each
+    di, df, dg, do = dgates.chunk(4, 1)
+    tanh_c = c_after.tanh()
+    dc.addcmul_(dh * o, 1 - tanh_c * tanh_c)
+    torch.mul(dh * tanh_c, o * (1 - o), out=do)
+    torch.mul(dc * g, i * (1 - i), out=di)
+    torch.mul(dc * i, 1 - g * g, out=dg)
+    torch.mul(dc * c_before, f * (1 - f), out=df)
+    dc.mul_(f)
+
+
+def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+    """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
+    _check_triton(gates)
+    batch, size = h.shape
+    with torch.cuda.device_of(gates):
+        cell_kernel[triton.cdiv(batch * size, BLOCK),](
+            gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, batch * size, size, output.stride(0),
+            IN=_computed_in(gates), BLOCK=BLOCK,
+        )  # fmt: skip
+
+
+def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+    """``cell_backward`` by ``cell_backward_kernel``, on a GPU or in Triton's interpreter."""
+    _check_triton(gates)
+    batch, size = dh.shape
+    with torch.cuda.device_of(gates):
+        cell_backward_kernel[triton.cdiv(batch * size, BLOCK),](
+            gates, c_before, c_after, dh, dc, dgates, batch * size, size, IN=_computed_in(gates), BLOCK=BLOCK
+        )
+
+
+@jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@jit
+def tanh(x):
+    return 2 / (1 + tl.exp(-2 * x)) - 1
+
+
+@jit
+def preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN: tl.constexpr):
+    """a = W_ih x + W_hh h + b_ih + b_hh, at these places of the gates and for these units."""
+    a = tl.load(gates + at, inside, 0).to(IN) + tl.load(recurrent + at, inside, 0).to(IN)
+    return a + tl.load(b_ih + unit, inside, 0).to(IN) + tl.load(b_hh + unit, inside, 0).to(IN)
+
+
+@jit
+def cell_kernel(
+    gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, numbers, size, distance,
+    IN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One thread for each number of h; its four gates lie H apart. Computes in the type IN."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
+    inside, b, j = n < numbers, n // size, n % size
+    at = b * 4 * size + j  # where the input gate is
+    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, j, inside, IN))
+    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + size, j + size, inside, IN))
+    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at + 2 * size, j + 2 * size, inside, IN))
+    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + 3 * size, j + 3 * size, inside, IN))
+    c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
+    y = o * tanh(c)
+    tl.store(gates + at, i, inside)
+    tl.store(gates + at + size, f, inside)
+    tl.store(gates + at + 2 * size, g, inside)
+    tl.store(gates + at + 3 * size, o, inside)
+    tl.store(c_after + n, c, inside)
+    tl.store(h + n, y, inside)
+    tl.store(output + b * distance + j, y, inside)
+
+
+@jit
+def cell_backward_kernel(
+    gates, c_before, c_after, dh, dc, dgates, numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The same threads on the way back; σ' = σ(1 − σ) and tanh' = 1 − tanh²."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
+    inside, at = n < numbers, n // size * 4 * size + n % size
+    i = tl.load(gates + at, inside, 0).to(IN)
+    f = tl.load(gates + at + size, inside, 0).to(IN)
+    g = tl.load(gates + at + 2 * size, inside, 0).to(IN)
+    o = tl.load(gates + at + 3 * size, inside, 0).to(IN)
+    tanh_c = tanh(tl.load(c_after + n, inside, 0).to(IN))
+    error = tl.load(dh + n, inside, 0).to(IN)
+    carried = tl.load(dc + n, inside, 0).to(IN) + error * o * (1 - tanh_c * tanh_c)
+    tl.store(dgates + at, carried * g * i * (1 - i), inside)
+    tl.store(dgates + at + size, carried * tl.load(c_before + n, inside, 0).to(IN) * f * (1 - f), inside)
+    tl.store(dgates + at + 2 * size, carried * i * (1 - g * g), inside)
+    tl.store(dgates + at + 3 * size, error * tanh_c * o * (1 - o), inside)
+    tl.store(dc + n, carried * f, inside)
+
+
+INTERPRETED = triton is not None and not isinstance(cell_kernel, triton.JITFunction)
+
+
+def _computed_in(like):
+    return tl.float64 if like.dtype == torch.float64 else tl.float32
+
+
+def _check_triton(like):
+    if triton is None:
+        raise ImportError("the fused step on a GPU needs triton: pip install triton")
+    if not like.is_cuda and not INTERPRETED:
+        wanted = "a CUDA device, or TRITON_INTERPRET=1 set before ed_lib.lstm.kernels is imported"
+        raise ValueError(f"gates is on the device {like.device}; wanted {wanted}")
+
+
+OPERATORS = torch.library.Library("ed_lib", "FRAGMENT")
+OPERATORS.define(
+    "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, "
+    "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!) output) -> ()"
+)
+OPERATORS.define(
+    "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, "
+    "Tensor(b!) dgates) -> ()"
+)
+for _key, _forward, _backward in (
+    ("CPU", plain_cell, plain_cell_backward),
+    ("CUDA", triton_cell, triton_cell_backward),
+):
+    OPERATORS.impl("lstm_cell", _forward, _key)
+    OPERATORS.impl("lstm_cell_backward", _backward, _key)

@@ -1,0 +1,187 @@
+"""The rungs of NVIDIA's ladder for one layer: each differs from the one before in one thing.
+
+After Appleyard, Kočiský and Blunsom, "Optimizing performance of recurrent neural networks on GPUs" (2016),
+and the program that goes with it. The seventh rung, over several layers, is ``wavefront``.
+
+Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o. Everything
+is written into memory allocated before; none of it is recorded by autograd (``module`` goes back by hand).
+"""
+
+from dataclasses import InitVar, dataclass, field
+
+import torch
+
+from ed_lib.lstm import kernels
+from ed_lib.lstm.streams import fork
+
+
+@dataclass
+class Layer:
+    """One layer in one direction, and the memory that its steps fill.
+
+    x (T, B, I); w_ih (4H, I), w_hh (4H, H), b_ih and b_hh (4H,); h, c (B, H): the state to start from.
+    output (T, B, H): a part of what the layer above reads, so its rows may lie apart. reverse: from the last
+    step to the first.
+    """
+
+    x: torch.Tensor
+    w_ih: torch.Tensor
+    w_hh: torch.Tensor
+    b_ih: torch.Tensor
+    b_hh: torch.Tensor
+    h: InitVar[torch.Tensor]
+    c: InitVar[torch.Tensor]
+    output: torch.Tensor
+    reverse: bool = False
+    gates: torch.Tensor = field(init=False)  # (T, B, 4H)
+    hidden: torch.Tensor = field(init=False)  # (T + 1, B, H), with the state before the first step
+    cells: torch.Tensor = field(init=False)  # (T + 1, B, H), likewise
+    recurrent: torch.Tensor = field(init=False)  # (B, 4H): W_hh h of the step at hand
+    spare: torch.Tensor = field(init=False)  # (2, B, H), for rungs that do one operation at a time
+
+    def __post_init__(self, h, c):
+        (steps, batch, _), size = self.x.shape, h.shape[1]
+        self.gates = self.x.new_empty(steps, batch, 4 * size)
+        self.hidden, self.cells = self.x.new_empty(2, steps + 1, batch, size)
+        self.recurrent = self.x.new_empty(batch, 4 * size)
+        self.spare = self.x.new_empty(2, batch, size)
+        self.hidden[-1 if self.reverse else 0] = h
+        self.cells[-1 if self.reverse else 0] = c
+
+    def steps(self):
+        """The steps in order: see the function ``steps``."""
+        return steps(len(self.x), self.reverse)
+
+    def blocks(self, length):
+        """The steps in blocks of ``length``, the last one perhaps shorter."""
+        found = self.steps()
+        return [found[start : start + length] for start in range(0, len(found), length)]
+
+
+def steps(count, reverse):
+    """(t, before, after) of each step in order: where hidden and cells have the states before and after it."""
+    if reverse:
+        return [(t, t + 1, t) for t in reversed(range(count))]
+    return [(t, t, t + 1) for t in range(count)]
+
+
+def baseline(layer):
+    """Rung 1: the formula as it stands, eight products and twenty-three pointwise launches a step."""
+    for t, before, after in layer.steps():
+        for gate, w in zip(layer.gates[t].chunk(4, 1), layer.w_ih.chunk(4), strict=True):
+            torch.mm(layer.x[t], w.t(), out=gate)  # (B, I) (I, H) → (B, H)
+        for gate, w in zip(layer.recurrent.chunk(4, 1), layer.w_hh.chunk(4), strict=True):
+            torch.mm(layer.hidden[before], w.t(), out=gate)  # (B, H) (H, H) → (B, H)
+        separate_cell(layer, t, before, after)
+
+
+def combined_gemms(layer):
+    """Rung 2: one product for four gates, since they have the same input: two products a step."""
+    for t, before, after in layer.steps():
+        torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+        torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+        separate_cell(layer, t, before, after)
+
+
+def streamed_gemms(layer):
+    """Rung 3: input products wait for no step, so they get a stream of their own and may run ahead."""
+    with fork(layer.x.device, 0, -1) as (inputs, recurrence):
+        for t, before, after in layer.steps():
+            with inputs.use():
+                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                ready = inputs.record()
+            with recurrence.use():
+                torch.mm(
+                    layer.hidden[before], layer.w_hh.t(), out=layer.recurrent
+                )  # (B, H) (H, 4H) → (B, 4H)
+                recurrence.wait(ready)
+                separate_cell(layer, t, before, after)
+
+
+def fused_pointwise(layer):
+    """Rung 4: all pointwise work of a step in one launch."""
+    with fork(layer.x.device, 0, -1) as (inputs, recurrence):
+        for t, before, after in layer.steps():
+            with inputs.use():
+                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                ready = inputs.record()
+            with recurrence.use():
+                torch.mm(
+                    layer.hidden[before], layer.w_hh.t(), out=layer.recurrent
+                )  # (B, H) (H, 4H) → (B, 4H)
+                recurrence.wait(ready)
+                fused_cell(layer, t, before, after)
+
+
+def pretransposed(layer):
+    """Rung 5: the weights are transposed once, not read across in every product."""
+    with fork(layer.x.device, 0, -1) as (inputs, recurrence):
+        w_ih, w_hh = transposed(layer, inputs, recurrence)  # (I, 4H), (H, 4H)
+        for t, before, after in layer.steps():
+            with inputs.use():
+                torch.mm(layer.x[t], w_ih, out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                ready = inputs.record()
+            with recurrence.use():
+                torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+                recurrence.wait(ready)
+                fused_cell(layer, t, before, after)
+
+
+def combined_inputs(layer, combine=2):
+    """Rung 6: one input product for ``combine`` steps at a time."""
+    with fork(layer.x.device, 0, -1) as streams:
+        weights = transposed(layer, *streams)
+        for block in layer.blocks(combine):
+            run_block(layer, block, weights, *streams)
+
+
+def run_block(layer, block, weights, inputs, recurrence):
+    """The input product of a block of steps, and then the steps → the event that they are done."""
+    w_ih, w_hh = weights
+    first, last = min(block)[0], max(block)[0]
+    x, a = (array[first : last + 1].flatten(0, 1) for array in (layer.x, layer.gates))  # (steps · B, I or 4H)
+    with inputs.use():
+        torch.mm(x, w_ih, out=a)
+        ready = inputs.record()
+    with recurrence.use():
+        recurrence.wait(ready)
+        for t, before, after in block:
+            torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+            fused_cell(layer, t, before, after)
+        return recurrence.record()
+
+
+def transposed(layer, inputs, recurrence):
+    """W_ih (I, 4H) and W_hh (H, 4H), each copied on the stream that reads it."""
+    with inputs.use():
+        w_ih = layer.w_ih.t().contiguous()
+    with recurrence.use():
+        return w_ih, layer.w_hh.t().contiguous()
+
+
+def separate_cell(layer, t, before, after):
+    """The pointwise work of step t in twenty-three launches, each of one operation."""
+    gates, (kept, c) = layer.gates[t].chunk(4, 1), layer.spare  # (B, H) each
+    others = (array.chunk(4, -1) for array in (layer.recurrent, layer.b_ih, layer.b_hh))
+    for gate, recurrent, b_ih, b_hh in zip(gates, *others, strict=True):
+        gate.add_(recurrent).add_(b_ih).add_(b_hh)
+    i, f, g, o = gates
+    i.sigmoid_()
+    f.sigmoid_()
+    g.tanh_()
+    o.sigmoid_()
+    torch.mul(f, layer.cells[before], out=kept)
+    torch.mul(i, g, out=c)
+    c.add_(kept)
+    layer.cells[after].copy_(c)
+    c.tanh_()
+    torch.mul(o, c, out=layer.hidden[after])
+    torch.mul(o, c, out=layer.output[t])
+
+
+def fused_cell(layer, t, before, after):
+    """The same in one launch."""
+    kernels.cell(
+        layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[before],
+        layer.cells[after], layer.hidden[after], layer.output[t],
+    )  # fmt: skip

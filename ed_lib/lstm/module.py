@@ -1,0 +1,200 @@
+"""An LSTM like ``torch.nn.LSTM`` that runs any rung of the ladder, forward and backward."""
+
+import math
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ed_lib import arrays
+from ed_lib.lstm import kernels, ladder
+from ed_lib.lstm.wavefront import wavefront
+
+ONE_LAYER = {
+    "baseline": ladder.baseline,
+    "combined_gemms": ladder.combined_gemms,
+    "streamed_gemms": ladder.streamed_gemms,
+    "fused_pointwise": ladder.fused_pointwise,
+    "pretransposed": ladder.pretransposed,
+    "combined_inputs": ladder.combined_inputs,
+}
+RUNGS = (*ONE_LAYER, "wavefront")
+REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "proj_size": 0}  # what from_torch can take
+
+
+class LSTM(torch.nn.Module):
+    """An LSTM with the parameters of ``torch.nn.LSTM``, by the same names, that computes as ``rung`` says.
+
+    rung: one of RUNGS. combine: of how many steps the last two rungs compute the input products at once.
+    bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same; the way back is the same
+    function for all. TypeError or ValueError for a bad argument.
+    """
+
+    def __init__(
+        self, input_size, hidden_size, num_layers=1, *, rung="combined_gemms", bidirectional=False, combine=2,
+        device=None, dtype=None,
+    ):  # fmt: skip
+        super().__init__()
+        self.input_size = arrays.check_count("input_size", input_size)
+        self.hidden_size = arrays.check_count("hidden_size", hidden_size)
+        self.num_layers = arrays.check_count("num_layers", num_layers)
+        self.combine = arrays.check_count("combine", combine)
+        arrays.check_choice("rung", rung, RUNGS)
+        self.rung, self.bidirectional = rung, bool(bidirectional)
+        self.directions = 2 if bidirectional else 1
+        self.names = [  # of the parameters, a list for each layer and direction
+            [f"{what}_l{layer}{end}" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            for layer in range(num_layers)
+            for end in ("", "_reverse")[: self.directions]
+        ]
+        for n, (w_ih, w_hh, b_ih, b_hh) in enumerate(self.names):
+            below = input_size if n < self.directions else self.directions * hidden_size
+            shapes = {w_ih: (4 * hidden_size, below), w_hh: (4 * hidden_size, hidden_size)}
+            shapes |= {b_ih: (4 * hidden_size,), b_hh: (4 * hidden_size,)}
+            for name, shape in shapes.items():
+                setattr(self, name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        bound = 1 / math.sqrt(hidden_size)
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    @classmethod
+    def from_torch(cls, module, *, rung="combined_gemms", combine=2):
+        """An LSTM with copies of the weights of a ``torch.nn.LSTM``.
+
+        TypeError for another module. ValueError for one with batch_first, without biases, with dropout or with
+        projections, which no rung has.
+        """
+        if not isinstance(module, torch.nn.LSTM):
+            raise TypeError(f"module is a {type(module).__name__}; wanted a torch.nn.LSTM")
+        for name, wanted in REFUSED.items():
+            if (found := getattr(module, name)) != wanted:
+                raise ValueError(f"module has {name}={found}; wanted {name}={wanted}")
+        like = module.weight_ih_l0
+        made = cls(
+            module.input_size, module.hidden_size, module.num_layers, rung=rung, combine=combine,
+            bidirectional=module.bidirectional, device=like.device, dtype=like.dtype,
+        )  # fmt: skip
+        made.load_state_dict(module.state_dict())
+        return made
+
+    def forward(self, x, state=None):
+        """x (T, B, I), state (h0, c0), each (L · D, B, H), or None for zeros → output (T, B, D · H) and
+        (h_n, c_n), each (L · D, B, H). Errors name the argument, what came and what was wanted.
+        """
+        x, state = self._check(x, state)
+        weights = [getattr(self, name) for names in self.names for name in names]
+        output, h, c = Run.apply(self.rung, x, *state, self.directions, self.combine, *weights)
+        return output, (h, c)
+
+    def _check(self, x, state):
+        """x and the state, contiguous, once it is known that they fit."""
+        like = self.weight_ih_l0
+        _check_tensor("x", x, like, ("T", "B", self.input_size))
+        shape = len(self.names), x.shape[1], self.hidden_size
+        if state is None:
+            return x.contiguous(), (x.new_zeros(shape), x.new_zeros(shape))
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
+        for name, tensor in zip(("h0", "c0"), state, strict=True):
+            _check_tensor(name, tensor, like, shape)
+        return x.contiguous(), state
+
+
+class Run(torch.autograd.Function):
+    """All layers by a rung, and the way back through them."""
+
+    @staticmethod
+    def forward(ctx, rung, x, h0, c0, directions, combine, *weights):
+        groups = [weights[n : n + 4] for n in range(0, len(weights), 4)]
+        output, levels = run(rung, x, h0, c0, groups, directions, combine)
+        flat = [layer for level in levels for layer in level]
+        ends = [0 if layer.reverse else -1 for layer in flat]
+        ctx.directions = directions
+        ctx.save_for_backward(
+            *(
+                tensor
+                for layer in flat
+                for tensor in (layer.x, layer.w_ih, layer.w_hh, layer.gates, layer.hidden, layer.cells)
+            )
+        )
+        h = torch.stack([layer.hidden[end] for layer, end in zip(flat, ends, strict=True)])
+        c = torch.stack([layer.cells[end] for layer, end in zip(flat, ends, strict=True)])
+        return output, h, c  # (T, B, D · H), (L · D, B, H) twice
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, dh, dc):
+        saved = ctx.saved_tensors
+        grads, starts = [], []
+        for level in reversed(range(len(saved) // (6 * ctx.directions))):
+            dx = 0
+            for d in reversed(range(ctx.directions)):
+                n = level * ctx.directions + d
+                part = dy.chunk(ctx.directions, 2)[d]  # (T, B, H)
+                below, *found, dh_0, dc_0 = layer_backward(
+                    *saved[6 * n : 6 * n + 6], d == 1, part, dh[n], dc[n]
+                )
+                dx = dx + below
+                grads = [*found, *grads]
+                starts.insert(0, (dh_0, dc_0))
+            dy = dx  # (T, B, D · H) of the layer below, or (T, B, I)
+        dh_0, dc_0 = map(torch.stack, zip(*starts, strict=True))
+        return None, dy, dh_0, dc_0, None, None, *grads
+
+
+def run(rung, x, h0, c0, weights, directions=1, combine=2):
+    """Runs all layers by a rung → output (T, B, D · H) and the ``ladder.Layer``\ s, a list for each level.
+
+    weights: (w_ih, w_hh, b_ih, b_hh) for each layer and direction, as in :class:`LSTM`; h0, c0 (L · D, B, H).
+    """
+    levels, size = [], h0.shape[2]
+    for first in range(0, len(weights), directions):
+        output = x.new_empty(*x.shape[:2], directions * size)  # (T, B, D · H)
+        levels.append(
+            [
+                ladder.Layer(x, *weights[first + d], h0[first + d], c0[first + d], part, reverse=d == 1)
+                for d, part in enumerate(output.chunk(directions, 2))
+            ]
+        )
+        if rung in ONE_LAYER:
+            for layer in levels[-1]:
+                ONE_LAYER[rung](layer, **({"combine": combine} if rung == "combined_inputs" else {}))
+        x = output
+    if rung == "wavefront":
+        wavefront(levels, combine)
+    return x, levels
+
+
+def layer_backward(x, w_ih, w_hh, gates, hidden, cells, reverse, dy, dh, dc):
+    """One layer in one direction on the way back: backpropagation through time.
+
+    x (T, B, I), gates (T, B, 4H), hidden and cells (T + 1, B, H) from the way forward; dy (T, B, H), dh and
+    dc (B, H): the gradients of the output and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of
+    the first state. All weights' gradients wait for the end, and are one product each.
+    """
+    dgates = torch.empty_like(gates)  # (T, B, 4H)
+    dh, dc = dh.clone(), dc.clone()
+    for t, before, after in reversed(ladder.steps(len(x), reverse)):
+        dh.add_(dy[t])
+        kernels.cell_backward(gates[t], cells[before], cells[after], dh, dc, dgates[t])
+        torch.mm(dgates[t], w_hh, out=dh)  # (B, 4H) (4H, H) → (B, H)
+    flat = dgates.flatten(0, 1)  # (T · B, 4H)
+    h = (hidden[1:] if reverse else hidden[:-1]).flatten(0, 1)  # (T · B, H), before each step
+    bias = flat.sum(0)  # (4H,), of both biases
+    dx = (flat @ w_ih).view_as(x)
+    return dx, flat.t() @ x.flatten(0, 1), flat.t() @ h, bias, bias.clone(), dh, dc
+
+
+def _check_tensor(name, tensor, like, shape):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
+    if 0 in tensor.shape[:2]:
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)}; wanted at least one step and one sample"
+        )
+    arrays.check_shape(name, tuple(tensor.shape), shape)
+    if tensor.dtype != like.dtype:
+        raise TypeError(f"{name} has the dtype {tensor.dtype}; wanted {like.dtype}, that of the weights")
+    if tensor.device != like.device:
+        raise ValueError(
+            f"{name} is on the device {tensor.device}; wanted {like.device}, that of the weights"
+        )

@@ -1,0 +1,49 @@
+"""CUDA streams that fork from the current one and join it again; on a CPU, which works in the order of the
+calls, the same lines mean nothing.
+
+The memory that the streams work on must be allocated before the fork and live until the join: then PyTorch's
+allocator, which knows only the stream that a tensor was made on, cannot give it away too early. Forking and
+joining by events is also what lets a CUDA graph record several streams.
+"""
+
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+
+class Stream:
+    """A CUDA stream; ``priority`` −1 goes before 0. On a device without streams, nothing."""
+
+    def __init__(self, device, priority=0):
+        self.stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
+
+    def use(self):
+        """The context in which calls are queued on this stream."""
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+    def record(self):
+        """An event that happens once what this stream was given so far is done."""
+        return self.stream.record_event() if self.stream else None
+
+    def wait(self, event):
+        """What this stream is given from now on waits for an event."""
+        if self.stream:
+            self.stream.wait_event(event)
+
+
+@contextmanager
+def fork(device, *priorities):
+    """Streams, one for each priority, that start after what the current stream was given; what it is given
+    after this context waits for them.
+    """
+    forked = [Stream(device, priority) for priority in priorities]
+    if device.type != "cuda":
+        yield forked
+        return
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream(device)
+        for stream in forked:
+            stream.stream.wait_stream(current)
+        yield forked
+        for stream in forked:
+            current.wait_stream(stream.stream)
