@@ -14,8 +14,8 @@ FREE = {"empty", "empty_like", "new_empty"}  # memory, and no work; views are fr
 
 @dataclass
 class Counts:
-    """``products``: matrix products; ``pointwise``: all other launches, copies among them; ``bytes``: the sum
-    over launches of what each reads and writes, an array once a launch.
+    """``products``: matrix products; ``pointwise``: all other launches, copies among them; ``bytes``: what
+    they read and write, summed over the launches.
     """
 
     products: int = 0
@@ -50,7 +50,21 @@ class _Watch(TorchDispatchMode):
         if name not in FREE and not function.is_view:
             self.counts.products += name in PRODUCTS
             self.counts.pointwise += name not in PRODUCTS
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-            once = {(tensor.data_ptr(), tensor.shape): tensor.nbytes for tensor in tensors}
-            self.counts.bytes += sum(once.values())
+            self.counts.bytes += _touched(function, args, kwargs or {}, result)
         return result
+
+
+def _touched(function, args, kwargs, result):
+    """Bytes that an operator reads and writes, by its schema. An argument that is changed in place is both;
+    one that is only written stands among the keywords, as ``out`` does, or is the target of a copy.
+    """
+    read, written = [], []
+    for n, argument in enumerate(function._schema.arguments):
+        tensors = tree_leaves(args[n] if n < len(args) else kwargs.get(argument.name))
+        changed = argument.alias_info is not None and argument.alias_info.is_write
+        written += tensors if changed else []
+        only_written = changed and (argument.kwarg_only or function.name().startswith("aten::copy_"))
+        read += [] if only_written else tensors
+    if not written:
+        written = tree_leaves(result)
+    return sum(tensor.nbytes for tensor in read + written if isinstance(tensor, torch.Tensor))

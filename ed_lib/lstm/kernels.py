@@ -33,7 +33,9 @@ def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
     b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the
     same numbers: for the next step and, with any distance between its rows, for the layer above.
     """
-    torch.ops.ed_lib.lstm_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output)
+    torch.ops.ed_lib.lstm_cell(
+        gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output
+    )  # keywords alone: written, and not read
 
 
 def cell_backward(gates, c_before, c_after, dh, dc, dgates):
@@ -42,7 +44,7 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
     dc (B, H): the gradient of c_after that came from later steps before, that of c_before after.
     dgates (B, 4H) is written: the gradient of a.
     """
-    torch.ops.ed_lib.lstm_cell_backward(gates, c_before, c_after, dh, dc, dgates)
+    torch.ops.ed_lib.lstm_cell_backward(gates, c_before, c_after, dh, dc, dgates=dgates)
 
 
 def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
@@ -171,11 +173,11 @@ def _check_triton(like):
 
 OPERATORS = torch.library.Library("ed_lib", "FRAGMENT")
 OPERATORS.define(
-    "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, "
+    "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, *, "
     "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!) output) -> ()"
 )
 OPERATORS.define(
-    "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, "
+    "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, *, "
     "Tensor(b!) dgates) -> ()"
 )
 for _key, _forward, _backward in (

@@ -59,7 +59,7 @@ class Layer:
 
 
 def steps(count, reverse):
-    """(t, before, after) of each step in order: where hidden and cells have the states before and after it."""
+    """(t, before, after) of each step in order: where hidden and cells hold the state before, and after."""
     if reverse:
         return [(t, t + 1, t) for t in reversed(range(count))]
     return [(t, t, t + 1) for t in range(count)]

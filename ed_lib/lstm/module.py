@@ -25,8 +25,8 @@ class LSTM(torch.nn.Module):
     """An LSTM with the parameters of ``torch.nn.LSTM``, by the same names, that computes as ``rung`` says.
 
     rung: one of RUNGS. combine: of how many steps the last two rungs compute the input products at once.
-    bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same; the way back is the same
-    function for all. TypeError or ValueError for a bad argument.
+    bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers, and go
+    the same way back. TypeError or ValueError for a bad argument.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class LSTM(torch.nn.Module):
     def from_torch(cls, module, *, rung="combined_gemms", combine=2):
         """An LSTM with copies of the weights of a ``torch.nn.LSTM``.
 
-        TypeError for another module. ValueError for one with batch_first, without biases, with dropout or with
-        projections, which no rung has.
+        TypeError for another module. ValueError for one with batch_first, without biases, with dropout or
+        with projections, which no rung has.
         """
         if not isinstance(module, torch.nn.LSTM):
             raise TypeError(f"module is a {type(module).__name__}; wanted a torch.nn.LSTM")
@@ -91,7 +91,8 @@ class LSTM(torch.nn.Module):
         _check_tensor("x", x, like, ("T", "B", self.input_size))
         shape = len(self.names), x.shape[1], self.hidden_size
         if state is None:
-            return x.contiguous(), (x.new_zeros(shape), x.new_zeros(shape))
+            like = dict(dtype=x.dtype, device=x.device)
+            return x.contiguous(), (torch.zeros(shape, **like), torch.zeros(shape, **like))
         if not isinstance(state, tuple | list) or len(state) != 2:
             raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
         for name, tensor in zip(("h0", "c0"), state, strict=True):
@@ -142,7 +143,7 @@ class Run(torch.autograd.Function):
 
 
 def run(rung, x, h0, c0, weights, directions=1, combine=2):
-    """Runs all layers by a rung → output (T, B, D · H) and the ``ladder.Layer``\ s, a list for each level.
+    """Runs all layers by a rung → output (T, B, D · H) and, for each level, the list of its ``ladder.Layer``.
 
     weights: (w_ih, w_hh, b_ih, b_hh) for each layer and direction, as in :class:`LSTM`; h0, c0 (L · D, B, H).
     """
