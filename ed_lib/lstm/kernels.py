@@ -26,12 +26,13 @@ except ImportError:  # as on macOS: the kernels can be read there, and not run
 BLOCK = 256  # numbers of h that one program computes
 
 
-def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
     """One step from the products on, in place.
 
     gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
-    b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the
-    same numbers: for the next step and, with any distance between its rows, for the layer above.
+    b_ih, b_hh (4H,), or (n, 4H) for n layers at once, whose rows lie below each other in the other arrays.
+    c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the same numbers: for
+    the next step and, with any distance between its rows, for the layer above. output may be None.
     """
     torch.ops.ed_lib.lstm_cell(
         gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output
@@ -47,17 +48,19 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
     torch.ops.ed_lib.lstm_cell_backward(gates, c_before, c_after, dh, dc, dgates=dgates)
 
 
-def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
     """The twin of ``cell_kernel``: the same arguments and results, in ten of PyTorch's own operations."""
     size = h.shape[1]
-    gates.add_(recurrent).add_(b_ih + b_hh)
+    bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
+    gates.add_(recurrent).view(len(bias), -1, 4 * size).add_(bias)
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     gates[:, : 2 * size].sigmoid_()  # i and f lie side by side
     g.tanh_()
     o.sigmoid_()
     torch.mul(f, c_before, out=c_after).addcmul_(i, g)
     torch.tanh(c_after, out=h).mul_(o)
-    output.copy_(h)
+    if output is not None:
+        output.copy_(h)
 
 
 def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
@@ -73,13 +76,14 @@ def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
     dc.mul_(f)
 
 
-def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output):
+def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
     _check_triton(gates)
     batch, size = h.shape
     with torch.cuda.device_of(gates):
         cell_kernel[triton.cdiv(batch * size, BLOCK),](
-            gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, batch * size, size, output.stride(0),
+            gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, batch * size, size,
+            b_ih.numel() // (4 * size), 0 if output is None else output.stride(0),
             IN=_computed_in(gates), BLOCK=BLOCK,
         )  # fmt: skip
 
@@ -113,17 +117,18 @@ def preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN: tl.constex
 
 @jit
 def cell_kernel(
-    gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, numbers, size, distance,
+    gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, numbers, size, layers, distance,
     IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One thread for each number of h; its four gates lie H apart. Computes in the type IN."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
     inside, b, j = n < numbers, n // size, n % size
     at = b * 4 * size + j  # where the input gate is
-    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, j, inside, IN))
-    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + size, j + size, inside, IN))
-    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at + 2 * size, j + 2 * size, inside, IN))
-    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + 3 * size, j + 3 * size, inside, IN))
+    unit = n // (numbers // layers) * 4 * size + j  # and its bias
+    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN))
+    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + size, unit + size, inside, IN))
+    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at + 2 * size, unit + 2 * size, inside, IN))
+    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + 3 * size, unit + 3 * size, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
     tl.store(gates + at, i, inside)
@@ -132,7 +137,8 @@ def cell_kernel(
     tl.store(gates + at + 3 * size, o, inside)
     tl.store(c_after + n, c, inside)
     tl.store(h + n, y, inside)
-    tl.store(output + b * distance + j, y, inside)
+    if output is not None:
+        tl.store(output + b * distance + j, y, inside)
 
 
 @jit
@@ -174,7 +180,7 @@ def _check_triton(like):
 OPERATORS = torch.library.Library("ed_lib", "FRAGMENT")
 OPERATORS.define(
     "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, *, "
-    "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!) output) -> ()"
+    "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!)? output=None) -> ()"
 )
 OPERATORS.define(
     "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, *, "

@@ -8,11 +8,23 @@ is written into memory allocated before; none of it is recorded by autograd (``m
 """
 
 from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ed_lib.lstm import kernels
 from ed_lib.lstm.streams import fork
+
+
+class Kept(NamedTuple):
+    """What the way back needs of a layer in one direction."""
+
+    x: torch.Tensor  # (T, B, I)
+    w_ih: torch.Tensor  # (4H, I)
+    w_hh: torch.Tensor  # (4H, H)
+    gates: torch.Tensor  # (T, B, 4H), activated
+    hidden: torch.Tensor  # (T + 1, B, H), with the state before the first step
+    cells: torch.Tensor  # (T + 1, B, H), likewise
 
 
 @dataclass
@@ -47,6 +59,10 @@ class Layer:
         self.spare = self.x.new_empty(2, batch, size)
         self.hidden[-1 if self.reverse else 0] = h
         self.cells[-1 if self.reverse else 0] = c
+
+    @property
+    def kept(self):
+        return Kept(self.x, self.w_ih, self.w_hh, self.gates, self.hidden, self.cells)
 
     def steps(self):
         """The steps in order: see the function ``steps``."""

@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from ed_lib import arrays
 from ed_lib.lstm import kernels, ladder
-from ed_lib.lstm.wavefront import wavefront
+from ed_lib.lstm.wavefront import batched_wavefront, wavefront
 
 ONE_LAYER = {
     "baseline": ladder.baseline,
@@ -18,15 +18,16 @@ ONE_LAYER = {
     "combined_inputs": ladder.combined_inputs,
 }
 RUNGS = (*ONE_LAYER, "wavefront")
+BEYOND = ("batched_wavefront",)  # what no rung of NVIDIA's is: the wavefront in three launches a slot
 REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "proj_size": 0}  # what from_torch can take
 
 
 class LSTM(torch.nn.Module):
     """An LSTM with the parameters of ``torch.nn.LSTM``, by the same names, that computes as ``rung`` says.
 
-    rung: one of RUNGS. combine: of how many steps the last two rungs compute the input products at once.
-    bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers, and go
-    the same way back. TypeError or ValueError for a bad argument.
+    rung: one of RUNGS or, in one direction, of BEYOND. combine: of how many steps the last two RUNGS compute
+    the input products at once. bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the
+    same numbers, and go the same way back. TypeError or ValueError for a bad argument.
     """
 
     def __init__(
@@ -38,7 +39,11 @@ class LSTM(torch.nn.Module):
         self.hidden_size = arrays.check_count("hidden_size", hidden_size)
         self.num_layers = arrays.check_count("num_layers", num_layers)
         self.combine = arrays.check_count("combine", combine)
-        arrays.check_choice("rung", rung, RUNGS)
+        arrays.check_choice("rung", rung, (*RUNGS, *BEYOND))
+        if bidirectional and rung in BEYOND:
+            raise ValueError(
+                f"bidirectional is {bidirectional} with the rung {rung!r}, which has one direction"
+            )
         self.rung, self.bidirectional = rung, bool(bidirectional)
         self.directions = 2 if bidirectional else 1
         self.names = [  # of the parameters, a list for each layer and direction
@@ -106,34 +111,25 @@ class Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rung, x, h0, c0, directions, combine, *weights):
         groups = [weights[n : n + 4] for n in range(0, len(weights), 4)]
-        output, levels = run(rung, x, h0, c0, groups, directions, combine)
-        flat = [layer for level in levels for layer in level]
-        ends = [0 if layer.reverse else -1 for layer in flat]
+        output, layers = run(rung, x, h0, c0, groups, directions, combine)
         ctx.directions = directions
-        ctx.save_for_backward(
-            *(
-                tensor
-                for layer in flat
-                for tensor in (layer.x, layer.w_ih, layer.w_hh, layer.gates, layer.hidden, layer.cells)
-            )
-        )
-        h = torch.stack([layer.hidden[end] for layer, end in zip(flat, ends, strict=True)])
-        c = torch.stack([layer.cells[end] for layer, end in zip(flat, ends, strict=True)])
+        ctx.save_for_backward(*(tensor for kept in layers for tensor in kept))
+        ends = [-1 if n % directions == 0 else 0 for n in range(len(layers))]
+        h = torch.stack([kept.hidden[end] for kept, end in zip(layers, ends, strict=True)])
+        c = torch.stack([kept.cells[end] for kept, end in zip(layers, ends, strict=True)])
         return output, h, c  # (T, B, D · H), (L · D, B, H) twice
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, dh, dc):
-        saved = ctx.saved_tensors
+        size, saved = len(ladder.Kept._fields), ctx.saved_tensors
+        layers = [ladder.Kept(*saved[n : n + size]) for n in range(0, len(saved), size)]
         grads, starts = [], []
-        for level in reversed(range(len(saved) // (6 * ctx.directions))):
+        for level in reversed(range(0, len(layers), ctx.directions)):
             dx = 0
             for d in reversed(range(ctx.directions)):
-                n = level * ctx.directions + d
-                part = dy.chunk(ctx.directions, 2)[d]  # (T, B, H)
-                below, *found, dh_0, dc_0 = layer_backward(
-                    *saved[6 * n : 6 * n + 6], d == 1, part, dh[n], dc[n]
-                )
+                n, part = level + d, dy.chunk(ctx.directions, 2)[d]  # (T, B, H)
+                below, *found, dh_0, dc_0 = layer_backward(layers[n], d == 1, part, dh[n], dc[n])
                 dx = dx + below
                 grads = [*found, *grads]
                 starts.insert(0, (dh_0, dc_0))
@@ -143,10 +139,12 @@ class Run(torch.autograd.Function):
 
 
 def run(rung, x, h0, c0, weights, directions=1, combine=2):
-    """Runs all layers by a rung → output (T, B, D · H) and, for each level, the list of its ``ladder.Layer``.
+    """Runs all layers by a rung → output (T, B, D · H), and ``ladder.Kept`` of each layer and direction.
 
     weights: (w_ih, w_hh, b_ih, b_hh) for each layer and direction, as in :class:`LSTM`; h0, c0 (L · D, B, H).
     """
+    if rung == "batched_wavefront":
+        return batched_wavefront(x, h0, c0, weights)
     levels, size = [], h0.shape[2]
     for first in range(0, len(weights), directions):
         output = x.new_empty(*x.shape[:2], directions * size)  # (T, B, D · H)
@@ -162,16 +160,17 @@ def run(rung, x, h0, c0, weights, directions=1, combine=2):
         x = output
     if rung == "wavefront":
         wavefront(levels, combine)
-    return x, levels
+    return x, [layer.kept for level in levels for layer in level]
 
 
-def layer_backward(x, w_ih, w_hh, gates, hidden, cells, reverse, dy, dh, dc):
+def layer_backward(kept, reverse, dy, dh, dc):
     """One layer in one direction on the way back: backpropagation through time.
 
-    x (T, B, I), gates (T, B, 4H), hidden and cells (T + 1, B, H) from the way forward; dy (T, B, H), dh and
-    dc (B, H): the gradients of the output and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of
-    the first state. All weights' gradients wait for the end, and are one product each.
+    kept: the layer's ``ladder.Kept``; dy (T, B, H), dh and dc (B, H): the gradients of the output and of the
+    last state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights' gradients wait for
+    the end, and are one product each.
     """
+    x, w_ih, w_hh, gates, hidden, cells = kept
     dgates = torch.empty_like(gates)  # (T, B, 4H)
     dh, dc = dh.clone(), dc.clone()
     for t, before, after in reversed(ladder.steps(len(x), reverse)):

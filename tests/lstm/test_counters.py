@@ -77,6 +77,12 @@ def test_pretransposing_is_two_copies_a_layer():
     assert (after.products, after.pointwise) == (before.products, before.pointwise + 4)
 
 
+def test_the_batched_wavefront_has_three_launches_a_slot_however_many_layers():
+    for layers in (2, 4):
+        few, many = (counts("batched_wavefront", steps, layers=layers) for steps in (8, 16))
+        assert (many.products - few.products, many.pointwise - few.pointwise) == (16, 8)
+
+
 def test_what_counts():
     a, b = torch.ones(2, 3), torch.ones(3, 4)
     assert counters.count(lambda: a @ b) == Counts(1, 0, 4 * (6 + 12 + 8))

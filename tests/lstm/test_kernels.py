@@ -89,6 +89,23 @@ def test_a_step_backward(how, dtype, batch, size):
 
 
 @pytest.mark.parametrize("how", FORWARD)
+def test_several_layers_at_once_are_each_alone(how):
+    torch.manual_seed(0)
+    like = dict(dtype=torch.float64, device=DEVICE)
+    layers, batch, size = 3, 5, 67
+    gates, recurrent = torch.randn(2, layers * batch, 4 * size, **like)
+    b_ih, b_hh = torch.randn(2, layers, 4 * size, **like)
+    before = torch.randn(layers * batch, size, **like)
+    alone, (c, h) = gates.clone(), torch.empty(2, layers * batch, size, **like)
+    FORWARD[how](gates, recurrent, b_ih, b_hh, before, c, h)
+    for n in range(layers):
+        rows, (c_n, h_n) = slice(n * batch, (n + 1) * batch), torch.empty(2, batch, size, **like)
+        kernels.plain_cell(alone[rows], recurrent[rows], b_ih[n], b_hh[n], before[rows], c_n, h_n)
+        for whole, part in ((gates, alone[rows]), (c, c_n), (h, h_n)):
+            torch.testing.assert_close(whole[rows], part, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", FORWARD)
 def test_large_numbers_do_not_overflow(how):
     for dtype in (torch.float32, torch.float64):
         gates = torch.tensor(
@@ -142,7 +159,7 @@ for target in (75, 80, 90):
     for kernel in (kernels.cell_kernel, kernels.cell_backward_kernel):
         for number, wide in (("fp32", triton.language.float32), ("fp16", triton.language.float32),
                              ("fp64", triton.language.float64)):
-            whole = ("numbers", "size", "distance")
+            whole = ("numbers", "size", "layers", "distance")
             constants = {"IN": wide, "BLOCK": kernels.BLOCK}
             types = {n: "constexpr" if n in constants else "i32" if n in whole else "*" + number
                      for n in kernel.arg_names}

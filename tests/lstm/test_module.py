@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib.lstm import LSTM, RUNGS
+from ed_lib.lstm.module import BEYOND
 from ed_lib.lstm.wavefront import slots
 
 SIZE = st.integers(1, 7)
@@ -37,7 +38,7 @@ def draw(shape, seed, grad=True):
     return values.requires_grad_(grad)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     steps=st.integers(1, 9), batch=SIZE, inputs=SIZE, hidden=SIZE, layers=st.integers(1, 4),
@@ -46,6 +47,7 @@ def draw(shape, seed, grad=True):
 def test_a_rung_equals_pytorch(
     rung, steps, batch, inputs, hidden, layers, bidirectional, combine, given_state
 ):
+    bidirectional &= rung not in BEYOND
     theirs, ours = pair(rung, inputs, hidden, layers, bidirectional, combine, seed=steps)
     x, state = draw((steps, batch, inputs), 1), None
     if given_state:
@@ -55,7 +57,7 @@ def test_a_rung_equals_pytorch(
         torch.testing.assert_close(a, b, **CLOSE)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_rung_equals_pytorch_at_larger_sizes(rung):
     theirs, ours = pair(rung, 48, 65, 2)
     x = draw((33, 17, 48), 1)
@@ -63,7 +65,7 @@ def test_a_rung_equals_pytorch_at_larger_sizes(rung):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
-@pytest.mark.parametrize("rung", ["baseline", "wavefront"])
+@pytest.mark.parametrize("rung", ["baseline", "wavefront", "batched_wavefront"])
 def test_gradients_by_differences(rung):
     _, ours = pair(rung, 3, 2, 2)
 
@@ -77,7 +79,7 @@ def test_gradients_by_differences(rung):
     torch.autograd.gradcheck(function, (*leaves, *weights))
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_nothing_that_came_in_is_changed(rung):
     _, ours = pair(rung, 3, 4, 2)
     x, state = (
@@ -94,7 +96,7 @@ def test_nothing_that_came_in_is_changed(rung):
         assert torch.equal(tensor, before)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_inputs_may_lie_in_memory_as_they_like(rung):
     theirs, ours = pair(rung, 3, 4)
     x = draw((2, 3, 6), 1, grad=False).permute(2, 0, 1)  # (6, 2, 3)
@@ -102,7 +104,7 @@ def test_inputs_may_lie_in_memory_as_they_like(rung):
     torch.testing.assert_close(ours(x, state)[0], theirs(x, state)[0], **CLOSE)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_training_leaves_no_memory_behind(rung):
     _, ours = pair(rung, 3, 4, 2)
     output, state = ours(draw((5, 2, 3), 1))
@@ -183,6 +185,11 @@ def test_a_state_that_is_no_pair():
         (dict(num_layers=0), ValueError, "num_layers is 0"),
         (dict(combine=0), ValueError, "combine is 0"),
         (dict(rung="eighth"), ValueError, "rung is 'eighth'; wanted one of 'baseline', 'combined_gemms'"),
+        (
+            dict(rung="batched_wavefront", bidirectional=True),
+            ValueError,
+            "bidirectional is True with the rung",
+        ),
     ],
 )
 def test_wrong_sizes_are_named(arguments, error, message):
@@ -233,10 +240,10 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @gpu
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_rung_on_a_gpu(rung, bidirectional):
-    theirs, ours = pair(rung, 48, 65, 3, bidirectional)
+    theirs, ours = pair(rung, 48, 65, 3, bidirectional and rung not in BEYOND)
     theirs, ours = theirs.cuda(), ours.cuda()
     x = draw((33, 17, 48), 1).detach().cuda().requires_grad_()
     for _ in range(5):  # streams that race do so now and then
@@ -252,7 +259,7 @@ def test_a_rung_on_a_gpu(rung, bidirectional):
 
 
 @gpu
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_rung_as_a_cuda_graph(rung):
     from ed_lib.ed.paths import record
 
