@@ -1,0 +1,289 @@
+"""The weights of an LSTM or GRU in the forms in which frameworks keep them, and the ways between these forms.
+
+=============  ====================================================================================
+form           what it is
+=============  ====================================================================================
+parameters     PyTorch's: {"weight_ih_l0": (G·H, I), "weight_hh_l0": (G·H, H), "bias_ih_l0": (G·H,),
+               "bias_hh_l0": (G·H,), …}, the gates stacked; a second direction ends in "_reverse"
+gates          one array for each gate: {"weight_ih_l0.i": (H, I), "bias_hh_l0.o": (H,), …}
+flat buffer    all gates in one vector, as cuDNN takes them; a table of offsets says where
+Keras          kernel (I, G·H), recurrent kernel (H, G·H), and a bias of its own shape for each cell
+=============  ====================================================================================
+
+I inputs, H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
+cuDNN calls its buffer opaque and offers cudnnGetRNNWeightParams to look into it. The order here is the one
+that PyTorch's views show and that JAX's documentation describes (jax.experimental.rnn).
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ed_lib import arrays
+
+ORDERS = {  # of the gates
+    "cudnn": {"lstm": "ifgo", "gru": "rzn"},  # PyTorch's as well
+    "keras": {"lstm": "ifgo", "gru": "zrn"},
+    "miopen": {"lstm": "ifog", "gru": "zrn"},  # AMD's library
+}
+CELLS = ("lstm", "gru")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One gate's matrix or bias in the flat buffer: where it begins, in elements, and its shape."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+    @property
+    def end(self):
+        return self.offset + self.size
+
+
+def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
+    """The table of cuDNN's flat buffer for a cell, "lstm" or "gru": a list of :class:`Piece`, in order.
+
+    First the matrices of all layers, then the biases of all layers. In a layer: the forward direction, then
+    the reverse one; in a direction what multiplies the input, then what multiplies the state; in these the
+    gates in cuDNN's order. Every matrix is (H, columns), row after row.
+    """
+    arrays.check_choice("cell", cell, CELLS)
+    i, h = arrays.check_count("input_size", input_size), arrays.check_count("hidden_size", hidden_size)
+    layers = range(arrays.check_count("num_layers", num_layers))
+    arrays.check_choice("directions", directions, (1, 2))
+    pieces, offset = [], 0
+    for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ("", "_reverse")[:directions]):
+        inputs = i if layer == 0 else directions * h
+        for side, gate in itertools.product(("ih", "hh"), ORDERS["cudnn"][cell]):
+            columns = () if kind == "bias" else (inputs,) if side == "ih" else (h,)
+            pieces.append(Piece(f"{kind}_{side}_l{layer}{suffix}.{gate}", offset, (h, *columns)))
+            offset = pieces[-1].end
+    return pieces
+
+
+def pack(pieces, gates):
+    """The flat buffer, a vector, of separate gates {name: tensor}, as the table ``pieces`` orders them.
+
+    ValueError when a gate is missing, unknown or of another shape, or when dtypes differ; TypeError for what
+    is no floating-point tensor. The message names the gate.
+    """
+    _check_names("gates", gates, [piece.name for piece in pieces])
+    first = gates[pieces[0].name]
+    for piece in pieces:
+        _check_tensor(piece.name, gates[piece.name], piece.shape)
+        if gates[piece.name].dtype != first.dtype:
+            dtypes = f"{gates[piece.name].dtype}, but {pieces[0].name} {first.dtype}"
+            raise ValueError(f"{piece.name} has the dtype {dtypes}; wanted one dtype")
+    return torch.cat([gates[piece.name].reshape(-1) for piece in pieces])
+
+
+def unpack(pieces, flat):
+    """The separate gates {name: tensor} of a flat buffer: views of it, so that what writes one writes both.
+
+    ValueError for a buffer of another length than the table's, TypeError for no floating-point tensor.
+    """
+    _check_tensor("flat", flat, (pieces[-1].end,))
+    return {piece.name: flat[piece.offset : piece.end].view(piece.shape) for piece in pieces}
+
+
+def split_gates(cell, parameters):
+    """Parameters, gates stacked {"weight_ih_l0": (G·H, I)} → separate gates {"weight_ih_l0.i": (H, I)}."""
+    arrays.check_choice("cell", cell, CELLS)
+    gates = {}
+    for name, tensor in parameters.items():
+        parts = _split(name, tensor, ORDERS["cudnn"][cell])
+        gates |= {f"{name}.{gate}": part for gate, part in parts.items()}
+    return gates
+
+
+def join_gates(cell, gates):
+    """Separate gates → parameters, gates stacked; the inverse of :func:`split_gates`."""
+    arrays.check_choice("cell", cell, CELLS)
+    order = ORDERS["cudnn"][cell]
+    names = list(dict.fromkeys(name.partition(".")[0] for name in gates))
+    _check_names("gates", gates, [f"{name}.{gate}" for name in names for gate in order])
+    return {name: torch.cat([gates[f"{name}.{gate}"] for gate in order]) for name in names}
+
+
+def reorder(cell, stacked, source, target):
+    """``stacked`` (G·H, …) with its gates in the order of ``target`` instead of ``source``: "cudnn", "keras"
+    or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
+    """
+    arrays.check_choice("cell", cell, CELLS)
+    for name, value in (("source", source), ("target", target)):
+        arrays.check_choice(name, value, ORDERS)
+    parts = _split("stacked", stacked, ORDERS[source][cell])
+    return torch.cat([parts[gate] for gate in ORDERS[target][cell]])
+
+
+def from_keras(cell, weights, suffix="l0"):
+    """Parameters of one layer and direction from what ``get_weights()`` of a Keras layer returns.
+
+    ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a bias: (4·H,) for an LSTM,
+    (2, 3·H) for a GRU. ``suffix`` ends the parameters' names: "l0", "l1_reverse". An LSTM's one bias becomes
+    the input's, and the state's is zero. ValueError for other shapes; so for a GRU made with
+    ``reset_after=False``, which has one bias: that is another cell, and cuDNN has no such one.
+    """
+    arrays.check_choice("cell", cell, CELLS)
+    if len(weights) != 3:
+        raise ValueError(f"weights holds {len(weights)} arrays; wanted kernel, recurrent kernel and bias")
+    kernel, recurrent, bias = (torch.as_tensor(array) for array in weights)
+    _check_tensor("the recurrent kernel", recurrent, ("H", "G·H"))
+    rows = len(ORDERS["keras"][cell]) * recurrent.shape[0]  # G·H
+    _check_tensor("the kernel", kernel, ("I", rows))
+    _check_tensor("the recurrent kernel", recurrent, (recurrent.shape[0], rows))
+    _check_tensor("the bias", bias, (rows,) if cell == "lstm" else (2, rows))
+    if cell == "lstm":
+        bias = torch.stack([bias, torch.zeros_like(bias)])  # (2, G·H)
+    stacked = {"weight_ih": kernel.T, "weight_hh": recurrent.T, "bias_ih": bias[0], "bias_hh": bias[1]}
+    return {f"{name}_{suffix}": reorder(cell, part, "keras", "cudnn") for name, part in stacked.items()}
+
+
+def to_keras(cell, parameters, suffix="l0"):
+    """[kernel, recurrent kernel, bias] for ``set_weights`` of a Keras layer: the inverse of
+    :func:`from_keras`, for the one layer and direction that ``suffix`` names. An LSTM's biases are added.
+    """
+    arrays.check_choice("cell", cell, CELLS)
+    names = [f"{name}_{suffix}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    if missing := [name for name in names if name not in parameters]:
+        raise ValueError(f"parameters lacks {', '.join(missing)}; it holds {', '.join(parameters)}")
+    w, u, b_i, b_h = (reorder(cell, parameters[name].detach(), "cudnn", "keras") for name in names)
+    bias = b_i + b_h if cell == "lstm" else torch.stack([b_i, b_h])
+    return [tensor.contiguous().cpu().numpy() for tensor in (w.T, u.T, bias)]
+
+
+def merge_biases(cell, bias_ih, bias_hh):
+    """Two biases (G·H,) as one and a zero, for the same cell: (bias_ih + bias_hh, 0).
+
+    In an LSTM both are added to the same sum, so this is always possible. In a GRU it holds for r and z, but
+    n = tanh(W x + b_ih + r · (U h + b_hh)): the candidate's state bias lies inside the reset gate. ValueError
+    unless that part of ``bias_hh`` is zero.
+    """
+    arrays.check_choice("cell", cell, CELLS)
+    _check_tensor("bias_ih", bias_ih, ("G·H",))
+    _check_tensor("bias_hh", bias_hh, tuple(bias_ih.shape))
+    candidate = bias_hh.chunk(3)[2] if cell == "gru" else torch.zeros(1)
+    if candidate.any():
+        raise ValueError(
+            "bias_hh is not zero for the candidate n: in a GRU the reset gate multiplies that bias, and not "
+            "bias_ih. Those of r and z add; wanted zeros in the last third"
+        )
+    return bias_ih + bias_hh, torch.zeros_like(bias_hh)
+
+
+def layout_of(module):
+    """The table for an ``nn.LSTM`` or ``nn.GRU`` with biases and without projection."""
+    cell = _cell_of(module)
+    if not module.bias or module.proj_size:
+        raise ValueError(f"module is {module}; wanted one with biases and without projection")
+    directions = 2 if module.bidirectional else 1
+    return layout(cell, module.input_size, module.hidden_size, module.num_layers, directions)
+
+
+def parameter_offsets(module):
+    """Where each parameter of an ``nn.LSTM`` or ``nn.GRU`` begins in the flat buffer: {name: elements}."""
+    offsets = {}
+    for piece in layout_of(module):
+        offsets.setdefault(piece.name.partition(".")[0], piece.offset)  # that of its first gate
+    return offsets
+
+
+def is_flat(module):
+    """Whether the parameters of an ``nn.LSTM`` or ``nn.GRU`` lie in one buffer, each where the table says.
+
+    (In one *storage*: two arrays that an allocator happened to put side by side are no buffer.)
+    """
+    parameters = dict(module.named_parameters())
+    one = len({p.untyped_storage().data_ptr() for p in parameters.values()}) == 1
+    return one and {name: p.storage_offset() for name, p in parameters.items()} == parameter_offsets(module)
+
+
+@torch.no_grad()
+def flatten(module):
+    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on any device; returns it.
+
+    On a GPU ``flatten_parameters()`` does this. Values and names stay; the parameters become views.
+    """
+    parameters = dict(module.named_parameters())
+    flat = pack(layout_of(module), split_gates(_cell_of(module), parameters))
+    for name, begin in parameter_offsets(module).items():
+        p = parameters[name]
+        p.data = flat[begin : begin + p.numel()].view(p.shape)
+    return flat
+
+
+def why_not_persistent(module, batch, dtype, packed=False):
+    """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not meet: a list of words,
+    empty if it meets them all. ``module`` is an nn.LSTM or nn.GRU, ``batch`` the sequences, ``dtype`` what it
+    computes in, ``packed`` whether the input is a PackedSequence.
+
+    From PyTorch's aten/src/ATen/native/cudnn/RNN.cpp, for GPUs since Ampere (there: 98 multiprocessors or
+    more, and not of compute capability x.6).
+    """
+    cell, batch = _cell_of(module), arrays.check_count("batch", batch)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is {dtype!r}; wanted a dtype of PyTorch, such as torch.float16")
+    h, i = module.hidden_size, module.input_size
+    conditions = {
+        "an LSTM": cell == "lstm",
+        "float16": dtype == torch.float16,
+        "one layer": module.num_layers == 1,
+        "one direction": not module.bidirectional,
+        "no projection": module.proj_size == 0,
+        "not packed": not packed,
+        "hidden size 128, 256, … 1024": h % 128 == 0 and h <= 1024,
+        "input size a multiple of 128": i % 128 == 0,
+        "batch 8, 16, … 128": batch % 8 == 0 and batch <= 128,
+    }
+    return [name for name, met in conditions.items() if not met]
+
+
+def algorithm(module, batch, dtype, packed=False):
+    """What PyTorch asks cuDNN for in a forward pass: "small persistent", "persistent" or "standard".
+
+    The small one is asked for first: a hidden size of at most 192 (in the backward pass 128), anything but
+    float64, no projection, not packed; any number of layers. Arguments and source: why_not_persistent.
+    """
+    missed = why_not_persistent(module, batch, dtype, packed)
+    if module.hidden_size <= 192 and dtype != torch.float64 and not packed and not module.proj_size:
+        return "small persistent"
+    return "standard" if missed else "persistent"
+
+
+def _cell_of(module):
+    cell = getattr(module, "mode", "").lower()
+    if cell not in CELLS:
+        raise TypeError(f"module is a {type(module).__name__}; wanted an nn.LSTM or nn.GRU")
+    return cell
+
+
+def _split(name, tensor, order):
+    """{gate: (H, …)} of a tensor (G·H, …) whose gates are stacked in that order."""
+    _check_tensor(name, tensor)
+    if tensor.ndim == 0 or tensor.shape[0] % len(order) or not tensor.numel():
+        shape = f"{name} has the shape {tuple(tensor.shape)}"
+        raise ValueError(f"{shape}; wanted a first axis that {len(order)} gates share")
+    return dict(zip(order, tensor.chunk(len(order)), strict=True))
+
+
+def _check_names(what, given, wanted):
+    if missing := [name for name in wanted if name not in given]:
+        raise ValueError(f"{what} lacks {', '.join(missing)}")
+    if unknown := [name for name in given if name not in set(wanted)]:
+        raise ValueError(f"{what} holds {', '.join(unknown)}, which the table has not")
+
+
+def _check_tensor(name, tensor, shape=None):
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{name} is {kind}; wanted a floating-point tensor")
+    if shape is not None:
+        arrays.check_shape(name, tuple(tensor.shape), shape)
