@@ -7,7 +7,7 @@ import time
 
 from ed_lib import arrays, records
 
-BENCHMARKS = ("ed", "parallel", "precision")  # what runs by itself
+BENCHMARKS = ("ed", "parallel", "precision", "lstm")  # what runs by itself
 LONG = ("accuracy", "parallel_accuracy", "precision_accuracy")  # whose results are alike anywhere
 BY_NAME = (*BENCHMARKS, *LONG)
 ON_CPU = ("parallel", "parallel_accuracy", "precision_accuracy")  # whose devices are processes on a CPU

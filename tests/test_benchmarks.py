@@ -13,6 +13,7 @@ from benchmarks import (
     data_parallel,
     ed,
     ed_pipeline,
+    lstm,
     parallel,
     parallel_accuracy,
     pipelines,
@@ -92,14 +93,14 @@ def test_the_command_line(monkeypatch, tmp_path, record, capsys):
 
 def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(arrays, "gpu_count", lambda: 1)
-    for benchmark in (ed, precision):
+    for benchmark in (ed, precision, lstm):
         name = benchmark.__name__.partition(".")[2]
         empty = records.Record(name, "m", "a machine", {}, {}, [], [])
         monkeypatch.setattr(benchmark, "run", lambda device, empty=empty: empty)
     command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "parallel: left out, since its devices are processes on a CPU" in said
-    assert {path.name for path in tmp_path.rglob("*.json")} == {"ed.json", "precision.json"}
+    assert {path.name for path in tmp_path.rglob("*.json")} == {"ed.json", "precision.json", "lstm.json"}
 
 
 @pytest.fixture

@@ -41,7 +41,8 @@ def main():
     failed = part("the benchmark", ["-m", "benchmarks", "--device", "cuda", "--out", "records"])
     if there("the tests", TESTS):
         failed |= part(
-            "the tests", ["-m", "pytest", "-q", "tests/ed", "tests/precision", "tests/test_roofline.py"]
+            "the tests",
+            ["-m", "pytest", "-q", "tests/ed", "tests/precision", "tests/lstm", "tests/test_roofline.py"],
         )
     if there("the chapters", CHAPTERS):
         failed |= part("the chapters", ["-m", "tools.notebooks", "--out", str(OUT)])

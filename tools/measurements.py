@@ -3,6 +3,7 @@
 import numpy as np
 
 from ed_lib import records, timing
+from tools.lstm_tables import LSTM
 from tools.notebooks import ROOT
 from tools.parallel_tables import PARALLEL
 from tools.precision_tables import PRECISION
@@ -41,8 +42,17 @@ vector, relative to its size. A machine without a GPU has no rows for TF32, FP8 
 the encoder in float16, where a step would take half a minute; *emulated* float16 is there in its place. The
 record `precision_accuracy` is of emulated formats throughout; *alone* means that the weights too are in that
 format, without masters and without loss scaling, and `fp8` leaves the rest in float32.
+
+The record `lstm` is of LSTMs with as many inputs as hidden numbers: the rungs of NVIDIA's ladder, `nn.LSTM`,
+and on a GPU a persistent kernel. $T$ is the number of steps, $B$ the batch, $H$ the hidden size, $L$ the
+layers; where a table does not say, they are NVIDIA's: $T = 100$, $B = 64$, $H = 512$. GFLOP/s are the
+operations of the matrix products as NVIDIA counted them, over the median time; *published* is its figure, of
+a Tesla M40. *× baseline* means: so many times as fast as the baseline in the same turns; *before* is the rung
+before. Products, other launches and the bytes that they touch were counted. float32 is computed as such, in
+cuDNN too, whose own choice would be TF32. The deviation is relative to the largest number of a result;
+forward and backward, the gradients are among the results.
 """
-BENCHMARKS = ("ed", "accuracy", "parallel", "parallel_accuracy", "precision", "precision_accuracy")
+BENCHMARKS = ("ed", "accuracy", "parallel", "parallel_accuracy", "precision", "precision_accuracy", "lstm")
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
 TITLES = {
     "article": "The source article's formulas",
@@ -108,6 +118,9 @@ def sections(benchmark, name, rows):
         return [(TITLES[name], [COLUMNS, *map(cells, rows)])]
     if benchmark == "accuracy":
         return [(ACCURACY_TITLES[name], learned(name, rows))]
+    if benchmark == "lstm":
+        title, make = LSTM[name]
+        return [(title, make(rows))]
     kinds = PRECISION.get(name) or [PARALLEL[name]]
     return [(title, make(rows)) for title, make in kinds]
 

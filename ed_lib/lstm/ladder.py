@@ -94,8 +94,10 @@ def baseline(layer):
 def combined_gemms(layer):
     """Rung 2: one product for four gates, since they have the same input: two products a step."""
     for t, before, after in layer.steps():
-        torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
-        torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+        # (B, I) (I, 4H) → (B, 4H)
+        torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
+        # (B, H) (H, 4H) → (B, 4H)
+        torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
         separate_cell(layer, t, before, after)
 
 
@@ -104,12 +106,12 @@ def streamed_gemms(layer):
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         for t, before, after in layer.steps():
             with inputs.use():
-                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                # (B, I) (I, 4H) → (B, 4H)
+                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
                 ready = inputs.record()
             with recurrence.use():
-                torch.mm(
-                    layer.hidden[before], layer.w_hh.t(), out=layer.recurrent
-                )  # (B, H) (H, 4H) → (B, 4H)
+                # (B, H) (H, 4H) → (B, 4H)
+                torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
                 recurrence.wait(ready)
                 separate_cell(layer, t, before, after)
 
@@ -119,12 +121,12 @@ def fused_pointwise(layer):
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         for t, before, after in layer.steps():
             with inputs.use():
-                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                # (B, I) (I, 4H) → (B, 4H)
+                torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
                 ready = inputs.record()
             with recurrence.use():
-                torch.mm(
-                    layer.hidden[before], layer.w_hh.t(), out=layer.recurrent
-                )  # (B, H) (H, 4H) → (B, 4H)
+                # (B, H) (H, 4H) → (B, 4H)
+                torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
                 recurrence.wait(ready)
                 fused_cell(layer, t, before, after)
 
@@ -135,10 +137,12 @@ def pretransposed(layer):
         w_ih, w_hh = transposed(layer, inputs, recurrence)  # (I, 4H), (H, 4H)
         for t, before, after in layer.steps():
             with inputs.use():
-                torch.mm(layer.x[t], w_ih, out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
+                # (B, I) (I, 4H) → (B, 4H)
+                torch.mm(layer.x[t], w_ih, out=layer.gates[t])
                 ready = inputs.record()
             with recurrence.use():
-                torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+                # (B, H) (H, 4H) → (B, 4H)
+                torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
                 recurrence.wait(ready)
                 fused_cell(layer, t, before, after)
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib.lstm import LSTM, RUNGS
-from ed_lib.lstm.module import BEYOND
+from ed_lib.lstm import BEYOND, LSTM, RUNGS
 from ed_lib.lstm.wavefront import slots
 
 SIZE = st.integers(1, 7)

@@ -1,0 +1,211 @@
+"""What ``benchmarks.lstm`` times: LSTMs of every kind with the same weights, and what is right in float64.
+
+Letters: T time steps, B batch, H hidden, which is the number of inputs as well, L layers.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks import precision_subjects
+from ed_lib.ed import paths
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, persistent
+
+OURS = (*RUNGS, *BEYOND)
+NN, PERSISTENT = "nn.LSTM", "persistent"
+IN_A_ROW, AUTOCAST = "one-layer nn.LSTMs in a row", "nn.LSTM, autocast"
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+TOLERANCE = {"float32": 5e-5, "tf32": 1e-2, "bfloat16": 5e-2, "float16": 1e-2}  # relative, as in `deviation`
+
+
+@contextlib.contextmanager
+def restored():
+    """Leaves the precision of float32 as it was, that of cuDNN's and oneDNN's LSTM as well, which is "ieee"
+    inside until :func:`set_float32` says otherwise.
+    """
+    libraries = [getattr(library, "rnn", None) for library in (torch.backends.cudnn, torch.backends.mkldnn)]
+    libraries = [library for library in libraries if hasattr(library, "fp32_precision")]
+    before = [library.fp32_precision for library in libraries]
+    with precision_subjects.restored():
+        try:
+            for library in libraries:
+                library.fp32_precision = "ieee"
+            yield
+        finally:
+            for library, precision in zip(libraries, before, strict=True):
+                library.fp32_precision = precision
+
+
+def set_float32(how):
+    """How a GPU multiplies float32 numbers from now on, "ieee" or "tf32", in an LSTM of cuDNN's too."""
+    precision_subjects.set_float32(how)
+    if hasattr(torch.backends.cudnn, "rnn"):  # before PyTorch 2.9 the line above is enough
+        torch.backends.cudnn.rnn.fp32_precision = how
+
+
+class Subject:
+    """An ``nn.LSTM`` in float32, its input x and the gradient dy of its output, of a ``costs.Shape``."""
+
+    def __init__(self, shape, device):
+        draw = torch.Generator(device).manual_seed(0)
+        self.shape, self.device = shape, device
+        self.module = torch.nn.LSTM(shape.inputs, shape.hidden, shape.layers, device=device)
+        for parameter in self.module.parameters():
+            torch.nn.init.uniform_(parameter, -(shape.hidden**-0.5), shape.hidden**-0.5, generator=draw)
+        self.x, self.dy = (
+            torch.randn(shape.steps, shape.batch, size, generator=draw, device=device)
+            for size in (shape.inputs, shape.hidden)  # (T, B, H) each
+        )
+
+    @functools.cached_property
+    def right(self):
+        """Output and last states of an ``nn.LSTM`` in float64."""
+        return forward(copy.deepcopy(self.module).double(), self.x.double())()
+
+    @functools.cached_property
+    def right_gradients(self):
+        """Output and all gradients, likewise."""
+        return training(copy.deepcopy(self.module).double(), self.x.double(), self.dy.double())()
+
+    def version(self, table, what, format="float32", combine=None):
+        """The :class:`Version` of one case. what: one of OURS, NN, AUTOCAST, IN_A_ROW or PERSISTENT."""
+        shape, dtype = self.shape, DTYPES[format]
+        case = {"table": table, "what": what, "layers": shape.layers, "hidden": shape.hidden}
+        case |= {"batch": shape.batch, "steps": shape.steps, "format": format, "how": "eager"}
+        case |= {} if combine is None else {"combine": combine}
+        low, float32 = torch.float32 if what == AUTOCAST else dtype, "tf32" if format == "tf32" else "ieee"
+        module, x = copy.deepcopy(self.module).to(low), self.x.to(low)
+        if what in OURS:
+            module = LSTM.from_torch(module, rung=what, **({} if combine is None else {"combine": combine}))
+        elif what == IN_A_ROW:
+            module = InARow(module)
+        elif what == PERSISTENT:
+            module = functools.partial(on_chip, packed(module), float32)
+        else:
+            module.flatten_parameters()
+        if table == "training":
+            call, right = training(module, x, self.dy.to(low)), lambda: self.right_gradients
+        else:
+            call, right = forward(module, x), lambda: self.right
+        if what == AUTOCAST:
+            call = torch.autocast(torch.device(self.device).type, dtype)(call)
+        return Version(case, exactly(call, float32), right, what in OURS)
+
+
+class InARow(torch.nn.Module):
+    """The layers of an ``nn.LSTM`` as modules of one layer each."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.layers = torch.nn.ModuleList()
+        for weights in module.all_weights:  # (4H, I), (4H, H), (4H,), (4H,)
+            like = {"device": weights[0].device, "dtype": weights[0].dtype}
+            self.layers.append(torch.nn.LSTM(weights[0].shape[1], module.hidden_size, **like))
+            with torch.no_grad():
+                for mine, weight in zip(self.layers[-1].all_weights[0], weights, strict=True):
+                    mine.copy_(weight)
+
+    def forward(self, x):
+        states = []
+        for layer in self.layers:
+            x, state = layer(x)
+            states.append(state)
+        h, c = map(torch.cat, zip(*states, strict=True))  # (L, B, H) each
+        return x, (h, c)
+
+
+@torch.no_grad()
+def packed(module):
+    return persistent.pack(module.all_weights)
+
+
+def on_chip(weights, float32, x):
+    return persistent.forward(x, None, weights, precision=float32)
+
+
+def forward(module, x):
+    """A call of a module without gradients → output, h, c."""
+
+    @torch.no_grad()
+    def call():
+        output, (h, c) = module(x)
+        return output, h, c
+
+    return call
+
+
+def training(module, x, dy):
+    """A call of a module and its way back → output, and the gradients of x and of all parameters."""
+    leaves = [x.detach().clone().requires_grad_(), *module.parameters()]
+
+    def call():
+        output, _ = module(leaves[0])
+        return output.detach(), *torch.autograd.grad(output, leaves, dy)
+
+    return call
+
+
+def exactly(call, how):
+    """A call with float32 multiplied like this."""
+
+    def exact():
+        set_float32(how)
+        return call()
+
+    return exact
+
+
+def deviation(found, right):
+    """The largest deviation of a tensor's numbers relative to its largest number, over all tensors."""
+    pairs = zip(found, right, strict=True)
+    return max(float((mine.double() - other).abs().max() / other.abs().max()) for mine, other in pairs)
+
+
+@dataclass
+class Version:
+    """Something to be timed: its ``case``, what to call, and a function that returns the right answer.
+
+    The first run is compared with the right answer and, if ``counted``, watched: it sets error and counts.
+    """
+
+    case: dict
+    call: Callable
+    right: Callable
+    counted: bool = False
+    error: float | None = None
+    counts: counters.Counts | None = None
+
+    def run(self):
+        if self.error is not None:
+            return self.call()
+        found = []
+        if self.counted:
+            self.counts = counters.count(lambda: found.extend(self.call()))
+        else:
+            found.extend(self.call())
+        self.error = deviation(found, self.right())
+
+    @property
+    def is_right(self):
+        return self.error <= TOLERANCE[self.case["format"]]
+
+    def graph(self, like):
+        """The same as a CUDA graph; RuntimeError if it cannot be recorded."""
+        kept = []
+        replay = paths.record(lambda: kept.append(self.call()), like)
+        del kept[:-1]  # what the first run answered, before the recording
+
+        def call():
+            replay()
+            return kept[-1]
+
+        return Version(self.case | {"how": "CUDA graph"}, call, self.right)

@@ -1,0 +1,278 @@
+"""The benchmark of part IV: its counts against torch's, what it refuses, and the whole at a tiny size."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import lstm, precision, precision_subjects
+from benchmarks import lstm_subjects as subjects
+from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject, Version
+from ed_lib import arrays, records, roofline, timing
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent
+from tools import lstm_tables, measurements
+
+TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
+                 rounds=(2, 1), seconds=0.001)  # fmt: skip
+ROOFS = {name: roofline.Ceilings("a machine", name, 1e10, 1e11) for name in subjects.DTYPES}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr(precision, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def exact_only(monkeypatch):
+    """float32 alone, without looking how slow the others are."""
+    forms = [form for form in precision_subjects.formats("cpu") if form.name == "float32"]
+    monkeypatch.setattr(lstm, "formats_of", lambda subject: forms)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """CUDA graphs that are none, so that what a GPU would run can be seen on a CPU."""
+    monkeypatch.setattr(subjects.paths, "record", lambda function, like: function)
+
+
+def tiny(layers=2, **changes):
+    return Subject(TINY.shape(layers=layers, **changes), "cpu")
+
+
+def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp_path, capsys):
+    made = lstm.run("cpu", TINY)
+    record = records.read(records.write(made, tmp_path))
+    assert "left out" not in capsys.readouterr().out
+    assert record.benchmark == "lstm" and record.parameters["few"] == 5
+    keys = ("what", "layers", "hidden", "batch", "steps", "format", "combine")
+    cases = {name: [tuple(row.case.get(key) for key in keys) for row in record.select(table=name)]
+             for name in lstm_tables.LSTM}  # fmt: skip
+    exact = ("float32", None)
+    assert cases == {
+        "ladder": [(what, n, 16, 3, 6, *exact) for n in (1, 4) for what in (*RUNGS, *BEYOND, NN)],
+        "formats": [(NN, n, 16, 3, 6, *exact) for n in (1, 4)],
+        "training": [(what, n, 16, 3, 5, *exact) for n in (1, 2) for what in lstm.TRAINED],
+        "hidden": [(what, 1, h, 3, 5, *exact) for h in (8, 24) for what in lstm.SWEPT],
+        "batch": [(what, 1, 16, b, 5, *exact) for b in (1, 5) for what in lstm.SWEPT],
+        "combine": [(what, n, 16, 3, 5, "float32", steps)
+                    for what, n in (("combined_inputs", 1), ("wavefront", 4)) for steps in (1, 2, 4, 5)],
+    }  # fmt: skip
+    assert sum(map(len, cases.values())) == len(record.rows)
+    for row in record.rows:
+        assert row.case["how"] == "eager" and row.launch is None
+        assert 0 < row.error < subjects.TOLERANCE["float32"]
+        assert row.floor == pytest.approx(max(row.bytes / 1e10, row.flops / 1e11), rel=1e-3)
+        assert row.results["GFLOP/s"] == [pytest.approx(row.flops / row.completion.median / 1e9, rel=1e-2)]
+        assert ("products" in row.results) == (row.case["what"] in (*RUNGS, *BEYOND))
+    page = measurements.page([record])
+    assert all(f"### {title}\n" in page for title, _ in lstm_tables.LSTM.values())
+    assert page.count("| eager |") == len(record.rows) and "| $H$ | $B$ | $T$ | what |" in page
+
+
+def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only, capsys):
+    record = lstm.run("cpu", dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()))
+    one, four = ({row.case["what"]: row for row in record.select(table="ladder", layers=n)} for n in (1, 4))
+    published = {what: row.results["published"] for what, row in one.items() if "published" in row.results}
+    assert published == {what: [costs.PUBLISHED[what]] for what in RUNGS[:-1]}
+    assert [what for what, row in four.items() if "published" in row.results] == [lstm.LAST]
+    for rows, layers in ((one, 1), (four, 4)):
+        products = [rows[what].results["products"][0] for what in RUNGS]  # of 6 steps, the last two in pairs
+        assert products == [layers * n for n in (48, 12, 12, 12, 12, 9, 9)]
+        launches = {what: rows[what].results["pointwise"][0] for what in RUNGS}
+        assert launches["baseline"] == launches["combined_gemms"] == launches["streamed_gemms"]
+        assert launches["baseline"] - launches["fused_pointwise"] == layers * 6 * (23 - 1)
+        assert launches["pretransposed"] - launches["fused_pointwise"] == layers * 2
+    page = measurements.page([record])
+    assert "| published |" in page and "| 4 | wavefront | float32 | eager | " in page
+
+
+def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():
+    def version(what, format="float32", how="eager"):
+        return Version(tiny().version("ladder", what, format).case | {"how": how}, None, None)
+
+    seconds = [(version("baseline"), 8.0), (version("combined_gemms"), 4.0), (version(NN), 1.0)]
+    seconds += [(version("baseline", how="CUDA graph"), 2.0), (version(NN, how="CUDA graph"), 0.5)]
+    seconds += [(version(NN, "tf32"), 0.25), (version(NN, "float16"), 0.125)]
+    medians = [(one.case, s) for one, s in seconds]
+    found = [lstm.compared(one, s, medians) for one, s in seconds]
+    ratios = [{key[8:]: n for key, (n,) in line.items() if key.startswith("against ")} for line in found]
+    assert ratios == [
+        {"baseline": 1.0, NN: 0.125},
+        {"baseline": 2.0, "before": 2.0, NN: 0.25},
+        {"baseline": 8.0, NN: 1.0},
+        {"baseline": 1.0, NN: 0.25},
+        {"baseline": 4.0, NN: 1.0},
+        {NN: 1.0, "float32": 4.0},
+        {NN: 1.0, "float32": 8.0, "tf32": 2.0},
+    ]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
+    subject = tiny(layers)
+    sizes = subject.shape
+    biases = 2 * sizes.steps * sizes.batch * layers * 8 * sizes.hidden
+    x, ours = subject.x.requires_grad_(), LSTM.from_torch(subject.module, rung="pretransposed")
+    with FlopCounterMode(display=False) as counter:
+        output, _ = ours(x)
+        assert lstm.least(subject.version("ladder", NN).case)[1] == counter.get_total_flops() + biases
+        output.backward(subject.dy)  # the counter cannot watch torch.autograd.grad
+        assert lstm.least(subject.version("training", NN).case)[1] == counter.get_total_flops() + 3 * biases
+
+
+def test_bytes_are_those_of_the_arrays_in_each_format():
+    subject = tiny(3)
+    for format, width in (("float32", 4), ("tf32", 4), ("bfloat16", 2), ("float16", 2)):
+        numbers = sum(p.numel() for p in subject.module.parameters()) + subject.x.numel() + subject.dy.numel()
+        assert lstm.least(subject.version("formats", NN, format).case)[0] == width * numbers
+        assert lstm.least(subject.version("training", NN, format).case)[0] == 2 * width * numbers
+
+
+@pytest.mark.parametrize("table", ["ladder", "training"])
+def test_what_is_wrong_gets_no_row(table, monkeypatch, capsys):
+    right = module.ONE_LAYER["pretransposed"]
+
+    def wrong(layer):
+        right(layer)
+        layer.output[-1, -1, -1] += 1e-2
+
+    monkeypatch.setitem(module.ONE_LAYER, "pretransposed", wrong)
+    subject, collected = tiny(), lstm.Table(ROOFS, TINY, "cpu")
+    collected.measure(subject, [subject.version(table, what) for what in ("pretransposed", "combined_gemms")])
+    assert [row.case["what"] for row in collected.rows] == ["combined_gemms"]
+    assert f"{table}: pretransposed, float32, eager" in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_is_seen():
+    subject = tiny()
+    found = [tensor.clone() for tensor in subject.version("training", NN).call()]
+    for tensor in found:
+        before = tensor.clone()
+        tensor.view(-1)[0] += 1e-3 * tensor.abs().max()
+        assert subjects.deviation(found, subject.right_gradients) == pytest.approx(1e-3, rel=0.05)
+        tensor.copy_(before)
+    assert len(found) == 1 + 1 + 4 * 2 and subjects.deviation(found, subject.right_gradients) < 1e-5
+
+
+def test_tolerances_tell_float32_from_tf32():
+    """TF32 by hand: numbers rounded to 10 bits behind the point before each product; so are the rungs' h."""
+
+    def rounded(tensor):
+        return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    subject = Subject(costs.Shape(10, 8, 128, 128), "cpu")
+    version = subject.version("ladder", NN)
+    version.run()
+    assert version.error < subjects.TOLERANCE["float32"] / 10
+    for parameter in subject.module.parameters():
+        parameter.data = rounded(parameter)
+    with torch.no_grad():
+        output, (h, c) = subject.module(rounded(subject.x))
+    error = subjects.deviation((output, h, c), subject.right)
+    assert subjects.TOLERANCE["float32"] < error < subjects.TOLERANCE["tf32"]
+
+
+def test_the_precision_of_float32_is_set_for_each_call_and_left_as_it_was():
+    def precisions():
+        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        return [library.fp32_precision for library in (cuda, cudnn.rnn, cudnn.conv)]
+
+    if not hasattr(torch.backends.cudnn, "rnn"):
+        pytest.skip("this PyTorch has no setting for each kind of layer")
+    before, seen, subject = precisions(), [], tiny()
+    with subjects.restored():
+        assert precisions()[1] == torch.backends.mkldnn.rnn.fp32_precision == "ieee"
+        for format in ("tf32", "float32"):
+            version = subject.version("formats", NN, format)
+            version.call()
+            seen.append(precisions())
+    assert seen == [["tf32"] * 3, ["ieee"] * 3] and precisions() == before
+
+
+def test_formats_that_a_cpu_only_imitates_are_left_out(monkeypatch, capsys):
+    times = {"float32": 1.0, "bfloat16": 0.5, "float16": 9.0}
+    found = {name: timing.Timing(1.0, seconds, 1.0, 1) for name, seconds in times.items()}
+    monkeypatch.setattr(timing, "compare", lambda calls, min_seconds: {name: found[name] for name in calls})
+    assert [form.name for form in lstm.formats_of(tiny())] == ["float32", "bfloat16"]
+    assert "nn.LSTM, float16: left out, 9 times as slow as float32" in capsys.readouterr().out
+
+
+def test_on_a_gpu_there_are_graphs_launches_and_what_a_cpu_has_not(recorded, capsys):
+    """On a CPU, whose tensors the subject has; the persistent kernel runs in Triton's interpreter."""
+    table, names = lstm.Table(ROOFS, TINY, "cuda"), ["float32", "tf32", "float16"]
+    subject = tiny()
+    lstm.ladder(table, subject, names, 2)
+    hows = [(what, "float32") for what in (*RUNGS, *BEYOND, NN)] + [(lstm.LAST, "tf32"), (NN, "tf32")]
+    cases = [(row.case["how"], row.case["what"], row.case["format"]) for row in table.rows]
+    assert cases == [(how, *one) for how in ("eager", "CUDA graph") for one in hows]
+    assert all(row.launch > 0 for row in table.rows)
+    table.rows.clear()
+    lstm.formats(table, subject, names)
+    said = capsys.readouterr().out
+    kinds = [(NN, name) for name in names] + [(AUTOCAST, "float16"), (IN_A_ROW, "float16")]
+    kinds += [(PERSISTENT, name) for name in names]
+    kinds = [one for one in kinds if f"formats: {', '.join(one)}, 2 layers: left out, " not in said]
+    cases = [(row.case["how"], row.case["what"], row.case["format"]) for row in table.rows]
+    assert cases == [(how, *one) for how in ("eager", "CUDA graph") for one in kinds]
+    assert all("against nn.LSTM" in row.results for row in table.rows)
+    wanted = {NN, IN_A_ROW} | ({PERSISTENT} if persistent.INTERPRETED else set())  # autocast: not on any CPU
+    assert wanted <= {what for what, _ in kinds}
+
+
+def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, capsys):
+    def record(function, like):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(subjects.paths, "record", record)
+    table, subject = lstm.Table(ROOFS, TINY, "cuda"), tiny()
+    table.measure(subject, [subject.version("ladder", NN)])
+    assert [row.case["how"] for row in table.rows] == ["eager"]
+    assert "no CUDA graph, operation not permitted when stream is capturing\n" in capsys.readouterr().out
+
+
+def test_a_graph_is_checked_on_what_it_answers(recorded, capsys):
+    subject = tiny()
+    version = subject.version("ladder", NN)
+    call = version.call
+    version.call = lambda: [tensor + 1 for tensor in call()]
+    lstm.Table(ROOFS, TINY, "cuda").measure(subject, [version])
+    said = capsys.readouterr().out
+    assert f"{NN}, float32, CUDA graph (layers 2" in said and said.count("left out") == 2
+
+
+def test_modules_in_a_row_answer_what_their_lstm_answers():
+    subject = tiny(3)
+    one, row = subject.module, subjects.InARow(subject.module)
+    with torch.no_grad():
+        (y, (h, c)), (y_row, (h_row, c_row)) = one(subject.x), row(subject.x)
+    for mine, wanted in ((y_row, y), (h_row, h), (c_row, c)):
+        torch.testing.assert_close(mine, wanted)
+    assert all(layer.num_layers == 1 for layer in row.layers) and len(row.layers) == 3
+
+
+def test_combined_steps_double_up_to_all():
+    assert [dataclasses.replace(TINY, few=n).combines for n in (1, 2, 5, 16)] == [
+        [1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8, 16]
+    ]  # fmt: skip
+
+
+def test_floors_come_from_the_higher_ceilings():
+    table, subject = lstm.Table(ROOFS, TINY, "cpu"), tiny()
+    table.measure(subject, [subject.version("ladder", NN)])
+    higher = {name: dataclasses.replace(roof, bandwidth=3e10, rate=1e9) for name, roof in ROOFS.items()}
+    table.raise_ceilings(higher)
+    (row,) = table.rows
+    assert row.floor == max(row.bytes / 3e10, row.flops / 1e11)
+
+
+@pytest.mark.skipif(not arrays.gpu_count("torch"), reason="needs a GPU")
+def test_all_of_it_on_a_gpu(capsys):
+    record = lstm.run("cuda", dataclasses.replace(TINY, hidden=128, batch=8))
+    assert "no CUDA graph" not in capsys.readouterr().out
+    assert len(record.select(how="CUDA graph")) == len(record.select(how="eager"))
+    assert record.select(what=PERSISTENT) and record.select(what=IN_A_ROW, layers=4)
