@@ -49,7 +49,7 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
 
 
 def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
-    """The twin of ``cell_kernel``: the same arguments and results, in ten of PyTorch's own operations."""
+    """The twin of ``cell_kernel``: the same arguments and results, in eleven of PyTorch's own operations."""
     size = h.shape[1]
     bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
     gates.add_(recurrent).view(len(bias), -1, 4 * size).add_(bias)
