@@ -87,7 +87,7 @@ class LSTM(torch.nn.Module):
         """
         x, state = self._check(x, state)
         weights = [getattr(self, name) for names in self.names for name in names]
-        output, h, c = Run.apply(self.rung, x, *state, self.directions, self.combine, *weights)
+        output, h, c = _Run.apply(self.rung, x, *state, self.directions, self.combine, *weights)
         return output, (h, c)
 
     def _check(self, x, state):
@@ -105,7 +105,7 @@ class LSTM(torch.nn.Module):
         return x.contiguous(), state
 
 
-class Run(torch.autograd.Function):
+class _Run(torch.autograd.Function):
     """All layers by a rung, and the way back through them."""
 
     @staticmethod
