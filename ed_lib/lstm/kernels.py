@@ -1,7 +1,8 @@
 """All pointwise work of an LSTM's step as one launch, forward and backward: in Triton, with a plain twin.
 
 Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
-(which NVIDIA and Keras call c) and output. All arrays are PyTorch tensors of one dtype on one device.
+(which NVIDIA and Keras call c) and output. All arrays are PyTorch tensors of one dtype on one device,
+contiguous but for ``output``.
 
     i, f, o = σ(a_i), σ(a_f), σ(a_o);  g = tanh(a_g);  c' = f c + i g;  h = o tanh(c')
 
@@ -49,7 +50,7 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
 
 
 def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
-    """The twin of ``cell_kernel``: the same arguments and results, in eleven of PyTorch's own operations."""
+    """The twin of ``cell_kernel``, in eleven of PyTorch's own operations."""
     size = h.shape[1]
     bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
     gates.add_(recurrent).view(len(bias), -1, 4 * size).add_(bias)
@@ -81,10 +82,10 @@ def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None)
     _check_triton(gates)
     batch, size = h.shape
     with torch.cuda.device_of(gates):
-        cell_kernel[triton.cdiv(batch * size, BLOCK),](
+        cell_kernel[-(-batch * size // BLOCK),](
             gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, batch * size, size,
             b_ih.numel() // (4 * size), 0 if output is None else output.stride(0),
-            IN=_computed_in(gates), BLOCK=BLOCK,
+            IN=_computed_in(gates), BLOCK=BLOCK, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -93,9 +94,10 @@ def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates):
     _check_triton(gates)
     batch, size = dh.shape
     with torch.cuda.device_of(gates):
-        cell_backward_kernel[triton.cdiv(batch * size, BLOCK),](
-            gates, c_before, c_after, dh, dc, dgates, batch * size, size, IN=_computed_in(gates), BLOCK=BLOCK
-        )
+        cell_backward_kernel[-(-batch * size // BLOCK),](
+            gates, c_before, c_after, dh, dc, dgates, batch * size, size,
+            IN=_computed_in(gates), BLOCK=BLOCK, enable_fp_fusion=True,
+        )  # fmt: skip
 
 
 @jit
@@ -110,31 +112,33 @@ def tanh(x):
 
 @jit
 def preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN: tl.constexpr):
-    """a = W_ih x + W_hh h + b_ih + b_hh, at these places of the gates and for these units."""
-    a = tl.load(gates + at, inside, 0).to(IN) + tl.load(recurrent + at, inside, 0).to(IN)
-    return a + tl.load(b_ih + unit, inside, 0).to(IN) + tl.load(b_hh + unit, inside, 0).to(IN)
+    """a = W_ih x + W_hh h + b_ih + b_hh, at these places and for these units."""
+    products = tl.load(gates + at, inside, 0).to(IN) + tl.load(recurrent + at, inside, 0).to(IN)
+    biases = tl.load(b_ih + unit, inside, 0).to(IN) + tl.load(b_hh + unit, inside, 0).to(IN)
+    return products + biases
 
 
 @jit
 def cell_kernel(
-    gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, numbers, size, layers, distance,
-    IN: tl.constexpr, BLOCK: tl.constexpr,
+    gates, recurrent, b_ih, b_hh, c_before, c_after, h, output,
+    numbers, size, layers, distance, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One thread for each number of h; its four gates lie H apart. Computes in the type IN."""
+    """One thread for each number of h; its four gates lie H apart. IN: the type to compute in."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
     inside, b, j = n < numbers, n // size, n % size
     at = b * 4 * size + j  # where the input gate is
     unit = n // (numbers // layers) * 4 * size + j  # and its bias
     i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN))
-    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + size, unit + size, inside, IN))
-    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at + 2 * size, unit + 2 * size, inside, IN))
-    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at + 3 * size, unit + 3 * size, inside, IN))
+    at_f, at_g, at_o = at + size, at + 2 * size, at + 3 * size
+    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, unit + size, inside, IN))
+    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, unit + 2 * size, inside, IN))
+    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, unit + 3 * size, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
     tl.store(gates + at, i, inside)
-    tl.store(gates + at + size, f, inside)
-    tl.store(gates + at + 2 * size, g, inside)
-    tl.store(gates + at + 3 * size, o, inside)
+    tl.store(gates + at_f, f, inside)
+    tl.store(gates + at_g, g, inside)
+    tl.store(gates + at_o, o, inside)
     tl.store(c_after + n, c, inside)
     tl.store(h + n, y, inside)
     if output is not None:

@@ -82,17 +82,19 @@ def steps(count, reverse):
 
 
 def baseline(layer):
-    """Rung 1: the formula as it stands, eight products and twenty-three pointwise launches a step."""
+    """Rung 1: the formula as it stands. A step is eight products and 23 pointwise launches."""
     for t, before, after in layer.steps():
-        for gate, w in zip(layer.gates[t].chunk(4, 1), layer.w_ih.chunk(4), strict=True):
-            torch.mm(layer.x[t], w.t(), out=gate)  # (B, I) (I, H) → (B, H)
-        for gate, w in zip(layer.recurrent.chunk(4, 1), layer.w_hh.chunk(4), strict=True):
-            torch.mm(layer.hidden[before], w.t(), out=gate)  # (B, H) (H, H) → (B, H)
+        # four times (B, I) (I, H) → (B, H)
+        for w, gate in zip(layer.w_ih.chunk(4), layer.gates[t].chunk(4, 1), strict=True):
+            torch.mm(layer.x[t], w.t(), out=gate)
+        # four times (B, H) (H, H) → (B, H)
+        for w, gate in zip(layer.w_hh.chunk(4), layer.recurrent.chunk(4, 1), strict=True):
+            torch.mm(layer.hidden[before], w.t(), out=gate)
         separate_cell(layer, t, before, after)
 
 
 def combined_gemms(layer):
-    """Rung 2: one product for four gates, since they have the same input: two products a step."""
+    """Rung 2: one product for four gates, since they have the same input."""
     for t, before, after in layer.steps():
         # (B, I) (I, 4H) → (B, 4H)
         torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
@@ -102,48 +104,54 @@ def combined_gemms(layer):
 
 
 def streamed_gemms(layer):
-    """Rung 3: input products wait for no step, so they get a stream of their own and may run ahead."""
+    """Rung 3: input products wait for no step. On a stream of their own they run ahead."""
+    ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
-        for t, before, after in layer.steps():
-            with inputs.use():
+        with inputs.use():
+            for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
-                ready = inputs.record()
-            with recurrence.use():
+                ready[t] = inputs.record()
+        with recurrence.use():
+            for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
-                recurrence.wait(ready)
+                recurrence.wait(ready[t])
                 separate_cell(layer, t, before, after)
 
 
 def fused_pointwise(layer):
     """Rung 4: all pointwise work of a step in one launch."""
+    ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
-        for t, before, after in layer.steps():
-            with inputs.use():
+        with inputs.use():
+            for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
-                ready = inputs.record()
-            with recurrence.use():
+                ready[t] = inputs.record()
+        with recurrence.use():
+            for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
-                recurrence.wait(ready)
+                recurrence.wait(ready[t])
                 fused_cell(layer, t, before, after)
 
 
 def pretransposed(layer):
     """Rung 5: the weights are transposed once, not read across in every product."""
+    ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         w_ih, w_hh = transposed(layer, inputs, recurrence)  # (I, 4H), (H, 4H)
-        for t, before, after in layer.steps():
-            with inputs.use():
+        with inputs.use():
+            for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], w_ih, out=layer.gates[t])
-                ready = inputs.record()
-            with recurrence.use():
+                ready[t] = inputs.record()
+        with recurrence.use():
+            for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
-                recurrence.wait(ready)
+                recurrence.wait(ready[t])
                 fused_cell(layer, t, before, after)
 
 
@@ -156,17 +164,18 @@ def combined_inputs(layer, combine=2):
 
 
 def run_block(layer, block, weights, inputs, recurrence):
-    """The input product of a block of steps, and then the steps → the event that they are done."""
+    """A block's input product, then its steps → the event that they are done."""
     w_ih, w_hh = weights
-    first, last = min(block)[0], max(block)[0]
-    x, a = (array[first : last + 1].flatten(0, 1) for array in (layer.x, layer.gates))  # (steps · B, I or 4H)
+    now = slice(min(block)[0], max(block)[0] + 1)  # k steps
     with inputs.use():
-        torch.mm(x, w_ih, out=a)
+        # (k · B, I) (I, 4H) → (k · B, 4H)
+        torch.mm(layer.x[now].flatten(0, 1), w_ih, out=layer.gates[now].flatten(0, 1))
         ready = inputs.record()
     with recurrence.use():
         recurrence.wait(ready)
         for t, before, after in block:
-            torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
+            # (B, H) (H, 4H) → (B, 4H)
+            torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
             fused_cell(layer, t, before, after)
         return recurrence.record()
 
@@ -180,7 +189,7 @@ def transposed(layer, inputs, recurrence):
 
 
 def separate_cell(layer, t, before, after):
-    """The pointwise work of step t in twenty-three launches, each of one operation."""
+    """The pointwise work of step t in 23 launches, each of one operation."""
     gates, (kept, c) = layer.gates[t].chunk(4, 1), layer.spare  # (B, H) each
     others = (array.chunk(4, -1) for array in (layer.recurrent, layer.b_ih, layer.b_hh))
     for gate, recurrent, b_ih, b_hh in zip(gates, *others, strict=True):

@@ -27,7 +27,8 @@ class LSTM(torch.nn.Module):
 
     rung: one of RUNGS or, in one direction, of BEYOND. combine: of how many steps the last two RUNGS compute
     the input products at once. bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the
-    same numbers, and go the same way back. TypeError or ValueError for a bad argument.
+    same numbers, and go the same way back. Under autocast give it what its weights are: nothing is cast.
+    TypeError or ValueError for a bad argument.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class LSTM(torch.nn.Module):
         (h_n, c_n), each (L · D, B, H). Errors name the argument, what came and what was wanted.
         """
         x, state = self._check(x, state)
-        weights = [getattr(self, name) for names in self.names for name in names]
+        weights = [getattr(self, name).contiguous() for names in self.names for name in names]
         output, h, c = _Run.apply(self.rung, x, *state, self.directions, self.combine, *weights)
         return output, (h, c)
 
@@ -166,19 +167,19 @@ def run(rung, x, h0, c0, weights, directions=1, combine=2):
 def layer_backward(kept, reverse, dy, dh, dc):
     """One layer in one direction on the way back: backpropagation through time.
 
-    kept: the layer's ``ladder.Kept``; dy (T, B, H), dh and dc (B, H): the gradients of the output and of the
-    last state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights' gradients wait for
-    the end, and are one product each.
+    kept: the layer's ``ladder.Kept``; dy (T, B, H), dh and dc (B, H): the gradients of
+    the output and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of the
+    first state. All weights' gradients wait for the end, and are one product each.
     """
     x, w_ih, w_hh, gates, hidden, cells = kept
     dgates = torch.empty_like(gates)  # (T, B, 4H)
-    dh, dc = dh.clone(), dc.clone()
+    dh, dc = (d.clone(memory_format=torch.contiguous_format) for d in (dh, dc))
     for t, before, after in reversed(ladder.steps(len(x), reverse)):
         dh.add_(dy[t])
         kernels.cell_backward(gates[t], cells[before], cells[after], dh, dc, dgates[t])
         torch.mm(dgates[t], w_hh, out=dh)  # (B, 4H) (4H, H) → (B, H)
     flat = dgates.flatten(0, 1)  # (T · B, 4H)
-    h = (hidden[1:] if reverse else hidden[:-1]).flatten(0, 1)  # (T · B, H), before each step
+    h = (hidden[1:] if reverse else hidden[:-1]).flatten(0, 1)  # (T · B, H)
     bias = flat.sum(0)  # (4H,), of both biases
     dx = (flat @ w_ih).view_as(x)
     return dx, flat.t() @ x.flatten(0, 1), flat.t() @ h, bias, bias.clone(), dh, dc

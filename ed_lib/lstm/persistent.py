@@ -123,8 +123,8 @@ def forward(x, state, weights, *, precision="ieee"):
     fit together, needs a gradient, is on the CPU (unless TRITON_INTERPRET=1 was set before this module was
     imported), or for a layer too large to be on chip (before Ampere any is).
     """
-    if triton is None:
-        raise ImportError("the persistent kernel needs triton: pip install triton")
+    if triton is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+        raise ImportError("the persistent kernel needs triton 3.3 or later, which PyTorch 2.7 brings")
     arrays.check_choice("precision", precision, ("ieee", "tf32"))
     weights = weights if isinstance(weights, Weights) else pack(weights)
     layers, hidden = weights.w_hh.shape[0], weights.layers[0][1].shape[1]
@@ -200,9 +200,9 @@ def kernel(
     x, w_ih, w_hh, bias, h, c, done, first, steps, groups, tiles, one, STACKED: tl.constexpr,
     ROWS: tl.constexpr, UNITS: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All steps of UNITS hidden units of one layer, for ROWS rows of the batch; arrays as in :class:`Run`.
-
-    A product is W hᵀ, (4 · UNITS, H) @ (H, ROWS): a Hopper GPU's tensor cores take 64 lines, and few columns.
+    """All steps of UNITS hidden units of one layer, for ROWS rows of the batch; arrays
+    as in :class:`Run`. A product is W hᵀ, (4 · UNITS, H) @ (H, ROWS): a Hopper GPU's
+    tensor cores take 64 lines, and few columns.
     """
     number = first + tl.program_id(0)
     tile, group, layer = number % tiles, number // tiles % groups, number // tiles // groups
@@ -210,31 +210,33 @@ def kernel(
     row = group * ROWS + tl.arange(0, ROWS)  # (ROWS,)
     k = tl.arange(0, HIDDEN)  # (HIDDEN,)
     line = tl.arange(0, 4 * UNITS)  # (4 · UNITS,): UNITS of gate i, as many of f, g, o
-    line = line // UNITS * HIDDEN + tile * UNITS + line % UNITS  # where they are among the 4H
+    line = line // UNITS * HIDDEN + tile * UNITS + line % UNITS  # where among the 4H
     at_w = line[:, None] * HIDDEN + k[None, :]  # (4 · UNITS, HIDDEN)
     at_x = line[:, None] + row[None, :] * (4 * HIDDEN)  # (4 · UNITS, ROWS)
-    at_h = k[:, None] + row[None, :] * HIDDEN  # (HIDDEN, ROWS): all units, which are read
-    at_new = unit[:, None] + row[None, :] * HIDDEN  # (UNITS, ROWS): the own ones, which are written
-    one = one.to(tl.int64)  # B · H, the numbers of one h; all h together may have more than 2³¹
+    at_h = k[:, None] + row[None, :] * HIDDEN  # (HIDDEN, ROWS): all units, read
+    at_new = unit[:, None] + row[None, :] * HIDDEN  # (UNITS, ROWS): the own, written
+    one = one.to(tl.int64)  # B · H, the numbers of one h; all of them may be over 2³¹
     h += layer * (steps + 1) * one
     c += layer * one
     done += layer * groups + group
-    w = tl.load(w_hh + layer * (4 * HIDDEN * HIDDEN) + at_w)  # read once, and on chip from here on
+    w = tl.load(w_hh + layer * (4 * HIDDEN * HIDDEN) + at_w)  # on chip from here on
     if STACKED:
-        w_in = tl.load(w_ih + layer * (4 * HIDDEN * HIDDEN) + at_w)  # (4 · UNITS, HIDDEN)
+        w_in = tl.load(w_ih + layer * (4 * HIDDEN * HIDDEN) + at_w)
         b = tl.load(bias + layer * (4 * HIDDEN) + line)  # (4 · UNITS,)
     cell = tl.load(c + at_new)  # (UNITS, ROWS)
-    for t in tl.range(steps, num_stages=1):  # never pipelined: no h may be read before its time
+    for t in tl.range(steps, num_stages=1):  # not pipelined: no h may be read too early
         if STACKED and layer > 0:
             wait(done - groups, tiles * (t + 1))  # for step t of the layer below
-            below = tl.load(h - steps * one + at_h, cache_modifier=".cg")  # .cg: from L2, where all write to
-            z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]  # (4 · UNITS, ROWS)
+            # .cg: from the L2 cache, to which all write
+            below = tl.load(h - steps * one + at_h, cache_modifier=".cg")
+            # (4 · UNITS, HIDDEN) (HIDDEN, ROWS) → (4 · UNITS, ROWS)
+            z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]
         else:
             z = tl.load(x + at_x).to(tl.float32)  # (4 · UNITS, ROWS)
         wait(done, tiles * t)  # for step t − 1 of the own layer
         h_t = tl.load(h + at_h, cache_modifier=".cg")
         z = tl.dot(w, h_t, z, input_precision=PRECISION)
-        z = tl.permute(tl.reshape(z, (2, 2, UNITS, ROWS)), (2, 3, 0, 1))  # tl.split takes the last axis
+        z = tl.permute(tl.reshape(z, (2, 2, UNITS, ROWS)), (2, 3, 0, 1))  # for tl.split
         i_g, f_o = tl.split(z)  # (UNITS, ROWS, 2) each
         i, g = tl.split(i_g)  # (UNITS, ROWS) each
         f, o = tl.split(f_o)
@@ -242,7 +244,8 @@ def kernel(
         h += one
         tl.store(h + at_new, (sigmoid(o) * tanh(cell)).to(h.dtype.element_ty))
         tl.debug_barrier()  # all threads of this program have written
-        tl.atomic_add(done, 1, sem="release", scope="gpu")  # so that whoever sees the count sees h as well
+        # whoever sees the count sees h as well
+        tl.atomic_add(done, 1, sem="release", scope="gpu")
         x += 4 * one  # on to the next step
     tl.store(c + at_new, cell)
 

@@ -3,19 +3,23 @@ calls, the same lines mean nothing.
 
 The memory that the streams work on must be allocated before the fork and live until the join: then PyTorch's
 allocator, which knows only the stream that a tensor was made on, cannot give it away too early. Forking and
-joining by events is also what lets a CUDA graph record several streams.
+joining by events is also what lets a CUDA graph record several streams. While one does, no other thread may
+use these streams.
 """
 
+import functools
 from contextlib import contextmanager, nullcontext
 
 import torch
 
 
 class Stream:
-    """A CUDA stream; ``priority`` −1 goes before 0. On a device without streams, nothing."""
+    """A CUDA stream; ``priority`` −1 goes before 0, ``number`` tells those of one priority apart. On a device
+    without streams, nothing.
+    """
 
-    def __init__(self, device, priority=0):
-        self.stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
+    def __init__(self, device, priority, number):
+        self.stream = _cuda_stream(device, priority, number) if device.type == "cuda" else None
 
     def use(self):
         """The context in which calls are queued on this stream."""
@@ -33,10 +37,10 @@ class Stream:
 
 @contextmanager
 def fork(device, *priorities):
-    """Streams, one for each priority, that start after what the current stream was given; what it is given
-    after this context waits for them.
+    """Streams, one for each priority, that start after what the current stream was
+    given; what it is given after this context waits for them.
     """
-    forked = [Stream(device, priority) for priority in priorities]
+    forked = [Stream(device, priority, n) for n, priority in enumerate(priorities)]
     if device.type != "cuda":
         yield forked
         return
@@ -44,6 +48,14 @@ def fork(device, *priorities):
         current = torch.cuda.current_stream(device)
         for stream in forked:
             stream.stream.wait_stream(current)
-        yield forked
-        for stream in forked:
-            current.wait_stream(stream.stream)
+        try:
+            yield forked
+        finally:
+            for stream in forked:
+                current.wait_stream(stream.stream)
+
+
+@functools.cache
+def _cuda_stream(device, priority, number):
+    """The same stream at every call: each that is used keeps a workspace for its products."""
+    return torch.cuda.Stream(device, priority=priority)

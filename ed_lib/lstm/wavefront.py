@@ -1,7 +1,7 @@
 """Rung 7: several layers at once, along the anti-diagonals of the grid of layers and steps.
 
 Layer l can take step t as soon as layer l − 1 has taken it and layer l itself has taken step t − 1. So all
-cells of an anti-diagonal, l + t = constant, are ready at the same time.
+squares (l, t) of an anti-diagonal, l + t = constant, are ready at the same time.
 """
 
 import torch
@@ -13,39 +13,44 @@ from ed_lib.lstm.streams import fork
 
 
 def slots(blocks, layers, directions=1):
-    """The schedule: a list of slots, each a list of the (layer, direction, block) that may run at once.
+    """The schedule: slots, each a list of (layer, direction, block) that may run at once.
 
-    One direction: blocks + layers − 1 slots. Of two directions, the layer above needs the last block of both
-    before its first, so nothing is left but to run the two beside each other: layers · blocks slots.
+    One direction: blocks + layers − 1 slots. Of two directions, the layer above needs
+    the last block of both before its first, so nothing is left but to run the two
+    beside each other: layers · blocks slots.
     """
     for name, count in (("blocks", blocks), ("layers", layers)):
         arrays.check_count(name, count)
     arrays.check_choice("directions", directions, (1, 2))
     if directions == 2:
-        return [[(n // blocks, d, n % blocks) for d in range(2)] for n in range(blocks * layers)]
-    return [
-        [(layer, 0, slot - layer) for layer in range(layers) if 0 <= slot - layer < blocks]
-        for slot in range(blocks + layers - 1)
-    ]
+        grid = [(layer, block) for layer in range(layers) for block in range(blocks)]
+        return [[(layer, d, block) for d in range(2)] for layer, block in grid]
+    found = [[] for _ in range(blocks + layers - 1)]
+    for layer in range(layers):
+        for block in range(blocks):
+            found[layer + block].append((layer, 0, block))
+    return found
 
 
 def wavefront(levels, combine=2):
-    """Runs all layers. ``levels``: for each layer, from the lowest, a list with a ``ladder.Layer`` for each
-    direction; combine: steps in a block. Each layer and direction has streams of its own.
+    """Runs all layers, each with streams of its own, in blocks of ``combine`` steps.
+
+    levels: for each layer, from the lowest, a ``ladder.Layer`` for each direction.
     """
-    flat = [layer for level in levels for layer in level]
-    blocks = [[layer.blocks(combine) for layer in level] for level in levels]
-    count, done = len(blocks[0][0]), {}
-    with fork(flat[0].x.device, *[0, -1] * len(flat)) as streams:
-        pairs = list(zip(streams[::2], streams[1::2], strict=True))  # (inputs, recurrence)
-        weights = [transposed(layer, *pair) for layer, pair in zip(flat, pairs, strict=True)]
-        for slot in slots(count, len(levels), len(levels[0])):
-            for level, direction, block in slot:
-                which = level * len(levels[0]) + direction
-                for event in needed(done, level, block, len(levels[0]), count):
-                    pairs[which][0].wait(event)
-                steps = blocks[level][direction][block]
-                done[level, direction, block] = run_block(flat[which], steps, weights[which], *pairs[which])
+    each = {(n, d): layer for n, level in enumerate(levels) for d, layer in enumerate(level)}
+    blocks = {key: layer.blocks(combine) for key, layer in each.items()}
+    count, directions, done = len(blocks[0, 0]), len(levels[0]), {}
+    with fork(each[0, 0].x.device, *[0, -1] * len(each)) as streams:
+        pairs = dict(zip(each, zip(streams[::2], streams[1::2], strict=True), strict=True))
+        weights = {key: transposed(layer, *pairs[key]) for key, layer in each.items()}
+        for slot in slots(count, len(levels), directions):
+            for level, d, block in slot:
+                key = level, d  # and its pair of streams: (inputs, recurrence)
+                for event in needed(done, level, block, directions, count):
+                    pairs[key][0].wait(event)
+                steps = blocks[key][block]
+                event = run_block(each[key], steps, weights[key], *pairs[key])
+                done[level, d, block] = event
 
 
 def needed(done, level, block, directions, count):
@@ -58,44 +63,45 @@ def needed(done, level, block, directions, count):
 
 
 def batched_wavefront(x, h0, c0, weights):
-    """The wavefront in three launches a slot, however many layers: two batched products and one pointwise
-    kernel take all the layers of the slot at once. One direction.
+    """The wavefront in three launches a slot, however many layers: two batched
+    products and one pointwise kernel for all layers. One direction.
 
-    x (T, B, I), h0 and c0 (L, B, H), weights: (w_ih, w_hh, b_ih, b_hh) for each layer → output (T, B, H) and
-    ``ladder.Kept`` of each layer. Layer l takes step s − l in slot s, and all arrays are indexed by the slot:
-    what it reads, its own last h and that of the layer below, then lies side by side, at the same slot.
+    x (T, B, I), h0 and c0 (L, B, H), weights: (w_ih, w_hh, b_ih, b_hh) for each layer
+    → output (T, B, H), and ``ladder.Kept`` of each layer.
+
+    Layer l takes step s − l in slot s, and all arrays are indexed by the slot: what it
+    reads, its own last h and that of the layer below, then lies at the same slot. The
+    few squares before a layer's first step and after its last are computed as well,
+    from whatever is there, and never read.
     """
     (steps, batch, _), (layers, _, size) = x.shape, h0.shape
     w_ih, w_hh, b_ih, b_hh = zip(*weights, strict=True)
     across = torch.stack([w.t() for w in w_hh])  # (L, H, 4H), contiguous
-    upward = torch.stack([w.t() for w in w_ih[1:]]) if layers > 1 else across[:0]  # (L − 1, H, 4H)
+    upward = [w.t() for w in w_ih[1:]]
+    upward = torch.stack(upward) if upward else across[:0]  # (L − 1, H, 4H)
     b_ih, b_hh = torch.stack(b_ih), torch.stack(b_hh)  # (L, 4H)
-    hidden, cells = x.new_empty(2, steps + layers, layers, batch, size)
-    gates = x.new_empty(steps + layers - 1, layers, batch, 4 * size)
+    slots = steps + layers - 1
+    hidden, cells = x.new_zeros(2, slots + 1, layers, batch, size)
+    gates = x.new_empty(slots, layers, batch, 4 * size)
     recurrent = x.new_empty(layers, batch, 4 * size)
-    for layer in range(layers):
-        hidden[layer, layer], cells[layer, layer] = h0[layer], c0[layer]
-    first = x.flatten(0, 1) @ w_ih[0].t()  # (T · B, I) (I, 4H) → (T · B, 4H): no step waits for it
-    gates[:steps, 0] = first.view(steps, batch, -1)
-    for slot in range(steps + layers - 1):
-        low, high = (
-            max(0, slot - steps + 1),
-            min(layers, slot + 1),
-        )  # the layers that have a step in this slot
-        above = max(low, 1)  # those that read a layer below
-        if above < high:  # (n, B, H) (n, H, 4H) → (n, B, 4H)
-            torch.bmm(
-                hidden[slot, above - 1 : high - 1], upward[above - 1 : high - 1], out=gates[slot, above:high]
-            )
-        torch.bmm(hidden[slot, low:high], across[low:high], out=recurrent[low:high])
+    # no step waits for it: (T · B, I) (I, 4H) → (T · B, 4H)
+    gates[:steps, 0] = (x.flatten(0, 1) @ w_ih[0].t()).view(steps, batch, -1)
+    rows = (array.flatten(1, 2).unbind() for array in (gates, cells, hidden))
+    flat_gates, flat_cells, flat_hidden = rows  # by slot: (L · B, 4H), (L · B, H) twice
+    flat_recurrent = recurrent.flatten(0, 1)
+    for slot, (h, a) in enumerate(zip(hidden, gates, strict=False)):
+        if slot < layers:  # the layer that begins here
+            h[slot], cells[slot, slot] = h0[slot], c0[slot]
+        if layers > 1:
+            torch.bmm(h[:-1], upward, out=a[1:])  # (L − 1, B, H) (L − 1, H, 4H)
+        torch.bmm(h, across, out=recurrent)  # (L, B, H) (L, H, 4H) → (L, B, 4H)
         kernels.cell(
-            gates[slot, low:high].flatten(0, 1), recurrent[low:high].flatten(0, 1), b_ih[low:high],
-            b_hh[low:high], cells[slot, low:high].flatten(0, 1), cells[slot + 1, low:high].flatten(0, 1),
-            hidden[slot + 1, low:high].flatten(0, 1),
+            flat_gates[slot], flat_recurrent, b_ih, b_hh,
+            flat_cells[slot], flat_cells[slot + 1], flat_hidden[slot + 1],
         )  # fmt: skip
     kept, below = [], x
     for n in range(layers):
-        mine = slice(n, n + steps + 1)  # (T + 1, B, H)
-        kept.append(Kept(below, w_ih[n], w_hh[n], gates[n : n + steps, n], hidden[mine, n], cells[mine, n]))
-        below = hidden[mine, n][1:]
-    return below.contiguous(), kept
+        h, c = hidden[n : n + steps + 1, n], cells[n : n + steps + 1, n]  # (T + 1, B, H)
+        kept.append(Kept(below, w_ih[n], w_hh[n], gates[n : n + steps, n], h, c))
+        below = h[1:]
+    return below.clone(memory_format=torch.contiguous_format), kept

@@ -49,22 +49,26 @@ class Piece:
 
 
 def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
-    """The table of cuDNN's flat buffer for a cell, "lstm" or "gru": a list of :class:`Piece`, in order.
+    """The table of cuDNN's flat buffer for a cell, "lstm" or "gru": a list of
+    :class:`Piece`, in order.
 
-    First the matrices of all layers, then the biases of all layers. In a layer: the forward direction, then
-    the reverse one; in a direction what multiplies the input, then what multiplies the state; in these the
-    gates in cuDNN's order. Every matrix is (H, columns), row after row.
+    First the matrices of all layers, then the biases of all layers. In a layer: the
+    forward direction, then the reverse one; in a direction what multiplies the input,
+    then what multiplies the state; in these the gates in cuDNN's order. Every matrix is
+    (H, columns), row after row.
     """
     arrays.check_choice("cell", cell, CELLS)
-    i, h = arrays.check_count("input_size", input_size), arrays.check_count("hidden_size", hidden_size)
+    i = arrays.check_count("input_size", input_size)
+    h = arrays.check_count("hidden_size", hidden_size)
     layers = range(arrays.check_count("num_layers", num_layers))
     arrays.check_choice("directions", directions, (1, 2))
-    pieces, offset = [], 0
-    for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ("", "_reverse")[:directions]):
+    pieces, offset, ways = [], 0, ("", "_reverse")[:directions]
+    for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ways):
         inputs = i if layer == 0 else directions * h
         for side, gate in itertools.product(("ih", "hh"), ORDERS["cudnn"][cell]):
             columns = () if kind == "bias" else (inputs,) if side == "ih" else (h,)
-            pieces.append(Piece(f"{kind}_{side}_l{layer}{suffix}.{gate}", offset, (h, *columns)))
+            name = f"{kind}_{side}_l{layer}{suffix}.{gate}"
+            pieces.append(Piece(name, offset, (h, *columns)))
             offset = pieces[-1].end
     return pieces
 
@@ -114,8 +118,8 @@ def join_gates(cell, gates):
 
 
 def reorder(cell, stacked, source, target):
-    """``stacked`` (G·H, …) with its gates in the order of ``target`` instead of ``source``: "cudnn", "keras"
-    or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
+    """``stacked`` (G·H, …) with its gates in the order of ``target``, not ``source``:
+    "cudnn", "keras" or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
     """
     arrays.check_choice("cell", cell, CELLS)
     for name, value in (("source", source), ("target", target)):
@@ -125,16 +129,18 @@ def reorder(cell, stacked, source, target):
 
 
 def from_keras(cell, weights, suffix="l0"):
-    """Parameters of one layer and direction from what ``get_weights()`` of a Keras layer returns.
+    """Parameters of one layer and direction from a Keras layer's ``get_weights()``.
 
-    ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a bias: (4·H,) for an LSTM,
-    (2, 3·H) for a GRU. ``suffix`` ends the parameters' names: "l0", "l1_reverse". An LSTM's one bias becomes
-    the input's, and the state's is zero. ValueError for other shapes; so for a GRU made with
-    ``reset_after=False``, which has one bias: that is another cell, and cuDNN has no such one.
+    ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a
+    bias: (4·H,) for an LSTM, (2, 3·H) for a GRU. ``suffix`` ends the parameters' names:
+    "l0", "l1_reverse". An LSTM's one bias becomes the input's, and the state's is zero.
+    ValueError for other shapes; so for a GRU made with ``reset_after=False``, which has
+    one bias: that is another cell, and cuDNN has no such one.
     """
     arrays.check_choice("cell", cell, CELLS)
     if len(weights) != 3:
-        raise ValueError(f"weights holds {len(weights)} arrays; wanted kernel, recurrent kernel and bias")
+        wanted = "wanted kernel, recurrent kernel and bias"
+        raise ValueError(f"weights holds {len(weights)} arrays; {wanted}")
     kernel, recurrent, bias = (torch.as_tensor(array) for array in weights)
     _check_tensor("the recurrent kernel", recurrent, ("H", "G·H"))
     rows = len(ORDERS["keras"][cell]) * recurrent.shape[0]  # G·H
@@ -143,8 +149,10 @@ def from_keras(cell, weights, suffix="l0"):
     _check_tensor("the bias", bias, (rows,) if cell == "lstm" else (2, rows))
     if cell == "lstm":
         bias = torch.stack([bias, torch.zeros_like(bias)])  # (2, G·H)
-    stacked = {"weight_ih": kernel.T, "weight_hh": recurrent.T, "bias_ih": bias[0], "bias_hh": bias[1]}
-    return {f"{name}_{suffix}": reorder(cell, part, "keras", "cudnn") for name, part in stacked.items()}
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    stacked = dict(zip(names, (kernel.T, recurrent.T, *bias), strict=True))
+    stacked = {n: reorder(cell, a, "keras", "cudnn") for n, a in stacked.items()}
+    return {f"{name}_{suffix}": array for name, array in stacked.items()}
 
 
 def to_keras(cell, parameters, suffix="l0"):
@@ -208,9 +216,9 @@ def is_flat(module):
 
 @torch.no_grad()
 def flatten(module):
-    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on any device; returns it.
-
-    On a GPU ``flatten_parameters()`` does this. Values and names stay; the parameters become views.
+    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on any
+    device, and returns it; on a GPU ``flatten_parameters()`` does this. Values and names
+    stay; the parameters become views of the buffer.
     """
     parameters = dict(module.named_parameters())
     flat = pack(layout_of(module), split_gates(_cell_of(module), parameters))
@@ -221,16 +229,18 @@ def flatten(module):
 
 
 def why_not_persistent(module, batch, dtype, packed=False):
-    """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not meet: a list of words,
-    empty if it meets them all. ``module`` is an nn.LSTM or nn.GRU, ``batch`` the sequences, ``dtype`` what it
-    computes in, ``packed`` whether the input is a PackedSequence.
+    """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not meet:
+    a list of words, empty if it meets them all. ``module`` is an nn.LSTM or nn.GRU,
+    ``batch`` the sequences, ``dtype`` what it computes in, ``packed`` whether the input
+    is a PackedSequence.
 
-    From PyTorch's aten/src/ATen/native/cudnn/RNN.cpp, for GPUs since Ampere (there: 98 multiprocessors or
-    more, and not of compute capability x.6).
+    From PyTorch's aten/src/ATen/native/cudnn/RNN.cpp, for GPUs of compute capability
+    8.0 or more, not x.6, with 98 multiprocessors or more. Volta has rules of its own;
+    for all other GPUs PyTorch never asks for it.
     """
     cell, batch = _cell_of(module), arrays.check_count("batch", batch)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype is {dtype!r}; wanted a dtype of PyTorch, such as torch.float16")
+        raise TypeError(f"dtype is {dtype!r}; wanted one such as torch.float16")
     h, i = module.hidden_size, module.input_size
     conditions = {
         "an LSTM": cell == "lstm",
@@ -246,14 +256,15 @@ def why_not_persistent(module, batch, dtype, packed=False):
     return [name for name, met in conditions.items() if not met]
 
 
-def algorithm(module, batch, dtype, packed=False):
-    """What PyTorch asks cuDNN for in a forward pass: "small persistent", "persistent" or "standard".
-
-    The small one is asked for first: a hidden size of at most 192 (in the backward pass 128), anything but
-    float64, no projection, not packed; any number of layers. Arguments and source: why_not_persistent.
+def algorithm(module, batch, dtype, packed=False, backward=False):
+    """What PyTorch asks cuDNN for in a forward or backward pass: "small persistent"
+    (compute capability 6.0 or more), "persistent" or "standard". The small one comes
+    first. Arguments and source: why_not_persistent.
     """
     missed = why_not_persistent(module, batch, dtype, packed)
-    if module.hidden_size <= 192 and dtype != torch.float64 and not packed and not module.proj_size:
+    largest = 128 if backward else 192
+    allowed = dtype != torch.float64 and not packed and module.proj_size == 0
+    if allowed and module.hidden_size <= largest:
         return "small persistent"
     return "standard" if missed else "persistent"
 

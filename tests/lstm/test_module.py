@@ -1,6 +1,7 @@
 """Every rung against torch.nn.LSTM: outputs, states and all gradients, in float64 to 1e-10."""
 
 import gc
+import os
 import weakref
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib.lstm import BEYOND, LSTM, RUNGS
-from ed_lib.lstm.wavefront import slots
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, kernels  # noqa: E402
+from ed_lib.lstm.wavefront import slots  # noqa: E402
 
 SIZE = st.integers(1, 7)
 CLOSE = dict(rtol=0, atol=1e-10)
@@ -114,6 +118,41 @@ def test_training_leaves_no_memory_behind(rung):
         assert kept() is None
     finally:
         gc.enable()
+
+
+TRITON = kernels.triton is not None and (kernels.INTERPRETED or torch.cuda.is_available())
+
+
+@pytest.mark.parametrize(
+    "path", ["plain", pytest.param("triton", marks=pytest.mark.skipif(not TRITON, reason="needs Triton"))]
+)
+@pytest.mark.parametrize("rung", ["fused_pointwise", "wavefront", *BEYOND])
+def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkeypatch):
+    """A kernel that takes every array for contiguous would be wrong here, and its plain twin right."""
+    for name in ("cell", "cell_backward"):
+        monkeypatch.setattr(kernels, name, getattr(kernels, f"{path}_{name}"))
+    theirs, ours = pair(rung, 3, 4, 2)
+    device = "cuda" if path == "triton" and not kernels.INTERPRETED else "cpu"
+    x, like = draw((5, 2, 3), 1).to(device), draw((2, 4, 2), 2, grad=False).to(device)
+    apart = {}  # biases whose numbers lie two apart
+    for name, p in theirs.named_parameters():
+        wide = torch.zeros(*p.shape, 2, dtype=p.dtype)
+        wide[..., 0] = p.detach()
+        apart[name] = wide.to(device)[..., 0].requires_grad_()
+    found = []
+    for module in (ours.to(device), theirs.to(device)):
+        output, (h, c) = torch.func.functional_call(module, apart, (x,))
+        loss = (output**2).sum() + (h.transpose(1, 2) * like).sum() + (c.transpose(1, 2) * like.cos()).sum()
+        found.append([output, h, c, *torch.autograd.grad(loss, [x, *apart.values()])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_the_output_is_not_a_part_of_what_is_kept():
+    for rung in (*RUNGS, *BEYOND):
+        for layers in (1, 2):
+            output, _ = pair(rung, 3, 4, layers)[1](draw((5, 2, 3), 1))
+            output.mul_(2).sum().backward()  # autograd refuses this for a view of its own memory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

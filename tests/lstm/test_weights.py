@@ -125,10 +125,18 @@ def test_what_loses_the_buffer():
         weights.flatten(module)
         return module
 
-    copied, loaded, replaced, converted = copy.deepcopy(flat()), flat(), flat(), flat().float()
+    copied, loaded, assigned, replaced, converted = (
+        copy.deepcopy(flat()),
+        flat(),
+        flat(),
+        flat(),
+        flat().float(),
+    )
     loaded.load_state_dict(module_of("lstm", 3, 5).state_dict())  # copies into what is there
+    assigned.load_state_dict(module_of("lstm", 3, 5).state_dict(), assign=True)  # and this does not
     replaced.bias_hh_l0 = nn.Parameter(torch.zeros(20, dtype=torch.float64))
-    assert [weights.is_flat(m) for m in (copied, loaded, replaced, converted)] == [False, True, False, False]
+    assert weights.is_flat(loaded)
+    assert not any(weights.is_flat(module) for module in (copied, assigned, replaced, converted))
 
 
 def test_neighbours_by_chance_are_no_buffer():
@@ -326,6 +334,15 @@ def test_the_small_persistent_kernel_is_asked_for_first():
         (256, torch.float16, False, 0, "persistent"),
     ):
         assert weights.algorithm(nn.LSTM(128, h, proj_size=proj), 64, dtype, packed) == wanted
+    for h, forward, backward in (
+        (128, "small persistent", "small persistent"),
+        (129, "small persistent", "standard"),
+        (192, "small persistent", "standard"),
+        (256, "persistent", "persistent"),
+    ):
+        module = nn.LSTM(128, h)
+        assert weights.algorithm(module, 64, torch.float16) == forward
+        assert weights.algorithm(module, 64, torch.float16, backward=True) == backward
 
 
 # Bad input
