@@ -12,7 +12,7 @@ Keras          kernel (I, G·H), recurrent kernel (H, G·H), and a bias of its o
 
 I inputs, H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
 cuDNN calls its buffer opaque and offers cudnnGetRNNWeightParams to look into it. The order here is the one
-that PyTorch's views show and that JAX's documentation describes (jax.experimental.rnn).
+that JAX's documentation describes (jax.experimental.rnn); on a GPU a test compares PyTorch's views with it.
 """
 
 import itertools
@@ -54,8 +54,8 @@ def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
 
     First the matrices of all layers, then the biases of all layers. In a layer: the
     forward direction, then the reverse one; in a direction what multiplies the input,
-    then what multiplies the state; in these the gates in cuDNN's order. Every matrix is
-    (H, columns), row after row.
+    then what multiplies the state; in these the gates in cuDNN's order. Every matrix
+    is (H, columns), row after row.
     """
     arrays.check_choice("cell", cell, CELLS)
     i = arrays.check_count("input_size", input_size)
@@ -132,10 +132,10 @@ def from_keras(cell, weights, suffix="l0"):
     """Parameters of one layer and direction from a Keras layer's ``get_weights()``.
 
     ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a
-    bias: (4·H,) for an LSTM, (2, 3·H) for a GRU. ``suffix`` ends the parameters' names:
-    "l0", "l1_reverse". An LSTM's one bias becomes the input's, and the state's is zero.
-    ValueError for other shapes; so for a GRU made with ``reset_after=False``, which has
-    one bias: that is another cell, and cuDNN has no such one.
+    bias: (4·H,) for an LSTM, (2, 3·H) for a GRU. ``suffix`` ends the parameters'
+    names: "l0", "l1_reverse". An LSTM's one bias becomes the input's, and the state's
+    is zero. ValueError for other shapes; so for a GRU made with ``reset_after=False``,
+    which has one bias: that is another cell, and cuDNN has no such one.
     """
     arrays.check_choice("cell", cell, CELLS)
     if len(weights) != 3:
@@ -216,9 +216,9 @@ def is_flat(module):
 
 @torch.no_grad()
 def flatten(module):
-    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on any
-    device, and returns it; on a GPU ``flatten_parameters()`` does this. Values and names
-    stay; the parameters become views of the buffer.
+    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on
+    any device, and returns it; on a GPU ``flatten_parameters()`` does this. Values and
+    names stay; the parameters become views of the buffer.
     """
     parameters = dict(module.named_parameters())
     flat = pack(layout_of(module), split_gates(_cell_of(module), parameters))
@@ -229,10 +229,10 @@ def flatten(module):
 
 
 def why_not_persistent(module, batch, dtype, packed=False):
-    """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not meet:
-    a list of words, empty if it meets them all. ``module`` is an nn.LSTM or nn.GRU,
-    ``batch`` the sequences, ``dtype`` what it computes in, ``packed`` whether the input
-    is a PackedSequence.
+    """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not
+    meet: a list of words, empty if it meets them all. ``module`` is an nn.LSTM or
+    nn.GRU, ``batch`` the sequences, ``dtype`` what it computes in, ``packed`` whether
+    the input is a PackedSequence.
 
     From PyTorch's aten/src/ATen/native/cudnn/RNN.cpp, for GPUs of compute capability
     8.0 or more, not x.6, with 98 multiprocessors or more. Volta has rules of its own;
