@@ -123,16 +123,19 @@ def cell_kernel(
     gates, recurrent, b_ih, b_hh, c_before, c_after, h, output,
     numbers, size, layers, distance, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One thread for each number of h; its four gates lie H apart. IN: the type to compute in."""
+    """One thread for each number of h; its four gates lie H apart. IN: the type
+    to compute in.
+    """
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
     inside, b, j = n < numbers, n // size, n % size
     at = b * 4 * size + j  # where the input gate is
-    unit = n // (numbers // layers) * 4 * size + j  # and its bias
-    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN))
+    k = n // (numbers // layers) * 4 * size + j  # and its bias
     at_f, at_g, at_o = at + size, at + 2 * size, at + 3 * size
-    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, unit + size, inside, IN))
-    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, unit + 2 * size, inside, IN))
-    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, unit + 3 * size, inside, IN))
+    k_f, k_g, k_o = k + size, k + 2 * size, k + 3 * size
+    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, k, inside, IN))
+    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, k_f, inside, IN))
+    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, k_g, inside, IN))
+    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, k_o, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
     tl.store(gates + at, i, inside)
