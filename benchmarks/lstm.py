@@ -46,7 +46,7 @@ class Size:
     steps: int = 100
     batch: int = 64
     hidden: int = 512
-    rounds: tuple = (5, 2)  # for each of the layers
+    rounds: tuple = (9, 5)  # for each of the layers
     seconds: float = 0.1
 
     def shape(self, **changes):
@@ -103,7 +103,7 @@ def formats_of(subject):
 
 
 def ladder(table, subject, names, rounds):
-    """Every rung, the batched wavefront and nn.LSTM in float32; in TF32 the last rung and nn.LSTM. Forward."""
+    """Every rung, the batched wavefront and nn.LSTM in float32; the last rung and nn.LSTM in TF32 as well."""
     versions = [subject.version("ladder", what) for what in (*RUNGS, *BEYOND, NN)]
     if "tf32" in names:
         versions += [subject.version("ladder", what, "tf32") for what in (LAST, NN)]
