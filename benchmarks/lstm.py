@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from benchmarks import precision, precision_subjects
-from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, restored
+from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject
 from benchmarks.table import higher
 from ed_lib import machine, records, timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
@@ -68,7 +68,7 @@ CUDA = Size((128, 256, 512, 1024, 2048, 4096), (1, 4, 16, 64, 256, 1024), few=10
 def run(device="cpu", size=None):
     """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`."""
     size = size or (CPU if device == "cpu" else CUDA)
-    with restored():
+    with precision_subjects.restored():
         named = [Subject(size.shape(layers=layers), device) for layers in size.layers]
         forms = formats_of(named[0])
         table = Table(precision.ceilings(device, forms), size, device)

@@ -3,7 +3,6 @@
 Letters: T time steps, B batch, H hidden, which is the number of inputs as well, L layers.
 """
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import precision_subjects
+from benchmarks.precision_subjects import set_float32
 from ed_lib.ed import paths
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, persistent
 
@@ -25,31 +24,6 @@ DTYPES = {
     "float16": torch.float16,
 }
 TOLERANCE = {"float32": 5e-5, "tf32": 1e-2, "bfloat16": 5e-2, "float16": 1e-2}  # relative, as in `deviation`
-
-
-@contextlib.contextmanager
-def restored():
-    """Leaves the precision of float32 as it was, that of cuDNN's and oneDNN's LSTM as well, which is "ieee"
-    inside until :func:`set_float32` says otherwise.
-    """
-    libraries = [getattr(library, "rnn", None) for library in (torch.backends.cudnn, torch.backends.mkldnn)]
-    libraries = [library for library in libraries if hasattr(library, "fp32_precision")]
-    before = [library.fp32_precision for library in libraries]
-    with precision_subjects.restored():
-        try:
-            for library in libraries:
-                library.fp32_precision = "ieee"
-            yield
-        finally:
-            for library, precision in zip(libraries, before, strict=True):
-                library.fp32_precision = precision
-
-
-def set_float32(how):
-    """How a GPU multiplies float32 numbers from now on, "ieee" or "tf32", in an LSTM of cuDNN's too."""
-    precision_subjects.set_float32(how)
-    if hasattr(torch.backends.cudnn, "rnn"):  # before PyTorch 2.9 the line above is enough
-        torch.backends.cudnn.rnn.fp32_precision = how
 
 
 class Subject:

@@ -58,14 +58,17 @@ def formats(device):
 
 @contextlib.contextmanager
 def restored():
-    """Leaves the precision of float32 products as it was. Inside, :func:`set_float32` sets it."""
+    """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
+    :func:`set_float32` sets it.
+    """
     with roofline._true_float32():
         if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
             before = torch.backends.cudnn.allow_tf32
             yield
             torch.backends.cudnn.allow_tf32 = before
             return
-        libraries = torch.backends.cudnn.conv, torch.backends.mkldnn.conv
+        backends = torch.backends.cudnn, torch.backends.mkldnn
+        libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
         before = [library.fp32_precision for library in libraries]
         try:
             for library in libraries:
@@ -79,7 +82,9 @@ def restored():
 def set_float32(how):
     """How a GPU multiplies float32 numbers from now on: "ieee", or "tf32". Takes a microsecond."""
     if hasattr(torch.backends.cudnn, "conv"):
-        torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = how
+        cudnn = torch.backends.cudnn
+        torch.backends.cuda.matmul.fp32_precision = how
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = how
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = how == "tf32"
 

@@ -185,7 +185,7 @@ def test_the_precision_of_float32_is_set_for_each_call_and_left_as_it_was():
     if not hasattr(torch.backends.cudnn, "rnn"):
         pytest.skip("this PyTorch has no setting for each kind of layer")
     before, seen, subject = precisions(), [], tiny()
-    with subjects.restored():
+    with precision_subjects.restored():
         assert precisions()[1] == torch.backends.mkldnn.rnn.fp32_precision == "ieee"
         for format in ("tf32", "float32"):
             version = subject.version("formats", NN, format)
