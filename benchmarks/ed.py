@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.table import Table, Version
-from ed_lib import arrays, machine, records, roofline
+from ed_lib import arrays, devices, machine, records, roofline
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
@@ -147,7 +147,7 @@ def backpropagation(table, shape, device):
         ("step", "autograd"): (partial(autograd.step, x, target), whole),
     }  # fmt: skip
     if device != "cpu":
-        parts["step", "autograd, graph"] = paths.record(partial(autograd.step, x, target), x), whole
+        parts["step", "autograd, graph"] = devices.record(partial(autograd.step, x, target), x), whole
     measure_parts(table, "autograd", shape, "torch", parts)
 
 

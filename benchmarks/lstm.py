@@ -15,13 +15,14 @@ from ed_lib import machine, records, timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
 from ed_lib.records import Row
 
-PARTS = ("costs", "counters", "kernels", "ladder", "module", "persistent", "streams", "wavefront")
+PARTS = ("costs", "counters", "kernels", "ladder", "module", "persistent", "wavefront")
 MODULES = (
     "benchmarks.lstm",
     "benchmarks.lstm_subjects",
     "benchmarks.precision",
     "benchmarks.precision_subjects",
     "benchmarks.table",
+    "ed_lib.devices",
     "ed_lib.roofline",
     "ed_lib.timing",
     *(f"ed_lib.lstm.{name}" for name in PARTS),

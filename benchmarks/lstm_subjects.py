@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.precision_subjects import set_float32
-from ed_lib.ed import paths
+from ed_lib import devices
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, persistent
 
 OURS = (*RUNGS, *BEYOND)
@@ -175,7 +175,7 @@ class Version:
     def graph(self, like):
         """The same as a CUDA graph; RuntimeError if it cannot be recorded."""
         kept = []
-        replay = paths.record(lambda: kept.append(self.call()), like)
+        replay = devices.record(lambda: kept.append(self.call()), like)
         del kept[:-1]  # what the first run answered, before the recording
 
         def call():

@@ -16,8 +16,7 @@ import torch
 
 from benchmarks import precision_subjects as subjects
 from benchmarks.table import higher
-from ed_lib import machine, records, roofline, timing
-from ed_lib.ed import paths
+from ed_lib import devices, machine, records, roofline, timing
 from ed_lib.precision import autocast, fp8, memory
 from ed_lib.records import Row
 
@@ -208,7 +207,7 @@ def graphs(subject, model, versions, forms, data):
         run = subjects.Training(subject, form, model, data[0].device, capturable=True)
         case = version.case | {"how": "CUDA graph"}
         try:
-            call = paths.record(partial(run.step, *data), data[0])
+            call = devices.record(partial(run.step, *data), data[0])
         except RuntimeError as error:
             print(f"{describe(case)}: left out, {str(error).splitlines()[0]}")
             continue

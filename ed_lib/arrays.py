@@ -128,6 +128,13 @@ def to_numpy(array):
     return np.asarray(array)
 
 
+def as_torch(array):
+    """A NumPy or CuPy array as a PyTorch tensor in the same memory; a tensor as itself."""
+    import torch
+
+    return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+
+
 def dtype_name(dtype):
     """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
     return str(np.dtype(dtype)) if not str(dtype).startswith("torch.") else str(dtype).removeprefix("torch.")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 
 from ed_lib import arrays
-from ed_lib.ed.paths import as_torch
 
 try:
     import triton
@@ -49,7 +48,7 @@ def forward(states, weight, bias_term, u0, *, block_batch=None, precision=None):
     Errors: ImportError without Triton; TypeError or ValueError for a bad argument; ValueError for arrays on
     the CPU, unless TRITON_INTERPRET=1 was set before this module was imported.
     """
-    states, weight, bias_term = map(as_torch, (states, weight, bias_term))
+    states, weight, bias_term = map(arrays.as_torch, (states, weight, bias_term))
     depth, networks, batch, cells = _check_states(states)
     _check("weight", weight, states, (depth, networks, cells, cells))
     _check("bias_term", bias_term, states, (depth, networks, 1, cells))
@@ -77,8 +76,8 @@ def update(weight, bias, states, gains, bias_gains, *, precision=None):
 
     gains (K, 2, B) and bias_gains (K, n, B) hold α/B; the other arrays, precision, errors: as in ``forward``.
     """
-    weight, bias, states = map(as_torch, (weight, bias, states))
-    gains, bias_gains = (as_torch(array).contiguous() for array in (gains, bias_gains))
+    weight, bias, states = map(arrays.as_torch, (weight, bias, states))
+    gains, bias_gains = (arrays.as_torch(array).contiguous() for array in (gains, bias_gains))
     depth, networks, batch, cells = _check_states(states)
     n_bias = bias.shape[2] if bias.ndim == 4 else 1
     arrays.check_choice("bias.shape[2]", n_bias, (1, 2))

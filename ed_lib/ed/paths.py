@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import warnings
 
-from ed_lib import arrays
+from ed_lib import arrays, devices
 from ed_lib.ed import folded
 
 PATHS = ("layers", "graph", "kernel")
@@ -69,8 +69,8 @@ def walk(path, space, states, weight, bias, u0):
         return lambda: folded.hidden_layers(states, weight, bias, u0)
     if path == "kernel":
         return lambda: kernels(space).forward(states, weight, bias, u0)
-    tensors = [as_torch(array) for array in (states, weight, bias)]
-    return record(lambda: folded.hidden_layers(*tensors, u0), tensors[0])
+    tensors = [arrays.as_torch(array) for array in (states, weight, bias)]
+    return devices.record(lambda: folded.hidden_layers(*tensors, u0), tensors[0])
 
 
 def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
@@ -84,29 +84,6 @@ def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
 def alone(path, space):
     """The context that the matrix products want while this path is taken: see ``cpu_kernels.alone``."""
     return kernels(space).alone() if path == "kernel" and not is_gpu(space) else contextlib.nullcontext()
-
-
-def record(function, like):
-    """``function`` as a CUDA graph on the GPU of ``like``: what is returned launches all its work as one."""
-    import torch
-
-    with torch.cuda.device(as_torch(like).device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function()  # a first run, so that cuBLAS takes its workspace outside the graph
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            function()
-    return graph.replay
-
-
-def as_torch(array):
-    """A NumPy or CuPy array as a PyTorch tensor in the same memory; a tensor as itself."""
-    import torch
-
-    return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
 
 
 def is_gpu(space):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from ed_lib.devices import fork
 from ed_lib.lstm import kernels
-from ed_lib.lstm.streams import fork
 
 
 class Kept(NamedTuple):

@@ -7,9 +7,9 @@ squares (l, t) of an anti-diagonal, l + t = constant, are ready at the same time
 import torch
 
 from ed_lib import arrays
+from ed_lib.devices import fork
 from ed_lib.lstm import kernels
 from ed_lib.lstm.ladder import Kept, run_block, transposed
-from ed_lib.lstm.streams import fork
 
 
 def slots(blocks, layers, directions=1):

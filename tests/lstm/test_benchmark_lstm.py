@@ -37,7 +37,7 @@ def exact_only(monkeypatch):
 @pytest.fixture
 def recorded(monkeypatch):
     """CUDA graphs that are none, so that what a GPU would run can be seen on a CPU."""
-    monkeypatch.setattr(subjects.paths, "record", lambda function, like: function)
+    monkeypatch.setattr(subjects.devices, "record", lambda function, like: function)
 
 
 def tiny(layers=2, **changes):
@@ -228,7 +228,7 @@ def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, capsys):
     def record(function, like):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(subjects.paths, "record", record)
+    monkeypatch.setattr(subjects.devices, "record", record)
     table, subject = lstm.Table(ROOFS, TINY, "cuda"), tiny()
     table.measure(subject, [subject.version("ladder", NN)])
     assert [row.case["how"] for row in table.rows] == ["eager"]

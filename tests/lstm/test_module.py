@@ -299,7 +299,7 @@ def test_a_rung_on_a_gpu(rung, bidirectional):
 @gpu
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_rung_as_a_cuda_graph(rung):
-    from ed_lib.ed.paths import record
+    from ed_lib.devices import record
 
     _, ours = pair(rung, 32, 64, 3, dtype=torch.float32)
     ours = ours.cuda()

@@ -436,7 +436,7 @@ def test_a_graph_is_of_a_step_without_a_scaler(monkeypatch, capsys):
         recorded.append(function)
         return function
 
-    monkeypatch.setattr(precision.paths, "record", record)
+    monkeypatch.setattr(precision.devices, "record", record)
     made = precision.graphs(subject, model, versions, forms, data)
     assert [v.case["format"] for v in made] == ["float32"] and made[0].case["how"] == "CUDA graph"
     assert made[0].call is recorded[0] and recorded[0].func.__name__ == "step"

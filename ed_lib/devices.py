@@ -1,7 +1,8 @@
-"""CUDA streams that fork from the current one and join it again; on a CPU, which works in the order of the
-calls, the same lines mean nothing.
+"""A GPU's own ways of being given work: streams beside each other, and calls recorded as one CUDA graph.
 
-The memory that the streams work on must be allocated before the fork and live until the join: then PyTorch's
+On a CPU, which works in the order of the calls, streams mean nothing, and the same lines do.
+
+The memory that streams work on must be allocated before the fork and live until the join: then PyTorch's
 allocator, which knows only the stream that a tensor was made on, cannot give it away too early. Forking and
 joining by events is also what lets a CUDA graph record several streams. While one does, no other thread may
 use these streams.
@@ -11,6 +12,10 @@ import functools
 from contextlib import contextmanager, nullcontext
 
 import torch
+
+from ed_lib import arrays
+
+RECORDING = -1  # the number of the stream on which ``record`` warms up
 
 
 class Stream:
@@ -53,6 +58,35 @@ def fork(device, *priorities):
         finally:
             for stream in forked:
                 current.wait_stream(stream.stream)
+
+
+class Graph:
+    """A recorded CUDA graph: calling it launches all its work as one.
+
+    It works on the arrays that the recorded function used, at their addresses. So it keeps the function,
+    and with it all that the function refers to, for as long as it lives itself.
+    """
+
+    def __init__(self, graph, function):
+        self.graph, self.function = graph, function
+
+    def __call__(self):
+        self.graph.replay()
+
+
+def record(function, like):
+    """``function`` as a :class:`Graph` on the GPU of the array ``like``. Runs it once before recording it."""
+    device = arrays.as_torch(like).device
+    with torch.cuda.device(device):
+        stream, current = _cuda_stream(device, 0, RECORDING), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            function()  # so that cuBLAS takes its workspace, and Triton compiles, outside the graph
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+    return Graph(graph, function)
 
 
 @functools.cache
