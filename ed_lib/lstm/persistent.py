@@ -141,9 +141,8 @@ def forward(x, state, weights, *, precision="ieee"):
     grids = [_choose(n, batch, hidden, x, precision) for n in range(1, layers + 1)]
     most = sum(g is not None for g in grids)  # layers at once
     if not most:
-        raise ValueError(
-            f"weights of {hidden} units do not fit this GPU's chip with B = {batch} in {x.dtype}"
-        )
+        sizes = f"{hidden} units do not fit this GPU's chip with B = {batch} in {x.dtype}"
+        raise ValueError(f"weights of {sizes}")
     h_n, c_n = [], []
     for start in range(0, layers, most):
         run = prepare(x, h_0, c_0, weights, start, grids[min(most, layers - start) - 1])
@@ -224,18 +223,21 @@ def kernel(
         w_in = tl.load(w_ih + layer * (4 * HIDDEN * HIDDEN) + at_w)
         b = tl.load(bias + layer * (4 * HIDDEN) + line)  # (4 · UNITS,)
     cell = tl.load(c + at_new)  # (UNITS, ROWS)
+    x_t = tl.load(x + at_x)  # (4 · UNITS, ROWS)
     for t in tl.range(steps, num_stages=1):  # not pipelined: no h may be read too early
         if STACKED and layer > 0:
             wait(done - groups, tiles * (t + 1))  # for step t of the layer below
-            # .cg: from the L2 cache, to which all write
-            below = tl.load(h - steps * one + at_h, cache_modifier=".cg")
+            below = tl.load(h - steps * one + at_h, cache_modifier=".cg")  # from L2, to which all write
             # (4 · UNITS, HIDDEN) (HIDDEN, ROWS) → (4 · UNITS, ROWS)
             z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]
         else:
-            z = tl.load(x + at_x).to(tl.float32)  # (4 · UNITS, ROWS)
+            z = x_t.to(tl.float32)
         wait(done, tiles * t)  # for step t − 1 of the own layer
         h_t = tl.load(h + at_h, cache_modifier=".cg")
         z = tl.dot(w, h_t, z, input_precision=PRECISION)
+        if not STACKED or layer == 0:  # the next step's: it comes while this program counts and waits
+            x += (t + 1 < steps) * 4 * one  # after the last step, the last again
+            x_t = tl.load(x + at_x)
         z = tl.permute(tl.reshape(z, (2, 2, UNITS, ROWS)), (2, 3, 0, 1))  # for tl.split
         i_g, f_o = tl.split(z)  # (UNITS, ROWS, 2) each
         i, g = tl.split(i_g)  # (UNITS, ROWS) each
@@ -244,9 +246,7 @@ def kernel(
         h += one
         tl.store(h + at_new, (sigmoid(o) * tanh(cell)).to(h.dtype.element_ty))
         tl.debug_barrier()  # all threads of this program have written
-        # whoever sees the count sees h as well
-        tl.atomic_add(done, 1, sem="release", scope="gpu")
-        x += 4 * one  # on to the next step
+        tl.atomic_add(done, 1, sem="release", scope="gpu")  # whoever sees the count sees h as well
     tl.store(c + at_new, cell)
 
 

@@ -6,10 +6,14 @@ wait for each other, each of them in a process of its own, with the counters in 
 On a GPU the real launch is tested too, often, since a race shows only sometimes.
 """
 
+import ctypes
+import faulthandler
 import importlib.util
 import json
+import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +27,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton")
 from ed_lib.lstm import persistent  # noqa: E402
+from tools import interpreter  # noqa: E402
 
 DEVICE = "cpu" if persistent.INTERPRETED else "cuda"
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
@@ -180,6 +185,7 @@ def one_program(run, number):
 
     # At the end the interpreter copies each array, from the CPU onto itself. Others may be writing to it.
     GridExecutor._restore_args_dev = lambda *arguments: None
+    interpreter.mend()  # here too, in a process that was started afresh
     run.launch("ieee", number, 1)
 
 
@@ -218,6 +224,42 @@ def test_a_program_that_does_not_wait_reads_what_is_not_there():
     run.done += 10**6  # as if all had finished long ago
     run.launch("ieee", 0, 1)
     assert run.h[0, 1, :, :16].isfinite().all() and run.h[0, 2, :, :16].isnan().all()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's memory has no such pages")
+@pytest.mark.parametrize("layers", [1, 2])
+def test_reading_ahead_stays_inside_the_input(layers):
+    case = Case(3, 16, 5, 16, layers)
+    grid = persistent.grid(layers, 16, 16, torch.float32, "ieee", 16, 16)
+    run = persistent.prepare(case.x, case.h_0, case.c_0, persistent.pack(case.weights), 0, grid)
+    run.x = before_a_wall(run.x)
+    assert exit_code(ctypes.string_at, run.x.data_ptr() + run.x.nbytes, 1) == -signal.SIGSEGV
+    assert exit_code(run.launch, "ieee") == 0
+
+
+def before_a_wall(tensor):
+    """A copy whose last number is the last before memory that nobody may read."""
+    page = mmap.PAGESIZE
+    room = -(-tensor.nbytes // page) * page
+    memory = mmap.mmap(-1, room + page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + room), page, 0) == 0
+    start = room - tensor.nbytes
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+def exit_code(function, *arguments):
+    """Of a process of its own that calls the function."""
+
+    def call():
+        faulthandler.disable()  # a segmentation fault may be what is wanted
+        function(*arguments)
+
+    process = torch.multiprocessing.get_context("fork").Process(target=call)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 # Bad input
