@@ -10,12 +10,14 @@ with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with t
 
 ``cell`` and ``cell_backward`` are operators of PyTorch's, ``ed_lib::lstm_cell`` and its backward, so that
 whoever watches the dispatcher, such as a profiler or ``counters``, sees one launch. On a GPU they run the
-Triton kernel, elsewhere the plain twin.
+Triton kernel, elsewhere the plain twin. Where nobody watches, a GPU's kernel is called past the dispatcher,
+whose time would be lost at each step.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 try:
     import triton
@@ -35,9 +37,9 @@ def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
     c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the same numbers: for
     the next step and, with any distance between its rows, for the layer above. output may be None.
     """
-    torch.ops.ed_lib.lstm_cell(
-        gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output
-    )  # keywords alone: written, and not read
+    step = torch.ops.ed_lib.lstm_cell if watched(gates) else triton_cell
+    # keywords alone: written, and not read
+    step(gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output)
 
 
 def cell_backward(gates, c_before, c_after, dh, dc, dgates):
@@ -46,7 +48,17 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
     dc (B, H): the gradient of c_after that came from later steps before, that of c_before after.
     dgates (B, 4H) is written: the gradient of a.
     """
-    torch.ops.ed_lib.lstm_cell_backward(gates, c_before, c_after, dh, dc, dgates=dgates)
+    step = torch.ops.ed_lib.lstm_cell_backward if watched(gates) else triton_cell_backward
+    step(gates, c_before, c_after, dh, dc, dgates=dgates)
+
+
+def watched(tensor):
+    """Whether work on this tensor has to go through PyTorch's dispatcher: on a CPU, which chooses the twin
+    there, and while a dispatch mode or a profiler looks on.
+    """
+    if not tensor.is_cuda or _get_current_dispatch_mode() is not None:
+        return True
+    return torch.autograd._profiler_enabled()
 
 
 def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):

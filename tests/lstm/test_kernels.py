@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 pytest.importorskip("triton")
-from ed_lib.lstm import kernels  # noqa: E402
+from ed_lib.lstm import counters, kernels  # noqa: E402
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 FORWARD = {"plain": kernels.plain_cell, "triton": kernels.triton_cell, "operator": kernels.cell}
@@ -116,6 +116,37 @@ def test_large_numbers_do_not_overflow(how):
         FORWARD[how](gates, zeros[None].clone(), zeros, zeros, one, c, h, output)
         assert (c, h, output) == (1, 0, 0)
         assert gates.tolist() == [[1, 0, 1, 0]]
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_on_a_gpu_only_those_who_watch_make_it_an_operator(monkeypatch):
+    like = [torch.zeros(shape).as_subclass(OnGPU) for shape in ((2, 12), (2, 12), (12,), (12,), (2, 3))]
+    forward = *like, torch.zeros(2, 3), torch.zeros(2, 3), None
+    backward = like[0], *torch.zeros(4, 2, 3), torch.zeros(2, 12)
+    called, log = [], lambda name: lambda *args, **kwargs: called.append((name, len(args), [*kwargs]))
+    for name in ("triton_cell", "triton_cell_backward"):
+        monkeypatch.setattr(kernels, name, log(name))
+
+    def both():
+        kernels.cell(*forward)
+        kernels.cell_backward(*backward)
+
+    both()
+    direct = [("triton_cell", 5, ["c_after", "h", "output"]), ("triton_cell_backward", 5, ["dgates"])]
+    assert called == direct
+    found = counters.count(both)
+    assert (found.products, found.pointwise) == (0, 2) and called == direct
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        both()
+    seen = [event.name for event in profile.events() if event.name.startswith("ed_lib::")]
+    assert seen == ["ed_lib::lstm_cell", "ed_lib::lstm_cell_backward"] and called == direct
+    both()
+    assert called == 2 * direct
 
 
 def run(program, **environment):
