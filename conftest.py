@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ed_lib import arrays
+from tools import interpreter
 
 ROOT = Path(__file__).resolve().parent
 
@@ -16,6 +17,7 @@ hypothesis.settings.register_profile("book", deadline=None, derandomize=True, ma
 hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
+    interpreter.mend()
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 
