@@ -15,11 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import requests
-
-with warnings.catch_warnings():  # pooch asks for Jupyter's widgets, which it does without
-    warnings.simplefilter("ignore")
-    import pooch
 
 from ed_lib.arrays import DTYPES, check_choice, check_count, check_shape
 
@@ -88,7 +83,7 @@ def load(name="mnist", *, offline=False):
 
     ValueError for an unknown name; DataError (a ValueError) for a file that is not the published one;
     FileNotFoundError when ED_DATA names no folder, or one with only some of the four files; OSError when a
-    download has no folder to go to.
+    download has no folder to go to; ImportError when ED_DATA lacks the data set and pooch is not installed.
     """
     check_choice("name", name, TITLES)
     if offline:
@@ -100,7 +95,7 @@ def load(name="mnist", *, offline=False):
             return _open(cache / name, name, "cache")
     try:
         return _open(_download(name), name, "download")
-    except requests.RequestException as error:
+    except ConnectionError as error:
         return _digits(f"{error} and no copy of {TITLES[name]}")
 
 
@@ -147,9 +142,20 @@ def _ed_data(name):
     return None if missing else root / name
 
 
+def _pooch():
+    """The module pooch, which knows the user's cache and downloads into it."""
+    try:
+        with warnings.catch_warnings():  # it asks for Jupyter's widgets, which it does without
+            warnings.simplefilter("ignore")
+            import pooch
+    except ImportError as error:
+        raise ImportError(f"Without ED_DATA, data needs pooch: pip install pooch ({error})") from error
+    return pooch
+
+
 def _caches():
     """The user's cache, and a stand-in for a machine where it is read-only."""
-    return Path(pooch.os_cache("ed_lib")), Path(tempfile.gettempdir()) / "ed_lib"
+    return Path(_pooch().os_cache("ed_lib")), Path(tempfile.gettempdir()) / "ed_lib"
 
 
 def _writable_cache(name):
@@ -165,6 +171,8 @@ def _writable_cache(name):
 
 def _reachable(url):
     """Whether a server answers within TIMEOUT. In a thread, to bound DNS and a host's many addresses."""
+    import requests
+
     answers = []
 
     def ask():
@@ -179,6 +187,8 @@ def _reachable(url):
 
 def _download(name):
     """Fetch what the cache lacks, from the first mirror that serves it, and return the folder."""
+    import requests
+
     wrong, failure, folder = None, "No network", None
     for mirror in filter(_reachable, MIRRORS[name]):
         folder = folder or _writable_cache(name)
@@ -189,10 +199,11 @@ def _download(name):
             failure = f"No download ({type(error).__name__})"
         except ValueError as error:  # it came, and its hash is wrong
             wrong = DataError(f"{mirror} served a wrong file. {error}")
-    raise wrong or requests.ConnectionError(failure)
+    raise wrong or ConnectionError(failure)
 
 
 def _fetch(mirror, name, folder):
+    pooch = _pooch()
     pooch.get_logger().setLevel("WARNING")  # what it says below that names local folders
     hashes = {f"{file}.gz": f"md5:{md5}" for file, md5 in zip(FILES, MD5[name], strict=True)}
     files = pooch.create(path=folder, base_url=mirror, registry=hashes, retry_if_failed=1)

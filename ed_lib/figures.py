@@ -8,9 +8,6 @@ so that the same figure holds in a light and in a dark theme, in the book, in Ju
 import io
 import re
 
-import matplotlib
-import matplotlib.pyplot as plt
-
 # After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from white and
 # from near-black alike, which the yellow, the black and the dark blue of that palette do not.
 BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#8a8f98"
@@ -30,7 +27,6 @@ STYLE = {
     "grid.alpha": 0.18,
     "lines.linewidth": 2.0,
     "legend.frameon": False,
-    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
     "svg.fonttype": "path",
     "svg.hashsalt": "ed_lib",  # the same drawing gives the same file
     "image.cmap": "Greys_r",
@@ -42,7 +38,9 @@ STYLE = {
 
 def use_style():
     """Sets the house style for the figures that follow, and leaves showing them to ``show``."""
-    plt.rcParams.update(STYLE)
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(STYLE | {"axes.prop_cycle": plt.cycler(color=COLOURS)})
     plt.ioff()
 
 
@@ -51,6 +49,7 @@ def show(figure, alt):
 
     ValueError when ``alt`` is empty.
     """
+    import matplotlib.pyplot as plt
     from IPython.display import HTML, display
 
     display(HTML(to_html(figure, alt)))
@@ -76,6 +75,8 @@ def to_html(figure, alt):
 
 def cell_pair():
     """The two types of cell, the signs of the connections between them, and the error at each weight."""
+    import matplotlib.pyplot as plt
+
     figure, ax = plt.subplots(figsize=(5.2, 3.1))
     ax.set(xlim=(-0.5, 3.5), ylim=(-0.6, 2.0), aspect="equal")
     ax.axis("off")

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ed_lib import data
 
+pooch = pytest.importorskip("pooch")
 REAL = os.environ.get("ED_DATA")  # read before the fixture below hides it
 needs_real_data = pytest.mark.skipif(not REAL, reason="ED_DATA names no folder with MNIST and Fashion-MNIST")
 DIGITS_LINE = ": using scikit-learn's 8×8 digits, resized to 28×28. Accuracies below are for those.\n"
@@ -62,7 +63,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("ED_DATA", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(data.pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
     monkeypatch.setattr(data, "MIRRORS", {"mnist": [], "fashion-mnist": []})
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)  # between two attempts
     return tmp_path / "cache" / "ed_lib"
@@ -289,7 +290,7 @@ def test_downloads_once_then_reads_the_cache(mirrors, assert_tiny, cache):
 
 def test_a_download_shows_its_progress_and_no_local_folder(mirrors, cache, monkeypatch, capsys):
     mirrors(["serve"])
-    logger, log = data.pooch.get_logger(), io.StringIO()
+    logger, log = pooch.get_logger(), io.StringIO()
     logger.setLevel("INFO")  # as it is at first
     monkeypatch.setattr(logger.handlers[0], "stream", log)
     monkeypatch.setattr("pooch.downloaders.tqdm", partial(tqdm, disable=False))  # our tests turn it off
@@ -384,7 +385,7 @@ def test_a_mirror_that_stalls_halfway_is_given_up(mirrors, assert_tiny, cache, m
 def test_the_wait_is_bounded_when_the_look_up_itself_hangs(monkeypatch, capsys):
     released = threading.Event()
     monkeypatch.setattr(data, "TIMEOUT", 0.1)
-    monkeypatch.setattr(data.requests, "head", lambda url, timeout: released.wait(60))
+    monkeypatch.setattr("requests.head", lambda url, timeout: released.wait(60))
     monkeypatch.setitem(data.MIRRORS, "mnist", ["http://127.0.0.1:9/"])
     assert data.load("mnist").source == "scikit-learn" and not released.is_set()
     assert capsys.readouterr().out.startswith("No network")
@@ -424,7 +425,7 @@ def test_digits_look_like_mnist():
 def read_only_cache(tmp_path, monkeypatch):
     """A cache below a regular file: no folder can be made there, not even by root."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(data.pooch, "os_cache", lambda project: tmp_path / "file" / project)
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "file" / project)
 
 
 def test_a_stand_in_for_a_read_only_cache(read_only_cache, mirrors, assert_tiny, tmp_path, capsys):
@@ -443,6 +444,16 @@ def test_nowhere_to_write_is_an_error(read_only_cache, mirrors, tmp_path, monkey
     with pytest.raises(OSError, match="No folder for a download: .*file.* read-only"):
         data.load("mnist")
     assert mirror.asked == []
+
+
+def test_without_pooch_only_the_cache_and_a_download_are_missing(tiny, assert_tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match="Without ED_DATA, data needs pooch: pip install pooch"):
+        data.load("mnist")
+    assert data.load("mnist", offline=True).source == "scikit-learn"
+    write(tmp_path / "mnist", tiny)
+    monkeypatch.setenv("ED_DATA", str(tmp_path))
+    assert_tiny(data.load("mnist"), "ED_DATA")
 
 
 # From a data set to a network's inputs ------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 from ed_lib import arrays, notebook
 
@@ -35,7 +34,7 @@ def test_an_exercise_says_whether_it_is_solved_and_never_raises(answer, wanted, 
 
 @pytest.mark.parametrize("gpus, wanted", [(0, "Skipped here: this cell needs a GPU"), (1, "ran")])
 def test_a_cell_for_a_gpu_runs_only_where_there_is_one(monkeypatch, capsys, gpus, wanted):
-    shell = InteractiveShell.instance()
+    shell = pytest.importorskip("IPython").InteractiveShell.instance()
     monkeypatch.setattr(arrays, "gpu_count", lambda backend="torch": gpus)
     monkeypatch.setattr(notebook, "card", lambda: "card")
     notebook.setup()
@@ -47,6 +46,7 @@ def test_a_cell_for_a_gpu_runs_only_where_there_is_one(monkeypatch, capsys, gpus
 
 
 def test_a_table_shows_texts_and_numbers_and_nothing_unescaped(monkeypatch):
+    pytest.importorskip("IPython")
     displayed = []
     monkeypatch.setattr("IPython.display.display", displayed.append)
     notebook.table([{"what": "a < b", "n": 12345, "ratio": 2745.45}], "a & b")

@@ -3,13 +3,12 @@
 import json
 import re
 
-import nbformat
 import pytest
-import yaml
 
 from tools import notebooks
 from tools.notebooks import ROOT, code_cells, tags
 
+nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
 CHAPTERS = notebooks.chapters()
 chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
 

@@ -11,13 +11,13 @@ from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import yaml
-from playwright.sync_api import sync_playwright
 
 from tools import browser as chromium
 from tools import notebooks
 from tools.notebooks import ROOT
 
+yaml = pytest.importorskip("yaml")
+sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 HTML = ROOT / "_build" / "html"
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 PAGES = [TOC["root"]] + [chapter["file"] for part in TOC["parts"] for chapter in part["chapters"]]

@@ -14,6 +14,7 @@ from conftest import ROOT
 from ed_lib import records
 from tools import notebooks
 
+pytest.importorskip("nbformat")  # the chapters are read with it
 COLAB_HOLDS = ["torch", "numpy", "matplotlib", "ipython", "scikit-learn", "requests", "tqdm", "numba"]
 
 

@@ -4,6 +4,8 @@ python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
 executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical
 form. A fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
+
+Jupyter's libraries are imported where they are used: the page of measurements needs none of them.
 """
 
 import argparse
@@ -15,13 +17,6 @@ import os
 import sys
 from pathlib import Path
 
-import nbformat
-import yaml
-from IPython.core.inputtransformer2 import TransformerManager
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from tqdm import tqdm
-
 from ed_lib import notebook
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,12 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def chapters():
     """The notebooks of the table of contents, as paths relative to the root, in reading order."""
+    import yaml
+
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     files = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
     return [Path(f"{file}.ipynb") for file in files if (ROOT / f"{file}.ipynb").exists()]
 
 
 def read(path):
+    import nbformat
+
     return nbformat.read(path, as_version=4)
 
 
@@ -51,6 +50,8 @@ def fingerprint(nb):
 
     The set-up cell's text is left out, since the book's address stands in it and changes no output.
     """
+    from IPython.core.inputtransformer2 import TransformerManager
+
     digest, modules = hashlib.sha256(), set()
     for cell in code_cells(nb):
         if "setup" not in tags(cell):
@@ -67,6 +68,9 @@ def execute(nb, path):
 
     Shows progress. Raises CellExecutionError when a cell fails.
     """
+    from nbclient import NotebookClient
+    from tqdm import tqdm
+
     nb = copy.deepcopy(nb)
     with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
         client = NotebookClient(
@@ -90,6 +94,8 @@ def execute(nb, path):
 
 def canonical(nb):
     """The notebook with nothing in it that depends on who saved it: our metadata, ids from the sources."""
+    import nbformat
+
     nb = copy.deepcopy(nb)
     nb.metadata = nbformat.from_dict({
         "accelerator": "GPU",  # what Colab offers when it opens the chapter
@@ -123,11 +129,15 @@ def _merged(outputs):
 
 
 def write(nb, path):
+    import nbformat
+
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(nbformat.writes(nb).rstrip("\n") + "\n")
 
 
 def main(arguments=None):
+    from nbclient.exceptions import CellExecutionError
+
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
     parser.add_argument(
