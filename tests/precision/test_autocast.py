@@ -18,6 +18,7 @@ MACROS = {
     "float32": ["AT_FORALL_FP32", "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE"],
     "widest": ["AT_FORALL_PROMOTE"],
 }
+NEWER = {"rms_norm"}  # PyTorch 2.11 does not list it yet
 ALIASES = {  # what Python adds: operators, and functions that are made of listed ones
     "low": {"__matmul__", "__rmatmul__"},
     "float32": {"cross_entropy", "normalize", "softmin", "vector_norm", "matrix_norm"}
@@ -44,7 +45,7 @@ def test_the_classes_are_those_of_pytorchs_lists_for_cuda(kind):
     theirs = set().union(*map(listed, MACROS[kind]))
     ours = {name for name, k in CLASSES.items() if k == kind}
     assert len(theirs) > 10
-    assert ours - ALIASES[kind] == theirs
+    assert ours - ALIASES[kind] - (NEWER - theirs) == theirs
 
 
 def test_class_of_an_operation_by_its_name():
