@@ -1,0 +1,174 @@
+"""How often the host waits for the device, and how many launches it gives it: the rungs of the LSTM's ladder,
+and steps of training with a loss scaler. Without a GPU, and without a number computed on one: PyTorch's fake
+tensors know the device that they would be on.
+"""
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters
+from ed_lib.precision import autocast, models, scaler, training
+
+X, MASK, INDEX = torch.arange(6.0).view(2, 3), torch.tensor([True, False]), torch.tensor([1, 0, 1])
+WAITING = {  # what the host waits for, on a GPU
+    "a number": lambda: X.sum().item(),
+    "a decision": lambda: bool(MASK.all()),
+    "a comparison": lambda: torch.equal(X, X),
+    "places": lambda: X.nonzero(),
+    "a mask's rows": lambda: X[MASK],
+    "a mask's rows, written": lambda: X.clone().index_put_((MASK,), torch.zeros(1, 3)),
+    "a mask's numbers": lambda: X.masked_select(X > 2),
+    "those that differ": lambda: X.unique(),
+    "repetitions": lambda: torch.repeat_interleave(INDEX),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_what_the_host_waits_for(what):
+    assert counters.count(WAITING[what]).waits == 1
+
+
+def test_what_the_host_does_not_wait_for():
+    def works():
+        X[INDEX].double().copy_(X[INDEX])
+        X.clone().masked_fill_(X > 2, 0.0).index_put_((INDEX[:2],), X)
+        torch.where(X > 2, X, X.new_zeros(())).cumsum(0).to(torch.float16).tanh_().topk(1)
+        X.view(-1).detach().cpu()
+
+    assert counters.count(works).waits == 0
+
+
+class Answer(TorchDispatchMode):
+    """Answers, with a number, who asks for that of a fake tensor."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default and args[0].device.type != "cpu":
+            return self.number
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def fake_gpu(number=0.0):
+    """Where tensors on "cuda" have a shape, and each of their numbers is this."""
+    with FakeTensorMode(), Answer(number):
+        yield
+
+
+@pytest.mark.parametrize(
+    "copy, waits",
+    [
+        (lambda cpu, gpu: gpu.cpu(), 1),
+        (lambda cpu, gpu: cpu.copy_(gpu), 1),
+        (lambda cpu, gpu: gpu.copy_(cpu), 1),
+        (lambda cpu, gpu: cpu.to("cuda"), 1),
+        (lambda cpu, gpu: cpu.copy_(gpu, non_blocking=True), 0),
+        (lambda cpu, gpu: cpu.to("cuda", non_blocking=True), 0),
+        (lambda cpu, gpu: gpu.copy_(gpu.clone()), 0),
+        (lambda cpu, gpu: gpu.half(), 0),
+        (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.half()), 0),  # beside a GPU, the CPU is itself
+        (lambda cpu, gpu: (gpu.half(), torch.tensor(1.0).item()), 0),
+        (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.sum().item()), 1),
+    ],
+)
+def test_copies_between_the_host_and_a_gpu(copy, waits):
+    with fake_gpu():
+        cpu, gpu = torch.empty(3), torch.empty(3, device="cuda")
+        assert counters.count(lambda: copy(cpu, gpu)).waits == waits
+
+
+# The ladder
+
+
+def launches(rung, T, L, directions, combine):
+    """The most products and other launches of a forward pass, and of the way back."""
+    N = L * directions
+    back = N * (T + 3), N * (2 * T + 5) + 4
+    if rung in BEYOND:
+        slots, stacked = T + L - 1, L > 1
+        apart = 4 * L - 2 if stacked else 0  # a layer's arrays are not contiguous
+        return (slots * (1 + stacked) + 1, slots + 2 * L + 10 + stacked), (back[0], back[1] + apart)
+    n = RUNGS.index(rung)
+    products = (8, 2, 2, 2, 2)[n] * T if n < 5 else T - (-T // combine)
+    pointwise = (23 if n < 3 else 1) * T + 2 + (2 if n >= 4 else 0)  # the state before; W_ihᵀ and W_hhᵀ
+    return (N * products, N * pointwise + 4), back  # 4: zeros before, and the state after, stacked
+
+
+@pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
+def test_a_pass_through_an_lstm_has_no_more_launches_than_known_and_no_wait(rung):
+    for T, L, directions in ((1, 1, 1), (9, 1, 1), (8, 3, 1), (5, 5, 1), (9, 1, 2), (4, 2, 2)):
+        if rung in BEYOND and directions == 2:
+            continue
+        module = LSTM(5, 4, L, rung=rung, bidirectional=directions == 2)
+        x = torch.zeros(T, 3, 5, requires_grad=True)
+        y, leaves = module(x)[0], (x, *module.parameters())
+        forward = torch.no_grad()(partial(module, x))
+        backward = partial(torch.autograd.grad, y, leaves, torch.ones_like(y))
+        for call, most in zip(
+            (forward, backward), launches(rung, T, L, directions, module.combine), strict=True
+        ):
+            found, case = counters.count(call), (rung, T, L, directions)
+            assert found.products <= most[0] and found.pointwise <= most[1], (case, found, most)
+            assert found.waits == 0, case
+
+
+# A step of training with a loss scaler
+
+
+def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
+    """The counts of the second step of an MLP with six parameters, whose device answers with this number."""
+    model = models.mlp((16, 32, 32, 10)).to(device)
+    x, labels = torch.rand(8, 16, device=device), torch.zeros(8, dtype=torch.int64, device=device)
+    update, scaling = optimizer(model.parameters(), 1e-3, **options), make_scaler()
+
+    def once():
+        with autocast.autocast(torch.float16):
+            loss = F.cross_entropy(model(x), labels)
+        training.step(loss, update, scaling)
+
+    with Answer(answer):
+        once()
+        return counters.count(once)
+
+
+torchs, ours = partial(torch.amp.GradScaler, "cpu"), partial(scaler.GradScaler, "cpu")
+SCALERS = {  # the scaler, what a device answers to go on and to skip, launches that it adds to those of a step
+    "none": (lambda: None, 0.0, 0.0, 0),
+    "torch's": (torchs, 0.0, 1.0, 11),  # the sum of "is there an inf?"
+    "ours": (ours, 1.0, 0.0, 8 + 4 * 6),  # "are all finite?"; four launches a parameter
+}
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("name", SCALERS)
+def test_a_step_with_a_scaler_waits_once_for_its_device(name, optimizer):
+    make, go_on, skip, more = SCALERS[name]
+    plain = step("meta", lambda: None, optimizer=optimizer)  # "meta": not the CPU, and without numbers
+    found = step("meta", make, go_on, optimizer)
+    assert (plain.products, plain.waits) == (8, 0)  # three forward, five back
+    assert found.products == 8 and found.pointwise <= plain.pointwise + more
+    assert found.waits == step("meta", make, skip, optimizer).waits == (name != "none")
+
+
+def test_the_launches_of_a_step_of_sgd():
+    assert step("meta", lambda: None, foreach=False).launches <= 45
+    assert step("cpu", lambda: None, foreach=False).waits == 0
+
+
+def test_on_a_cpu_our_scaler_computes_a_number_of_the_hosts_as_well():
+    assert step("cpu", torchs).waits == 1
+    assert step("cpu", ours).waits <= 2  # 1 / scale in float32, which is a host's number beside a GPU too
+
+
+def test_with_a_fused_optimizer_torchs_scaler_does_not_wait_and_ours_does():
+    assert step("cpu", torchs, optimizer=torch.optim.AdamW, fused=True).waits == 0
+    assert step("cpu", ours, optimizer=torch.optim.AdamW, fused=True).waits <= 2
