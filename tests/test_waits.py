@@ -113,9 +113,8 @@ def test_a_pass_through_an_lstm_has_no_more_launches_than_known_and_no_wait(rung
         y, leaves = module(x)[0], (x, *module.parameters())
         forward = torch.no_grad()(partial(module, x))
         backward = partial(torch.autograd.grad, y, leaves, torch.ones_like(y))
-        for call, most in zip(
-            (forward, backward), launches(rung, T, L, directions, module.combine), strict=True
-        ):
+        known = launches(rung, T, L, directions, module.combine)
+        for call, most in zip((forward, backward), known, strict=True):
             found, case = counters.count(call), (rung, T, L, directions)
             assert found.products <= most[0] and found.pointwise <= most[1], (case, found, most)
             assert found.waits == 0, case
@@ -141,7 +140,7 @@ def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
 
 
 torchs, ours = partial(torch.amp.GradScaler, "cpu"), partial(scaler.GradScaler, "cpu")
-SCALERS = {  # the scaler, what a device answers to go on and to skip, launches that it adds to those of a step
+SCALERS = {  # the scaler, what the device answers to go on and to skip, launches added to those of a step
     "none": (lambda: None, 0.0, 0.0, 0),
     "torch's": (torchs, 0.0, 1.0, 11),  # the sum of "is there an inf?"
     "ours": (ours, 1.0, 0.0, 8 + 4 * 6),  # "are all finite?"; four launches a parameter
@@ -169,6 +168,5 @@ def test_on_a_cpu_our_scaler_computes_a_number_of_the_hosts_as_well():
     assert step("cpu", ours).waits <= 2  # 1 / scale in float32, which is a host's number beside a GPU too
 
 
-def test_with_a_fused_optimizer_torchs_scaler_does_not_wait_and_ours_does():
+def test_with_a_fused_optimizer_torchs_scaler_does_not_wait():
     assert step("cpu", torchs, optimizer=torch.optim.AdamW, fused=True).waits == 0
-    assert step("cpu", ours, optimizer=torch.optim.AdamW, fused=True).waits <= 2
