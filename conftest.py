@@ -21,7 +21,7 @@ if not arrays.gpu_count():
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 
-@pytest.fixture(params=["numpy", "torch", "cupy"])
+@pytest.fixture(params=["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])
 def backend(request):
     """Each array library in turn, as the keywords of EDNetwork; CuPy only where there is a GPU."""
     if request.param == "cupy" and not arrays.gpu_count("cupy"):

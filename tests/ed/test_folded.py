@@ -81,6 +81,7 @@ def test_updates_write_into_the_arrays_that_are_there(backend, rng):
     assert net._states is states
 
 
+@pytest.mark.gpu
 def test_a_gpu_takes_at_most_the_weights_and_the_activations_in_extra_memory(rng):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -39,6 +39,7 @@ def test_numbas_kernels_on_a_cpu(width, depth, k, batch, rule, bias, backend):
     assert_same_after_steps(*twins("kernel", width, depth, k, rule=rule, bias=bias, backend=backend), batch)
 
 
+@pytest.mark.gpu
 def test_tritons_kernels_in_the_network(monkeypatch):
     """On a GPU where there is one, else in Triton's interpreter, in the place of Numba's."""
     pytest.importorskip("triton")
@@ -52,6 +53,7 @@ def test_tritons_kernels_in_the_network(monkeypatch):
         assert_same_after_steps(*twins("kernel", 17, 2, 3, rule=rule, bias=bias, **where), 33)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["torch", "cupy"])
 @pytest.mark.parametrize("path", paths.PATHS)
 def test_every_path_on_a_gpu(path, backend):

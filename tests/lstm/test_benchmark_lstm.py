@@ -270,6 +270,7 @@ def test_floors_come_from_the_higher_ceilings():
     assert row.floor == max(row.bytes / 3e10, row.flops / 1e11)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not arrays.gpu_count("torch"), reason="needs a GPU")
 def test_all_of_it_on_a_gpu(capsys):
     record = lstm.run("cuda", dataclasses.replace(TINY, hidden=128, batch=8))

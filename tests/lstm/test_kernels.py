@@ -41,6 +41,7 @@ def step(batch, size, dtype):
     return (h_after.detach(), c_after.detach()), given, (*results, wide)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", FORWARD)
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 @pytest.mark.parametrize("batch, size", SIZES)
@@ -59,6 +60,7 @@ def test_a_step_forward(how, dtype, batch, size):
     assert (wide[:, :size] == 7).all() and (wide[:, 2 * size :] == 7).all()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", BACKWARD)
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 @pytest.mark.parametrize("batch, size", SIZES)
@@ -88,6 +90,7 @@ def test_a_step_backward(how, dtype, batch, size):
         assert torch.equal(tensor, copy)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", FORWARD)
 def test_several_layers_at_once_are_each_alone(how):
     torch.manual_seed(0)
@@ -105,6 +108,7 @@ def test_several_layers_at_once_are_each_alone(how):
             torch.testing.assert_close(whole[rows], part, rtol=0, atol=1e-12)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", FORWARD)
 def test_large_numbers_do_not_overflow(how):
     for dtype in (torch.float32, torch.float64):

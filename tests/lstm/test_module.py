@@ -124,7 +124,13 @@ TRITON = kernels.triton is not None and (kernels.INTERPRETED or torch.cuda.is_av
 
 
 @pytest.mark.parametrize(
-    "path", ["plain", pytest.param("triton", marks=pytest.mark.skipif(not TRITON, reason="needs Triton"))]
+    "path",
+    [
+        "plain",
+        pytest.param(
+            "triton", marks=[pytest.mark.gpu, pytest.mark.skipif(not TRITON, reason="needs Triton")]
+        ),
+    ],
 )
 @pytest.mark.parametrize("rung", ["fused_pointwise", "wavefront", *BEYOND])
 def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkeypatch):
@@ -277,6 +283,7 @@ def test_wrong_schedules_are_named():
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -296,6 +303,7 @@ def test_a_rung_on_a_gpu(rung, bidirectional):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_rung_as_a_cuda_graph(rung):

@@ -71,6 +71,7 @@ CASES = [  # T, B, I, H, L
 ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("sizes", CASES, ids=str)
 def test_it_answers_as_torch_does(sizes, dtype):
@@ -82,6 +83,7 @@ def test_it_answers_as_torch_does(sizes, dtype):
     assert answer[0].is_contiguous()
 
 
+@pytest.mark.gpu
 def test_without_a_state_it_starts_from_zeros_and_packed_weights_serve_twice():
     case = Case(4, 5, 6, 7, 2, device=DEVICE)
     weights = persistent.pack(case.weights)
@@ -89,6 +91,7 @@ def test_without_a_state_it_starts_from_zeros_and_packed_weights_serve_twice():
     case.check(persistent.forward(case.x, (case.h_0, case.c_0), weights))
 
 
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_extreme_sums_saturate_without_nan():
     case = Case(3, 2, 4, 5, 1, device=DEVICE)
@@ -311,6 +314,7 @@ def test_an_unknown_precision_is_named():
         persistent.forward(*good(), precision="tf16")
 
 
+@pytest.mark.gpu
 def test_weights_that_need_gradients_are_welcome_under_no_grad():
     x, state, weights = good()
     with torch.no_grad():
@@ -429,6 +433,7 @@ def test_on_an_h200_the_weights_stay_on_chip_and_no_register_is_spilled(tmp_path
 # On a GPU
 
 
+@pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -450,6 +455,7 @@ def test_on_a_gpu_it_is_as_right_as_torch_and_answers_the_same_each_time(dtype, 
         assert all(torch.equal(a, b) for a, b in zip(flat(again), flat(first), strict=True))
 
 
+@pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", [(20, 70, 33, 129, 3), (2, 1, 1, 500, 2), (300, 16, 8, 48, 5)], ids=str)
@@ -460,6 +466,7 @@ def test_on_a_gpu_odd_sizes_again_and_again(sizes, dtype):
         case.check(persistent.forward(case.x, (case.h_0, case.c_0), case.weights))
 
 
+@pytest.mark.gpu
 @gpu
 def test_on_a_gpu_tf32_is_less_exact_and_a_graph_answers_the_same():
     case = Case(50, 64, 512, 512, 1, torch.float32, DEVICE)

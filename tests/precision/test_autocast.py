@@ -103,6 +103,7 @@ def test_types_that_come_out(name, given, dtype):
     assert torch.allclose(got.double(), CALLS[name](X.double(), X.double()), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)

@@ -170,6 +170,7 @@ def test_a_model_learns_with_it():
     assert losses[-1] < losses[0] / 10
 
 
+@pytest.mark.gpu
 def test_no_gpu_below_ada_multiplies_fp8():
     assert not fp8.in_hardware("cpu")
     if torch.cuda.is_available():

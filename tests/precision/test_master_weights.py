@@ -44,6 +44,7 @@ def assert_same(a, b):
 # ---- against an optimizer stepped by hand ----
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_a_float32_optimizer_with_rounded_gradients(name, dtype):
@@ -71,6 +72,7 @@ def test_a_float32_parameter_is_its_own_master_and_a_frozen_one_has_none():
     assert all(isinstance(m, nn.Parameter) for m in made.masters)
 
 
+@pytest.mark.gpu
 def test_a_gradient_is_pulled_once_and_again_when_it_changes():
     p = torch.ones(3, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
     ours = MasterWeights([p], lambda masters: torch.optim.SGD(masters, lr=1.0))
@@ -130,6 +132,7 @@ def test_without_masters_small_updates_vanish(dtype, last):
     assert torch.equal(weights["with masters"] == 1, stalled) and int(stalled.sum()) == 11 - last
 
 
+@pytest.mark.gpu
 def test_adam_on_float16_weights_divides_by_zero_and_on_masters_does_not():
     assert torch.tensor(1e-8, dtype=torch.float16) == 0
     p = torch.ones(4, dtype=torch.float16, requires_grad=True)
@@ -168,6 +171,7 @@ def run(scaler, clip, steps=12, name="adam"):
     return model, optimizer, scaler.state_dict(), skipped
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_both_scalers_step_it_alike(name, clip):
@@ -180,6 +184,7 @@ def test_both_scalers_step_it_alike(name, clip):
     assert all(p.dtype == torch.float16 and p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.gpu
 def test_scaled_it_is_the_optimizer_stepped_by_hand_with_unscaled_gradients():
     model = models.mlp((6, 16, 3), seed=1).to(DEVICE, torch.float16)
     twin = copy.deepcopy(model)

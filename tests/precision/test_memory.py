@@ -226,6 +226,7 @@ def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
     assert (got.casts > 0) == (dtype is not None)
 
 
+@pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_the_allocator_of_a_gpu_says_the_same(dtype):

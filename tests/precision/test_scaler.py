@@ -79,7 +79,9 @@ def coefficients(rng, bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*(pytest.param(seed, marks=pytest.mark.gpu) for seed in range(3)), *range(3, 20)]
+)
 def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
     rng = np.random.default_rng(seed)
     arguments = dict(
@@ -234,6 +236,7 @@ def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
     assert len(raised) == 8, raised  # each kind of disorder has its own message
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "calls, message",
     [
@@ -269,6 +272,7 @@ def test_a_wrong_order_is_named_and_the_right_one_still_works(calls, message):
     assert side.numbers() == straight.numbers()
 
 
+@pytest.mark.gpu
 def test_a_gradient_that_appears_after_a_step_without_one_is_used():
     side = Side(GradScaler(DEVICE), 0)
     side.scaler.scale(torch.ones((), device=DEVICE))
@@ -282,6 +286,7 @@ def test_a_gradient_that_appears_after_a_step_without_one_is_used():
 # ---- what passes through scale() and step() ----
 
 
+@pytest.mark.gpu
 def test_scale_takes_what_torchs_takes():
     ours, theirs = GradScaler(DEVICE, 3.0), torch.amp.GradScaler(DEVICE, 3.0)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64):
@@ -347,6 +352,7 @@ def test_without_a_gpu_the_default_disables_itself_as_torchs_does_and_says_so():
         assert not GradScaler(enabled=False).is_enabled()
 
 
+@pytest.mark.gpu
 def test_a_fused_optimizer_does_what_torchs_scaler_makes_it_do():
     def run(scaler):
         torch.manual_seed(0)
@@ -505,6 +511,7 @@ def test_skipped_keeps_a_scheduler_in_step_with_its_optimizer():
 # ---- bad input ----
 
 
+@pytest.mark.gpu
 def test_float16_gradients_are_refused_where_torch_refuses_them():
     p = torch.ones(3, requires_grad=True, device=DEVICE)
     half = torch.ones(2, 4, dtype=torch.float16, requires_grad=True, device=DEVICE)
