@@ -46,11 +46,12 @@ class Space:
             return self.library.empty(shape, self.dtype)
 
     def check(self, name, array, shape):
-        """``array`` in this space's dtype, once it is known to be finite and of this library and shape.
+        """``array`` in this space's dtype, once it is known to be of this library and shape, and finite.
 
         ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for
         another library or a dtype that is no real number, ValueError for another device, shape, or a value
-        that is not finite; each message names the argument, what came and what was wanted.
+        that is not finite; each message names the argument, what came and what was wanted. The values on a
+        GPU are not looked at, since that would wait for it.
         """
         if not self._is_array(array):
             raise TypeError(
@@ -66,9 +67,20 @@ class Space:
             array = array.detach().to(self.dtype)  # nothing here is differentiated by autograd
         else:
             array = array.astype(self.dtype, copy=False)
-        if not bool(self.library.isfinite(array).all()):
+        if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
+
+    @property
+    def is_gpu(self):
+        """True when arrays of this space lie in a GPU's memory."""
+        return self.backend == "cupy" or str(self.device).startswith("cuda")
+
+    def adopt(self, array):
+        """An array of CuPy or PyTorch as one of this space, in the same memory."""
+        if self._is_array(array):
+            return array
+        return self.library.from_dlpack(array)
 
     def _is_array(self, array):
         return isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray)

@@ -1,4 +1,4 @@
-"""The hidden layers as two GPU kernels in Triton: one launch for a whole forward, one for a whole update.
+"""The layers as GPU kernels in Triton: one launch for a whole forward, one for the update of a whole stack.
 
 Letters: D hidden-to-hidden layers, K independent networks, B batch, C = 2W cells of a layer, its W excitatory
 ones first. All arrays are PyTorch tensors, or CuPy arrays, which are taken as tensors in the same memory:
@@ -11,18 +11,38 @@ bias (D, K, n, C): times the receiver's sign too; n = 1 for free biases, 2 for w
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 
-from ed_lib import arrays
-
-try:
-    import triton
-    import triton.language as tl
-    from triton import jit
-except ImportError:  # as on macOS: the kernels can be read there, and not run
-    triton, jit = None, lambda function: function
+from ed_lib import arrays, devices
+from ed_lib.ed import rules
+from ed_lib.ed.gpu_kernels import INTERPRETED, forward_kernel, sweep_kernel, triton, update_kernel
 
 TILE_BYTES = 64 * 1024  # the most that one layer's weights may take of a multiprocessor's shared memory
+
+
+class Forward(NamedTuple):
+    """How the forward kernel is cut. ``rows``: samples of a program, a power of two; from 16 on by tl.dot,
+    else by multiplying and summing. ``precision``: tl.dot's input_precision. ``stages``: layers whose weights
+    are on chip or on their way to it, at the most.
+    """
+
+    rows: int
+    precision: str
+    warps: int
+    stages: int
+
+
+class Update(NamedTuple):
+    """How the update kernel is cut: ``rows`` of the batch at a time, for a ``tile`` × ``tile`` of weights."""
+
+    rows: int
+    tile: int
+    precision: str
+    warps: int
+    stages: int
 
 
 def obstacle(width, dtype="float32"):
@@ -32,170 +52,177 @@ def obstacle(width, dtype="float32"):
     64 KiB of them (64 pairs in float32, 32 in float64) leave room for the rest in a consumer GPU's 99 KiB.
     """
     name = arrays.dtype_name(dtype)
-    size = _padded(2 * width) ** 2 * (4 if name == "float32" else 8)  # bytes
+    size = padded(2 * width) ** 2 * (4 if name == "float32" else 8)  # bytes
     needs = f"the path 'kernel' needs {size // 1024} KiB of shared memory for the width {width} in {name}"
     return None if size <= TILE_BYTES else f"{needs}; at most {TILE_BYTES // 1024} KiB fit"
 
 
-def forward(states, weight, bias_term, u0, *, block_batch=None, precision=None):
+def forward_cut(states):
+    """The :class:`Forward` for these arrays on their GPU; `make gpu` measures others beside it.
+
+    A layer is a chain of latencies, so the fewer samples a program has the shorter it is: one, exact in
+    float32, where the weights come by bulk copies fast enough (Hopper) and all programs run at once; 16 on
+    the tensor cores of other GPUs, three products of TF32 parts; two where there are none.
+    """
+    _, networks, batch, cells = states.shape
+    capability, programs = _gpu(states)
+    bytes = padded(cells) ** 2 * states.itemsize  # of a layer's weights
+    if capability >= (9, 0) and batch * networks <= programs:
+        return Forward(1, "ieee", max(1, min(padded(cells) // 16, 4)), max(2, min(8, 192 * 1024 // bytes)))
+    rows = 16 if INTERPRETED or _precision(states) == "tf32x3" else 2
+    stages = 1 + min(max(TILE_BYTES // bytes, 1), 3)
+    return Forward(rows, _precision(states), min(padded(cells) // 8, 8), stages)
+
+
+def update_cut(batch, cells, states):
+    """The :class:`Update` for layers with so many cells, likewise."""
+    tile = min(padded(cells), 64 if states.dtype == torch.float32 else 32)  # more would spill registers
+    if _gpu(states)[0] >= (9, 0):  # a short step leaves registers, and so programs, for a second one ahead
+        return Update(16, tile, _precision(states), 4, 2)
+    return Update(min(padded(batch), 32), tile, _precision(states), 4, 1)
+
+
+def forward(states, weight, bias_term, u0, *, cut=None, unless=None):
     """Fills states[1:] from states[0] in one launch: states[d + 1] = σ(states[d] @ weight[d] + bias_term[d]).
 
-    states (D + 1, K, B, C), weight (D, K, C, C), bias_term (D, K, 1, C). block_batch: how many samples one
-    program takes, a power of two; by tl.dot from 16 on, else by multiplying and summing. precision: tl.dot's
-    input_precision. By default 16 and "tf32x3" (three products of TF32 parts, about float32's accuracy) for
-    float32 on tensor cores, that is from compute capability 8.0 on; else 2 and "ieee".
+    states (D + 1, K, B, C), weight (D, K, C, C), bias_term (D, K, 1, C). cut: a :class:`Forward`, by default
+    ``forward_cut``'s. unless: (a float32 number on the device, a bound): nothing is done if the number, which
+    nobody waits for, is at most the bound.
 
     Errors: ImportError without Triton; TypeError or ValueError for a bad argument; ValueError for arrays on
     the CPU, unless TRITON_INTERPRET=1 was set before this module was imported.
     """
     states, weight, bias_term = map(arrays.as_torch, (states, weight, bias_term))
-    depth, networks, batch, cells = _check_states(states)
-    _check("weight", weight, states, (depth, networks, cells, cells))
-    _check("bias_term", bias_term, states, (depth, networks, 1, cells))
-    precision = precision or _precision(states)
-    rows = block_batch if block_batch is not None else 16 if INTERPRETED or precision == "tf32x3" else 2
-    if arrays.check_count("block_batch", rows) & (rows - 1):
-        raise ValueError(f"block_batch is {rows}; wanted a power of two")
-    padded = _padded(cells)
-    room = TILE_BYTES // (padded**2 * states.itemsize)  # for the weights of so many layers
+    depth, networks, batch, cells = check_states("states", states)
+    depth -= 1
+    check("weight", weight, states, (depth, networks, cells, cells))
+    check("bias_term", bias_term, states, (depth, networks, 1, cells))
+    cut = cut or forward_cut(states)
+    if arrays.check_count("rows", cut.rows) & (cut.rows - 1):
+        raise ValueError(f"rows is {cut.rows}; wanted a power of two")
+    number, bound = unless or (states, 0.0)
+    size = padded(cells)
     with torch.cuda.device_of(states):
         if depth:
-            forward_kernel[triton.cdiv(batch, rows), networks](
-                states, weight, bias_term, depth, networks, batch, cells,
-                U0=arrays.check_positive("u0", u0), ROWS=rows, CELLS=padded,
-                STAGES=1 + min(max(room, 1), 3), PRECISION=precision,
-                num_warps=min(padded // 8, 8), enable_fp_fusion=True,
+            forward_kernel[triton.cdiv(batch, cut.rows), networks](
+                states, weight, bias_term, number, bound, depth, networks, batch, cells,
+                SCALE=slope_of_exponent(u0), ROWS=cut.rows, CELLS=size, STAGES=cut.stages,
+                PRECISION=cut.precision, MASKED=cells != size or batch % cut.rows != 0,
+                UNLESS=unless is not None, num_warps=cut.warps, enable_fp_fusion=True,
             )  # fmt: skip
 
 
-def update(weight, bias, states, gains, bias_gains, *, precision=None):
-    """One ED step of all layers, in place and in one launch. With y = states[d + 1] and slope = y(1 − y):
+def sweep(old, new, weight, bias_term, u0, changes, pair, tolerance, first, last):
+    """One Jacobi sweep, unless a pair of sweeps before it has changed too little: see ``ed_lib.ed.sweeps``.
 
-    weight[d, k, (q, i), (p, o)] += Σ_b states[d, k, b, (q, i)] · gains[k, q, b] · slope[k, b, (p, o)] · s_p,
-    bias[d, k, n, (p, o)] += Σ_b bias_gains[k, n, b] · slope[k, b, (p, o)] · s_p.
-
-    gains (K, 2, B) and bias_gains (K, n, B) hold α/B; the other arrays, precision, errors: as in ``forward``.
+    new[d + 1] = σ(old[d] @ weight[d] + bias_term[d]) for all layers d ≥ ``first`` at once; arrays as in
+    ``forward``. changes (P + 1,) float32: the largest change by each pair; nothing is done if changes[pair −
+    1] is at most ``tolerance``. ``last``: of the pair, whose change goes into changes[pair].
     """
-    weight, bias, states = map(arrays.as_torch, (weight, bias, states))
-    gains, bias_gains = (arrays.as_torch(array).contiguous() for array in (gains, bias_gains))
-    depth, networks, batch, cells = _check_states(states)
-    n_bias = bias.shape[2] if bias.ndim == 4 else 1
-    arrays.check_choice("bias.shape[2]", n_bias, (1, 2))
-    _check("weight", weight, states, (depth, networks, cells, cells))
-    _check("bias", bias, states, (depth, networks, n_bias, cells))
-    _check("gains", gains, states, (networks, 2, batch))
-    _check("bias_gains", bias_gains, states, (networks, n_bias, batch))
-    tile = min(_padded(cells), 64 if states.dtype == torch.float32 else 32)  # more would spill registers
-    with torch.cuda.device_of(states):
-        if depth:
-            update_kernel[(depth * networks * triton.cdiv(cells, tile) ** 2,)](
-                weight, bias, states, gains, bias_gains, networks, batch, cells,
-                N_BIAS=n_bias, TILE=tile, ROWS=min(_padded(batch), 32),
-                PRECISION=precision or _precision(states), num_warps=4, num_stages=1, enable_fp_fusion=True,
-            )  # fmt: skip
+    depth, networks, batch, cells = check_states("old", old[1:])
+    rows, size = min(padded(batch), 64 if old.itemsize == 4 else 32), padded(cells)
+    with torch.cuda.device_of(old):
+        sweep_kernel[(depth - first) * networks, triton.cdiv(batch, rows)](
+            old, new, weight, bias_term, changes, pair, tolerance, first, networks, batch, cells,
+            SCALE=slope_of_exponent(u0), ROWS=rows, CELLS=size, PRECISION=_precision(old),
+            MASKED=cells != size or batch % rows != 0, LAST=last, num_warps=min(size // 8, 8),
+            enable_fp_fusion=True,
+        )  # fmt: skip
 
 
-@jit
-def forward_kernel(
-    states, weight, bias, depth, networks, batch, cells,
-    U0: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Takes ROWS samples of network k through all layers. Their states stay on the chip, and the weights of
-    the next layers are on their way while one is computed. Weights beyond ``cells`` count as 0, so what the
-    states hold there, σ(0), adds nothing; nor is it stored.
+def update_stack(params, x, states, out, error, rate, rule):
+    """Adds one ED step to all parameters: the hidden layers in one launch, the outer two beside it.
+
+    params: as EDNetwork keeps them; x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K); rate is
+    α/B, a number or an array of one.
     """
-    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    c, k = tl.arange(0, CELLS), tl.program_id(1)  # (CELLS,), scalar
-    tile = b[:, None] * cells + c[None, :]  # (ROWS, CELLS)
-    in_tile = (b < batch)[:, None] & (c < cells)[None, :]
-    square = c[:, None] * cells + c[None, :]  # (CELLS, CELLS)
-    in_square = (c < cells)[:, None] & (c < cells)[None, :]
-    if ROWS < 16:  # a third axis, so that tl.sum finds the weights in the layout in which they are loaded
-        square, in_square = square[None, :, :], in_square[None, :, :]  # (1, CELLS, CELLS)
-    states += k * batch * cells
-    weight += k * cells * cells
-    bias += k * cells
-    x = tl.load(states + tile, in_tile, 0)
-    for _ in tl.range(depth, num_stages=STAGES):  # the weights of STAGES − 1 layers on chip
-        w = tl.load(weight + square, in_square, 0)
-        u = tl.load(bias + c, c < cells, 0)[None, :]  # (1, CELLS)
-        if ROWS < 16:  # tl.dot wants 16
-            u += tl.sum(x[:, :, None] * w, axis=1)  # (ROWS, CELLS, CELLS) → (ROWS, CELLS)
-        else:
-            u += tl.dot(x, w, input_precision=PRECISION, out_dtype=x.dtype)
-        x = 1 / (1 + tl.exp(u * (-2 / U0)))  # where exp overflows, to infinity, x is 0
-        states += networks * batch * cells  # on to the next layer
-        weight += networks * cells * cells
-        bias += networks * cells
-        tl.store(states + tile, x, in_tile)
+    if not isinstance(rate, torch.Tensor):
+        rate = states.new_full((), rate)
+
+    def learn(name, sent, received):
+        stack = (params[f"{name}.weight"], params[f"{name}.bias"])
+        weight, bias = stack if name == "hidden" else (array[None] for array in stack)
+        update(weight, bias, sent, received, error, rate, rule)
+
+    with devices.fork(states.device, 0) as (beside,):
+        learn("hidden", states[:-1], states[1:])
+        with beside.use():
+            learn("input", x, states[:1])
+            learn("output", states[-1:], out[None])
 
 
-@jit
-def update_kernel(
-    weight, bias, states, gains, bias_gains, networks, batch, cells,
-    N_BIAS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds the update of a TILE × TILE tile of one layer's weights, summed over ROWS samples at a time; in
-    the programs whose tile has the first senders, that of their receivers' biases too.
+def update(weight, bias, sent, received, error, rate, rule, *, cut=None):
+    """One ED step of N layers of I senders and O receivers, in place and in one launch; no layer waits.
+
+    weight[n, k, i, o] += rate · Σ_b sent[n, k, b, i] · g_i[b] · y(1 − y)[n, k, b, o] · s_o, y = received,
+    where g_i is error[b, k] for the rule "signed"; for "kaneko" its positive part for excitatory senders and
+    its negative part for inhibitory ones. A free bias gets error, bias cells what a sender of 0.8 gets.
+
+    weight (N, K, I, O), bias (N, K, n, O), sent (N, K, B, I), received (N, K, B, O), error (B, K), rate: α/B,
+    one number on the device. For the input layer sent is x (B, I/2): both types of sender send it. cut: an
+    :class:`Update`. Errors as in ``forward``.
     """
-    tiles, half = tl.cdiv(cells, TILE), cells // 2
-    layer = (tl.program_id(0) // (tiles * tiles)).to(tl.int64)  # d · K + k
-    row = tl.program_id(0) // tiles % tiles
-    k = layer % networks
-    i = row * TILE + tl.arange(0, TILE)  # senders (TILE,)
-    o = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)  # receivers (TILE,)
-    n = tl.arange(0, N_BIAS)[:, None]  # (N_BIAS, 1)
-    sent = states + layer * batch * cells
-    received = sent + networks * batch * cells
-    weight += layer * cells * cells + i[:, None] * cells + o[None, :]  # (TILE, TILE)
-    bias += (layer * N_BIAS + n) * cells + o[None, :]  # (N_BIAS, TILE)
-    in_weight = (i < cells)[:, None] & (o < cells)[None, :]
-    in_bias = (n < tl.where(row == 0, N_BIAS, 0)) & (o < cells)[None, :]
-    w, v = tl.load(weight, in_weight, 0), tl.load(bias, in_bias, 0)  # asked for now, needed last
-    dw, dv = tl.zeros((TILE, TILE), w.dtype), tl.zeros((N_BIAS, TILE), w.dtype)
-    for start in range(0, batch, ROWS):
-        b = start + tl.arange(0, ROWS)  # (ROWS,)
-        at, in_y = b[:, None] * cells + o[None, :], (b < batch)[:, None] & (o < cells)[None, :]
-        y = tl.load(received + at, in_y, 0)  # (ROWS, TILE)
-        slope = tl.where(o < half, 1, -1)[None, :] * y * (1 - y)  # times the receiver's sign
-        at, in_x = b[None, :] * cells + i[:, None], (b < batch)[None, :] & (i < cells)[:, None]
-        x = tl.load(sent + at, in_x, 0)  # (TILE, ROWS)
-        plus = tl.load(gains + 2 * k * batch + b, b < batch, 0)[None, :]  # (1, ROWS)
-        minus = tl.load(gains + (2 * k + 1) * batch + b, b < batch, 0)[None, :]
-        x *= tl.where((i < half)[:, None], plus, minus)
-        dw += tl.dot(x, slope, input_precision=PRECISION, out_dtype=w.dtype)
-        for m in tl.static_range(N_BIAS):
-            g = tl.load(bias_gains + (k * N_BIAS + m) * batch + b, b < batch, 0)[:, None]  # (ROWS, 1)
-            dv += tl.where(n == m, tl.sum(g * slope, axis=0)[None, :], 0)
-    tl.store(weight, w + dw, in_weight)
-    tl.store(bias, v + dv, in_bias)
+    weight, bias, sent, received = map(arrays.as_torch, (weight, bias, sent, received))
+    if not len(weight):
+        return
+    layers, networks, batch, receivers = check_states("received", received)
+    senders, shared = weight.shape[-2], sent.ndim == 2
+    check("weight", weight, received, (layers, networks, "I", receivers))
+    check("bias", bias, received, (layers, networks, "n", receivers))
+    arrays.check_choice("bias.shape[2]", bias.shape[2], (1, 2))
+    arrays.check_choice("rule", rule, rules.RULES)
+    check("sent", sent, received, (batch, senders // 2) if shared else (layers, networks, batch, senders))
+    check("error", error, received, (batch, networks))
+    check("rate", rate, received, ())
+    cut = cut or update_cut(batch, max(senders, receivers), received)
+    tile_in, tile_out = (min(cut.tile, padded(cells)) for cells in (senders, receivers))
+    programs = layers * networks * triton.cdiv(senders, tile_in) * triton.cdiv(receivers, tile_out)
+    with torch.cuda.device_of(received):
+        update_kernel[(programs,)](
+            weight, bias, sent, received, error, rate, networks, batch, senders, receivers,
+            SIGNED=rule == "signed", SHARED=shared, N_BIAS=bias.shape[2], TILE_IN=tile_in, TILE_OUT=tile_out,
+            ROWS=min(padded(batch), cut.rows), STAGES=cut.stages, PRECISION=cut.precision,
+            BIAS_CELL=rules.BIAS_CELL, num_warps=cut.warps, enable_fp_fusion=True,
+        )  # fmt: skip
 
 
-INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)
+def slope_of_exponent(u0):
+    """−2/u₀ · log₂e, so that 2^(this · u) is exp(−2u/u₀)."""
+    return -2 / arrays.check_positive("u0", u0) * math.log2(math.e)
 
 
-def _padded(n):
-    return max(16, 1 << (n - 1).bit_length())  # arrays on chip want a power of two, tl.dot at least 16
+def padded(n):
+    """The next power of two, 16 at the least: arrays on chip want the one, tl.dot the other."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _gpu(like):
+    """(compute capability, multiprocessors); of a GPU before tensor cores for the interpreter."""
+    if INTERPRETED and not like.is_cuda:
+        return (0, 0), 0
+    properties = torch.cuda.get_device_properties(like.device)
+    return (properties.major, properties.minor), properties.multi_processor_count
 
 
 def _precision(like):
     single = like.dtype == torch.float32 and not INTERPRETED
-    return "tf32x3" if single and torch.cuda.get_device_capability(like.device) >= (8, 0) else "ieee"
+    return "tf32x3" if single and _gpu(like)[0] >= (8, 0) else "ieee"
 
 
-def _check_states(states):
-    """D, K, B, C of ``states``, once it is known that the kernels can run on it."""
+def check_states(name, states):
+    """The four sizes of an array like ``states``, once it is known that the kernels can run on it."""
     if triton is None:
         raise ImportError("the path 'kernel' needs triton: pip install triton")
-    arrays.check_choice("states.dtype", states.dtype, (torch.float32, torch.float64))
+    arrays.check_choice(f"{name}.dtype", states.dtype, (torch.float32, torch.float64))
     if not states.is_cuda and not INTERPRETED:
         wanted = "a CUDA device, or TRITON_INTERPRET=1 set before ed_lib.ed.kernels is imported"
-        raise ValueError(f"states is on the device {states.device}; wanted {wanted}")
-    _check("states", states, states, ("D + 1", "K", "B", "2W"))
-    return states.shape[0] - 1, *states.shape[1:]
+        raise ValueError(f"{name} is on the device {states.device}; wanted {wanted}")
+    check(name, states, states, ("D + 1", "K", "B", "2W"))
+    return states.shape
 
 
-def _check(name, tensor, states, shape):
+def check(name, tensor, states, shape):
+    """ValueError unless the tensor has this shape, and ``states``' dtype and device, and is contiguous."""
     arrays.check_shape(name, tuple(tensor.shape), shape)
     arrays.check_choice(f"{name}.dtype", tensor.dtype, (states.dtype,))
     arrays.check_choice(f"{name}.device", tensor.device, (states.device,))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ed_lib import arrays, machine
-from ed_lib.ed import folded, paths, rules
+from ed_lib.ed import folded, on_gpu, paths, rules
 
 INITS = ("uniform", "half_normal", "fan_in")
 BIASES = ("free", "cells")
@@ -29,7 +29,9 @@ class EDNetwork:
     :func:`ed_lib.ed.paths.choose`; "auto" takes the fastest that the machine has.
 
     Errors: TypeError or ValueError for a bad argument, here and in every method, before any weight changes;
-    MemoryError for a network, or a batch, that does not fit, before it is allocated.
+    MemoryError for a network, or a batch, that does not fit, before it is allocated. On a GPU a bad *value*
+    changes no weight either, but nothing waits to find it: the ValueError comes with a later call, or with
+    ``state_dict``.
     """
 
     def __init__(self, n_inputs, width, depth, n_outputs=1, *, rule="kaneko", init="uniform", bias="free",
@@ -46,11 +48,15 @@ class EDNetwork:
         self.alpha = arrays.check_positive("alpha", alpha)
         self.u0 = arrays.check_positive("u0", u0)
         seed = arrays.check_count("seed", seed, least=0)
-        self.space = arrays.space(backend, device, dtype)
+        self.space = arrays.space(backend, device, dtype)  # of the arrays that come and go
         self.device = device
         self.path = paths.choose(path, self.space, self.width, self.depth)
         for where in {"cpu", device}:  # they are drawn in the host's memory
             self._check_memory("the weights", sum(map(math.prod, self._shapes().values())), where)
+        self.inner = self.space  # of the arrays that are kept
+        if on_gpu.possible(self.space):
+            self.inner = arrays.space("torch", device, dtype)
+        self._gpu = None  # runs the calls on a GPU, see ed_lib.ed.on_gpu
         self._params = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
         self._states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
         self._hidden_bias = None  # (depth, K, 1, 2W), what the bias adds to the hidden layers' sums
@@ -66,6 +72,8 @@ class EDNetwork:
         ``update``.
         """
         x = self.space.check("x", x, ("B", self.n_inputs))
+        if gpu := self._on_gpu(len(x)):
+            return self.space.adopt(gpu.forward(arrays.as_torch(x)))
         with self._alone:
             return self._forward(x)
 
@@ -75,8 +83,10 @@ class EDNetwork:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
         batch = len(self._activations[0])
         error = self.space.check("error", error, (batch, self.n_outputs))
+        if gpu := self._on_gpu(batch):
+            return gpu.update(arrays.as_torch(error))
         with self._alone:
-            self._update(error)
+            self._update(error, self.alpha)
 
     def step(self, x, target):
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
@@ -84,10 +94,17 @@ class EDNetwork:
         """
         x = self.space.check("x", x, ("B", self.n_inputs))
         target = check_target(self, target, len(x))
+        if gpu := self._on_gpu(len(x)):
+            return self.space.adopt(gpu.step(arrays.as_torch(x), arrays.as_torch(target)))
         with self._alone:
             output = self._forward(x)
-            self._update(target - output)
+            self._update(target - output, self.alpha)
         return output
+
+    @property
+    def swept(self):
+        """How the path "sweeps" found the last states: see :class:`ed_lib.ed.sweeps.Swept`."""
+        return self._walk.swept
 
     @property
     def _alone(self):
@@ -101,6 +118,8 @@ class EDNetwork:
         biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the
         two cells.
         """
+        if self._gpu:
+            self._gpu.settle()
         return {name: self._unfolded(name, arrays.to_numpy(array)) for name, array in self._params.items()}
 
     def load_state_dict(self, state):
@@ -113,12 +132,14 @@ class EDNetwork:
         for name in self._params:
             value = np.asarray(state[name])
             arrays.check_shape(f"state[{name!r}]", value.shape, shapes[name])
-            value = self.space.asarray(self._folded(name, value))
-            new[name] = self.space.check(f"state[{name!r}]", value, tuple(self._params[name].shape))
+            value = self.inner.asarray(self._folded(name, value))
+            new[name] = self.inner.check(f"state[{name!r}]", value, tuple(self._params[name].shape))
+            if not bool(self.inner.library.isfinite(value).all()):
+                raise ValueError(f"state[{name!r}] holds NaN or infinity; wanted finite numbers")
             if self.rule == "kaneko" and self._is_signed(name) and not folded.signs_hold(new[name]):
                 wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
                 raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
-        self._params, self._states, self._activations = new, None, None
+        self._params, self._states, self._activations, self._gpu = new, None, None, None
 
     def signs_hold(self):
         """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
@@ -127,32 +148,35 @@ class EDNetwork:
     @np.errstate(over="ignore")  # see folded.fire
     def _forward(self, x):  # x (B, I) → (B, K)
         p, u0 = self._params, self.u0
-        if self._states is None or self._states.shape[2] != len(x):
-            self._prepare(len(x))
+        self._prepare(len(x))
         weight = p["input.weight"]  # (K, 2I, C): both types of sender send x, so that their weights add up
         weight = weight[:, : self.n_inputs] + weight[:, self.n_inputs :]  # (K, I, C)
-        x_of_each = self.space.library.broadcast_to(x, (self.n_outputs, *x.shape))  # (K, B, I)
+        x_of_each = self.inner.library.broadcast_to(x, (self.n_outputs, *x.shape))  # (K, B, I)
         folded.fire(x_of_each, weight, self._bias_term("input"), u0, out=self._states[0])
         if self.bias == "cells":
             self._hidden_bias[...] = self._bias_term("hidden")
         self._walk()
-        out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
+        # the excitatory and the inhibitory cell; on a GPU always in the same place
+        out = self._out if self._gpu else self.inner.empty(self._out.shape)
         folded.fire(self._states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
         self._activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
-    def _update(self, error):
-        self._add_direction(self._params, error, self.alpha)
-        if self.rule == "kaneko" and bool((self._activations[0] < 0).any()):
+    def _update(self, error, alpha):
+        self._add_direction(self._params, error, alpha)
+        if self.rule == "kaneko" and (self.inner.is_gpu or bool((self._activations[0] < 0).any())):
             folded.stop_at_zero(self._params["input.weight"])  # on inputs ≥ 0 none crosses zero by itself
 
     def _add_direction(self, p, error, alpha):
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters.
 
-        error (B, K).
+        error (B, K); alpha: a number, or on a GPU an array of one.
         """
         states, (x, out) = self._states, self._activations
         step = alpha / len(x)
+        if self.inner.is_gpu and self.path in ("kernel", "sweeps"):
+            arguments = arrays.as_torch(error), step, self.rule
+            return paths.kernels(self.inner).update_stack(p, x, states, out, *arguments)
         gains = folded.gains(error * step, self.rule)  # (K, 2, B)
         bias_gains = folded.bias_gains(gains, error * step, self.bias)  # (K, n, B)
         of_input = gains if self.rule == "kaneko" else gains[:, :1]  # "signed": the same for both types
@@ -162,15 +186,30 @@ class EDNetwork:
         output = p["output.weight"][None], p["output.bias"][None]
         folded.learn(*output, states[-1:], out[None], gains, bias_gains)
 
+    def _on_gpu(self, batch):
+        """What runs the calls with such a batch on a GPU; None elsewhere."""
+        if not on_gpu.possible(self.space):
+            return None
+        if self._gpu is None or self._gpu.batch != batch:
+            if self._gpu:
+                self._gpu.settle()
+            self._gpu = None  # frees its memory
+            self._prepare(batch)
+            self._gpu = on_gpu.OnGPU(self, batch)
+        return self._gpu
+
     def _prepare(self, batch):
         """Arrays for a batch of this size, and the walk through the hidden layers, bound to them."""
+        if self._states is not None and self._states.shape[2] == batch:
+            return
         self._states = self._activations = None  # frees the old ones first
         shape = (self.depth + 1, self.n_outputs, batch, 2 * self.width)
         self._check_memory(f"the activations for a batch of {batch}", math.prod(shape), self.device)
-        self._states = self.space.empty(shape)
+        self._states = self.inner.empty(shape)
+        self._out = self.inner.empty((self.n_outputs, batch, 2))  # the excitatory and the inhibitory cell
         self._hidden_bias = self._bias_term("hidden")
         weight = self._params["hidden.weight"]
-        self._walk = paths.walk(self.path, self.space, self._states, weight, self._hidden_bias, self.u0)
+        self._walk = paths.walk(self.path, self.inner, self._states, weight, self._hidden_bias, self.u0)
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
@@ -201,7 +240,7 @@ class EDNetwork:
                     value[d] = self._folded(name, pair * draw(shape[1:]))
             else:
                 value[...] = self._folded(name, pair * draw(shape))
-            params[name] = self.space.asarray(value)
+            params[name] = self.inner.asarray(value)
         return params
 
     def _folded(self, name, value):
@@ -229,6 +268,6 @@ class EDNetwork:
 def check_target(net, target, batch):
     """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0, 1]."""
     target = net.space.check("target", target, (batch, net.n_outputs))
-    if bool(((target < 0) | (target > 1)).any()):
+    if not net.space.is_gpu and bool(((target < 0) | (target > 1)).any()):
         raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
     return target

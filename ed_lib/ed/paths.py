@@ -4,16 +4,20 @@
 "graph": the same calls, recorded once as a CUDA graph and then launched together; NVIDIA GPUs.
 "kernel": one compiled function that walks all layers, and one that updates them: in Triton on an NVIDIA GPU
 (``kernels``), in Numba on a CPU (``cpu_kernels``).
+"sweeps": all layers at once, again and again until no answer changes (``sweeps``); on a GPU in Triton, and
+the update by its kernel. Never taken by "auto".
+
+On a GPU all but "layers" are recorded as one CUDA graph for a whole call: see ``on_gpu``.
 """
 
 import contextlib
 import importlib.util
 import warnings
 
-from ed_lib import arrays, devices
-from ed_lib.ed import folded
+from ed_lib import arrays
+from ed_lib.ed import folded, sweeps
 
-PATHS = ("layers", "graph", "kernel")
+PATHS = ("layers", "graph", "kernel", "sweeps")
 # On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
 # since the BLAS shares larger products among threads better than the kernel shares tiles.
 DEEP, NARROW = 16, 64
@@ -31,7 +35,7 @@ def choose(path, space, width, depth):
         if reason := obstacle(path, space, width):
             raise ValueError(f"path is {path!r}; {reason}")
         return path
-    if not is_gpu(space) and (depth < DEEP or width > NARROW):
+    if not space.is_gpu and (depth < DEEP or width > NARROW):
         return "layers"
     reasons = {name: obstacle(name, space, width) for name in ("kernel", "graph", "layers")}
     best = next(name for name, reason in reasons.items() if reason is None)
@@ -44,37 +48,38 @@ def obstacle(path, space, width):
     """Why this path is not possible for arrays of this space and layers of this width; None when it is."""
     if path == "layers":
         return None
-    if is_gpu(space) and space.backend == "cupy" and not arrays.gpu_count("torch"):
+    if space.backend == "cupy" and not arrays.gpu_count("torch"):
         return f"the path {path!r} needs a PyTorch that sees the GPU"
     if path == "graph":
-        return None if is_gpu(space) else "the path 'graph' needs a GPU"
-    needed = "triton" if is_gpu(space) else "numba"
+        return None if space.is_gpu else "the path 'graph' needs a GPU"
+    if path == "sweeps" and not space.is_gpu:
+        return None
+    needed = "triton" if space.is_gpu else "numba"
     if importlib.util.find_spec(needed) is None:
-        return f"the path 'kernel' needs {needed}: pip install {needed}"
+        return f"the path {path!r} needs {needed}: pip install {needed}"
     return kernels(space).obstacle(width, arrays.dtype_name(space.dtype))
 
 
 def kernels(space):
     """The module with the kernels for arrays of this space."""
-    name = "kernels" if is_gpu(space) else "cpu_kernels"
+    name = "kernels" if space.is_gpu else "cpu_kernels"
     return importlib.import_module(f"ed_lib.ed.{name}")
 
 
 def walk(path, space, states, weight, bias, u0):
     """A function that computes the hidden layers by this path, as :func:`ed_lib.ed.folded.hidden_layers`.
 
-    It is bound to these arrays, which may change and must not move: a graph is recorded for their addresses.
+    It is bound to these arrays, which may change and must not move.
     """
-    if path == "layers" or not len(weight):
-        return lambda: folded.hidden_layers(states, weight, bias, u0)
-    if path == "kernel":
+    if path == "sweeps" and len(weight):
+        return sweeps.Sweeps(states, weight, bias, u0)
+    if path == "kernel" and len(weight):
         return lambda: kernels(space).forward(states, weight, bias, u0)
-    tensors = [arrays.as_torch(array) for array in (states, weight, bias)]
-    return devices.record(lambda: folded.hidden_layers(*tensors, u0), tensors[0])
+    return lambda: folded.hidden_layers(states, weight, bias, u0)
 
 
 def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
-    """The update of all hidden-to-hidden layers by this path; arguments as in ``folded.learn``."""
+    """The update of all hidden-to-hidden layers on a CPU by this path; arguments as in ``folded.learn``."""
     if path == "kernel" and len(weight):
         kernels(space).update(weight, bias, states, gains, bias_gains)
     else:
@@ -83,9 +88,4 @@ def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
 
 def alone(path, space):
     """The context that the matrix products want while this path is taken: see ``cpu_kernels.alone``."""
-    return kernels(space).alone() if path == "kernel" and not is_gpu(space) else contextlib.nullcontext()
-
-
-def is_gpu(space):
-    """True when arrays of this space lie in a GPU's memory."""
-    return space.backend == "cupy" or str(space.device).startswith("cuda")
+    return kernels(space).alone() if path == "kernel" and not space.is_gpu else contextlib.nullcontext()

@@ -57,7 +57,8 @@ def fold_states(y):
 
 
 def tensor(array, dtype):
-    return torch.as_tensor(np.ascontiguousarray(array), dtype=getattr(torch, dtype)).to(DEVICE)
+    array = np.ascontiguousarray(array).reshape(np.shape(array))  # the first makes () to (1,)
+    return torch.as_tensor(array, dtype=getattr(torch, dtype)).to(DEVICE)
 
 
 class Case:
@@ -72,13 +73,14 @@ class Case:
         self.bias = rounded(0.1 * rng.normal(size=(depth, networks, 2, n, width)))
         self.states = rounded(rng.random((depth + 1, networks, 2, batch, width)))
         self.error = rounded(rng.uniform(-1, 1, (batch, networks)))
-        self.gains = rules.gains(self.error, rule)[..., 0] * (0.8 / batch)  # (K, 2, B)
-        self.bias_gains = self.gains if n == 2 else self.error.T[:, None] * (0.8 / batch)  # (K, n, B)
+        self.rate = float(np.asarray(0.8 / batch, dtype))
+        self.gains = rules.gains(self.error, rule)[..., 0] * self.rate  # (K, 2, B)
+        self.bias_gains = rules.BIAS_CELL * self.gains if n == 2 else self.error.T[:, None] * self.rate
 
     def folded(self):
-        """weight, bias, states, gains, bias_gains."""
-        plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states), self.gains
-        return [tensor(a, self.dtype) for a in (*plain, self.bias_gains)]
+        """weight, bias, states, error, rate."""
+        plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states), self.error
+        return [tensor(a, self.dtype) for a in (*plain, np.float64(self.rate))]
 
     def forward(self):
         """The states that follow from states[0], with the sum over n as the bias."""
@@ -107,35 +109,98 @@ def test_the_formulas_here_equal_plain_loops(rule):
         x, y = case.states[d], case.states[d + 1]
         wanted = case.weight[d] + loop_update(x, y, case.error, 0.8, rule)
         np.testing.assert_allclose(weight[d], wanted, rtol=1e-12, atol=1e-14)
-        ones = np.ones((*x.shape[:3], 1))  # a bias cell is a sender that is constant, here 1
-        wanted = case.bias[d] + loop_update(ones, y, case.error, 0.8, rule)[:, :, :, 0]
+        sent = np.full((*x.shape[:3], 1), 0.8)  # a bias cell is a sender that is constant
+        wanted = case.bias[d] + loop_update(sent, y, case.error, 0.8, rule)[:, :, :, 0]
         np.testing.assert_allclose(bias[d], wanted, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("block_batch", [1, 8, 16, 64])
+def cut(states, rows):
+    return kernels.forward_cut(states)._replace(rows=rows)
+
+
+def update(weight, bias, states, error, rate, rule, **options):
+    kernels.update(weight, bias, states[:-1], states[1:], error, rate, rule, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 16, 64])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward_equals_the_formula(case, block_batch):
+def test_forward_equals_the_formula(case, rows):
     if DEVICE == "cuda" and (reason := kernels.obstacle(case[0], case[5])):
         pytest.skip(reason)
     case = Case(*case)
     weight, bias, states, *_ = case.folded()
     first = states[0].clone()
     states[1:] = float("nan")
-    kernels.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4, block_batch=block_batch)
+    kernels.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4, cut=cut(states, rows))
     np.testing.assert_allclose(states.cpu(), fold_states(case.forward()), **TOLERANCE[case.dtype])
     assert torch.equal(states[0], first)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_update_equals_the_formula_and_leaves_the_states(case):
     case = Case(*case)
     weight, bias, *read = case.folded()
     before = [a.clone() for a in read]
-    kernels.update(weight, bias, *read)
+    update(weight, bias, *read, case.rule)
     for ours, wanted in zip((weight, bias), case.update(), strict=True):
         fold = fold_weight if wanted.ndim == 6 else fold_bias
         np.testing.assert_allclose(ours.cpu(), fold(wanted), **TOLERANCE[case.dtype])
     assert all(torch.equal(a, b) for a, b in zip(read, before, strict=True))
+
+
+SIZES = [(1, 1, 1, 1), (5, 17, 3, 63), (40, 1, 1, 130), (16, 32, 2, 64)]  # senders' and receivers' W, K, B
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_update_of_a_layer_whose_senders_are_not_its_receivers(sizes, shared, n, rule):
+    """The input layer, whose two types of sender send the same x; and others like the output layer."""
+    senders, receivers, networks, batch = sizes
+    rng = np.random.default_rng(batch)
+    x, y = rng.normal(size=(networks, 2, batch, senders)), rng.random((networks, 2, batch, receivers))
+    weight, bias = (
+        rng.normal(size=(networks, 2, 2, senders, receivers)),
+        rng.normal(size=(networks, 2, n, receivers)),
+    )
+    error = rng.uniform(-1, 1, (batch, networks))
+    if shared:
+        x[:] = x[:1, :1]
+    ones = np.full((networks, 2, batch, 1), rules.BIAS_CELL)  # bias cells are senders
+    changed = weight + rules.weight_update(x, y, error, 0.8, rule)
+    of_bias = (
+        rules.bias_update(y, error, 0.8)
+        if n == 1
+        else rules.weight_update(ones, y, error, 0.8, rule)[..., 0, :]
+    )
+    sent = tensor(x[0, 0] if shared else fold_states(x)[None], "float64")
+    ours = tensor(fold_weight(weight)[None], "float64"), tensor(fold_bias(bias[None]), "float64")
+    kernels.update(*ours, sent, tensor(fold_states(y)[None], "float64"), tensor(error, "float64"),
+                   tensor(np.float64(0.8 / batch), "float64"), rule)  # fmt: skip
+    np.testing.assert_allclose(ours[0][0].cpu(), fold_weight(changed), rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(ours[1].cpu(), fold_bias((bias + of_bias)[None]), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.gpu
+def test_every_cut_of_the_update_gives_the_same():
+    case = Case(17, 63, 2, 2, 2, "float64", "kaneko")
+    for rows, tile, stages in ((16, 16, 2), (64, 32, 1), (32, 64, 3)):
+        weight, bias, *read = case.folded()
+        update(weight, bias, *read, "kaneko", cut=kernels.Update(rows, tile, "ieee", 4, stages))
+        np.testing.assert_allclose(weight.cpu(), fold_weight(case.update()[0]), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number, walks", [(0.5, False), (1.0, False), (1.5, True), (float("nan"), True)])
+def test_a_walk_is_left_out_by_a_number_on_the_device(number, walks):
+    weight, bias, states, *_ = Case(3, 5, 2, 2, 1, "float64", "kaneko").folded()
+    before = states.clone()
+    kernels.forward(states, weight, bias, 0.4, unless=(torch.tensor(number, device=DEVICE), 1.0))
+    assert torch.equal(states, before) != walks
 
 
 def guarded(array):
@@ -146,36 +211,43 @@ def guarded(array):
     return inside, buffer
 
 
-@pytest.mark.parametrize("block_batch", [2, 16])
-def test_nothing_is_written_outside_the_arrays(block_batch):
-    inside, buffers = zip(*map(guarded, Case(17, 63, 2, 2, 2, "float32", "signed").folded()), strict=True)
-    weight, bias, states, *gains = inside
-    kernels.forward(states, weight, bias[:, :, :1].clone(), 0.4, block_batch=block_batch)
-    kernels.update(weight, bias, states, *gains)
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with masks and without
+def test_nothing_is_written_outside_the_arrays(rows, width, batch):
+    inside, buffers = zip(
+        *map(guarded, Case(width, batch, 2, 2, 2, "float32", "signed").folded()), strict=True
+    )
+    weight, bias, states, *others = inside
+    kernels.forward(states, weight, bias[:, :, :1].clone(), 0.4, cut=cut(states, rows))
+    update(weight, bias, states, *others, "signed")
     for buffer in buffers:
         assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
 
 
+@pytest.mark.gpu
 def test_a_stack_without_layers_changes_nothing():
-    weight, bias, states, *gains = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
+    weight, bias, states, *others = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
     before = states.clone()
     kernels.forward(states, weight, bias, 0.4)
-    kernels.update(weight, bias, states, *gains)
+    update(weight, bias, states, *others, "kaneko")
     assert torch.equal(states, before)
 
 
-@pytest.mark.parametrize("block_batch", [2, 16])
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [2, 16])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_large_sums_give_0_and_1_and_no_nan(block_batch, dtype):
+def test_large_sums_give_0_and_1_and_no_nan(rows, dtype):
     case = Case(3, 5, 1, 1, 1, dtype, "kaneko", scale=1e6)
     weight, bias, states, *_ = case.folded()
     with np.errstate(over="ignore"):
-        kernels.forward(states, weight, bias, 0.4, block_batch=block_batch)
+        kernels.forward(states, weight, bias, 0.4, cut=cut(states, rows))
         wanted = fold_states(case.forward())
     np.testing.assert_array_equal(states[1].cpu(), wanted[1])
     assert set(wanted[1].ravel()) == {0.0, 1.0}
 
 
+@pytest.mark.gpu
 def test_u0_sets_the_width_of_the_sigmoid():
     states = tensor(np.ones((2, 1, 1, 2)), "float64")
     kernels.forward(
@@ -194,23 +266,19 @@ def test_the_width_that_fits_a_gpu():
     )
 
 
-NAMES = ("weight", "bias", "states", "gains", "bias_gains")
+NAMES = ("weight", "bias", "states", "error", "rate")
 BAD = [
-    ("weight", lambda t: t[:1], r"weight has the shape \(1, 2, 6, 6\); wanted \(2, 2, 6, 6\)"),
+    ("weight", lambda t: t[:1], r"weight has the shape \(1, 2, 6, 6\); wanted \(2, 2, [I6], 6\)"),
     ("weight", lambda t: t.mT, r"weight has the strides \(72, 36, 1, 6\); wanted contiguous"),
     ("weight", lambda t: t.float(), "weight.dtype is torch.float32; wanted one of torch.float64"),
-    ("states", lambda t: t[0], r"states has the shape \(2, 5, 6\); wanted \(D \+ 1, K, B, 2W\)"),
-    (
-        "states",
-        lambda t: t.half(),
-        "states.dtype is torch.float16; wanted one of torch.float32, torch.float64",
-    ),
-    ("bias", lambda t: t[..., :4], r"has the shape \(2, 2, 1, 4\); wanted \(2, 2, 1, 6\)"),
+    ("states", lambda t: t[0], r" has the shape \([12], 5, 6\); wanted \(D \+ 1, K, B, 2W\)"),
+    ("states", lambda t: t.half(), ".dtype is torch.float16; wanted one of torch.float32, torch.float64"),
+    ("bias", lambda t: t[..., :4], r"has the shape \(2, 2, 1, 4\); wanted \(2, 2, [n1], 6\)"),
 ]
 BAD_UPDATE = [
     ("bias", lambda t: torch.cat([t] * 3, dim=2), r"bias.shape\[2\] is 3; wanted one of 1, 2"),
-    ("gains", lambda t: t[:, :1], r"gains has the shape \(2, 1, 5\); wanted \(2, 2, 5\)"),
-    ("bias_gains", lambda t: t[0], r"bias_gains has the shape \(1, 5\); wanted \(2, 1, 5\)"),
+    ("error", lambda t: t[:, :1].clone(), r"error has the shape \(5, 1\); wanted \(5, 2\)"),
+    ("rate", lambda t: t[None], r"rate has the shape \(1,\); wanted \(\)"),
 ]
 
 
@@ -220,7 +288,7 @@ def test_a_bad_array_is_named_and_nothing_changes(name, spoil, message):
     before = {n: t.clone() for n, t in good.items()}
     bad = {**good, name: spoil(good[name])}
     with pytest.raises(ValueError, match=message):
-        kernels.update(*bad.values())
+        update(*bad.values(), "kaneko")
     if name in ("weight", "bias", "states") and (name, spoil, message) not in BAD_UPDATE:
         with pytest.raises(ValueError, match=message):
             kernels.forward(bad["states"], bad["weight"], bad["bias"], 0.4)
@@ -230,8 +298,8 @@ def test_a_bad_array_is_named_and_nothing_changes(name, spoil, message):
 @pytest.mark.parametrize(
     "argument, message",
     [
-        (dict(block_batch=3), "block_batch is 3; wanted a power of two"),
-        (dict(block_batch=0), "block_batch is 0; wanted at least 1"),
+        (dict(cut=kernels.Forward(3, "ieee", 4, 2)), "rows is 3; wanted a power of two"),
+        (dict(cut=kernels.Forward(0, "ieee", 4, 2)), "rows is 0; wanted at least 1"),
         (dict(u0=0), "u0 is 0; wanted a finite number above 0"),
     ],
 )

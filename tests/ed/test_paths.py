@@ -1,6 +1,5 @@
 """Every way through the hidden layers gives the same network; which way is taken, and what is said of it."""
 
-import contextlib
 import warnings
 
 import numpy as np
@@ -37,20 +36,6 @@ def assert_same_after_steps(exact, net, batch, steps=2):
 def test_numbas_kernels_on_a_cpu(width, depth, k, batch, rule, bias, backend):
     pytest.importorskip("numba")
     assert_same_after_steps(*twins("kernel", width, depth, k, rule=rule, bias=bias, backend=backend), batch)
-
-
-@pytest.mark.gpu
-def test_tritons_kernels_in_the_network(monkeypatch):
-    """On a GPU where there is one, else in Triton's interpreter, in the place of Numba's."""
-    pytest.importorskip("triton")
-    from ed_lib.ed import kernels
-
-    where = dict(backend="torch", device="cpu" if kernels.INTERPRETED else "cuda")
-    if kernels.INTERPRETED:
-        monkeypatch.setattr(paths, "kernels", lambda space: kernels)
-        monkeypatch.setattr(paths, "alone", lambda path, space: contextlib.nullcontext())
-    for rule, bias in (("kaneko", "cells"), ("signed", "free")):
-        assert_same_after_steps(*twins("kernel", 17, 2, 3, rule=rule, bias=bias, **where), 33)
 
 
 @pytest.mark.gpu
@@ -113,7 +98,7 @@ def test_a_width_that_no_multiprocessor_holds_takes_the_graph():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(path="fast"), "path is 'fast'; wanted one of 'auto', 'layers', 'graph', 'kernel'"),
+        (dict(path="fast"), "path is 'fast'; wanted one of 'auto', 'layers', 'graph', 'kernel', 'sweeps'"),
         (dict(path="graph"), "path is 'graph'; the path 'graph' needs a GPU"),
         (dict(path="kernel", dtype="float64"), "path is 'kernel'; the path 'kernel' needs float32 on a CPU"),
     ],

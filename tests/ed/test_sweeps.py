@@ -1,0 +1,154 @@
+"""Sweeps over all layers at once: what they answer is what a walk answers, however long it takes them."""
+
+import numpy as np
+import pytest
+
+from ed_lib.ed import EDNetwork, folded, sweeps
+from ed_lib.ed.sweeps import PAIRS, TOLERANCE, WALKED, Sweeps
+from tests.gpu import gpu
+
+RNG = np.random.default_rng
+
+
+def stack(depth, networks=1, batch=6, cells=8, seed=0, dtype="float64", scale=1.0):
+    """states (D + 1, K, B, C), of which only the first count, weight and bias of a network that forgets."""
+    rng = RNG(seed)
+    states = rng.random((depth + 1, networks, batch, cells)).astype(dtype)
+    weight = scale * rng.normal(size=(depth, networks, cells, cells)).astype(dtype) / np.sqrt(cells)
+    return states, weight.astype(dtype), rng.normal(size=(depth, networks, 1, cells)).astype(dtype) / 2
+
+
+def walked(states, weight, bias, u0):
+    right = states.copy()
+    folded.hidden_layers(right, weight, bias, u0)
+    return right
+
+
+def permutations(depth, cells=8, batch=6, seed=0):
+    """A network that hands on each cell's state: cell i sends to one cell alone, with a gain that keeps
+    states apart (u0 = 0.4: a weight of 2 around its threshold), so that the last layer still knows the first.
+    """
+    rng = RNG(seed)
+    weight = np.stack([2 * np.eye(cells)[rng.permutation(cells)] for _ in range(depth)])[:, None]
+    states = rng.random((depth + 1, 1, batch, cells))
+    states[0] = states[0] > 0.5
+    return states, weight, np.full((depth, 1, 1, cells), -1.0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_after_k_sweeps_the_first_k_layers_are_exact_whatever_the_network(k):
+    states, weight, bias = permutations(12)
+    right, new = walked(states, weight, bias, 0.4), states.copy()
+    for _ in range(k):
+        old = new.copy()
+        folded.fire(old[:-1], weight, bias, 0.4, out=new[1:])
+    np.testing.assert_array_equal(new[: k + 1], right[: k + 1])
+    assert np.abs(new[k + 1] - right[k + 1]).max() > 0.5  # and the next one is not
+
+
+@pytest.mark.parametrize(
+    "networks, dtype, tolerance", [(1, "float64", 1e-7), (3, "float64", 1e-7), (1, "float32", 1e-5)]
+)
+def test_where_layers_forget_a_few_sweeps_do(networks, dtype, tolerance):
+    states, weight, bias = stack(60, networks, dtype=dtype, scale=0.5)
+    ours = Sweeps(states, weight, bias, 2.0)
+    for seed in (1, 2):
+        states[0] = RNG(seed).random(states[0].shape)
+        right = walked(states, weight, bias, 2.0)
+        ours()
+        np.testing.assert_allclose(states, right, atol=tolerance)
+        assert not ours.swept.walk and 3 <= ours.swept.sweeps <= 2 * PAIRS + 1
+        assert ours.swept.change <= TOLERANCE
+
+
+def test_where_layers_remember_the_walk_is_taken_and_is_exact():
+    depth = WALKED + 2 * PAIRS + 20
+    states, weight, bias = permutations(depth)
+    ours = Sweeps(states, weight, bias, 0.4)
+    for seed in (1, 2):
+        states[0] = RNG(seed).random(states[0].shape) > 0.5
+        right = walked(states, weight, bias, 0.4)
+        ours()
+        np.testing.assert_array_equal(states, right)
+        assert ours.swept.walk and ours.swept.sweeps == 2 * PAIRS + 1
+
+
+def test_samples_seen_before_are_found_again_in_any_order():
+    """Even where layers remember: the states of the nearest sample are those of the same one."""
+    states, weight, bias = permutations(WALKED + 50)
+    ours = Sweeps(states, weight, bias, 0.4)
+    states[0] = np.eye(6, 8)
+    ours()
+    assert ours.swept.walk
+    states[0] = np.eye(6, 8)[[3, 0, 5, 1, 1, 2]]
+    right = walked(states, weight, bias, 0.4)
+    ours()
+    np.testing.assert_array_equal(states, right)
+    assert ours.swept == (3, 0.0, False)
+
+
+def test_the_states_of_another_sample_are_not_taken_for_its_own():
+    """They satisfy the equations of all layers but the first: a residual alone would prove nothing."""
+    states, weight, bias = permutations(WALKED + 50)
+    ours = Sweeps(states, weight, bias, 0.4)
+    states[0] = 0
+    ours()
+    states[0] = np.eye(6, 8)
+    right = walked(states, weight, bias, 0.4)
+    ours()
+    np.testing.assert_array_equal(states, right)
+    assert ours.swept.walk
+
+
+@pytest.mark.parametrize("depth", [1, WALKED, WALKED + 1, WALKED + 3])
+def test_few_layers(depth):
+    states, weight, bias = stack(depth)
+    ours = Sweeps(states, weight, bias, 0.4)
+    states[0] = RNG(5).random(states[0].shape)
+    right = walked(states, weight, bias, 0.4)
+    ours()
+    np.testing.assert_allclose(states, right, atol=1e-12)
+    assert (ours.swept.sweeps == 0) == (depth <= WALKED)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_deep_network_in_training_converges_in_a_few_sweeps(backend):
+    """Two classes, the article's rule: after a step or two every batch follows orbits that it has seen."""
+    rng, classes = RNG(0), RNG(1).random((2, 40)) < 0.3
+    options = dict(rule="signed", init="half_normal", alpha=0.8, seed=1)
+    exact = EDNetwork(40, 16, 200, **options, dtype="float64", path="layers")
+    net = EDNetwork(40, 16, 200, **options, backend=backend, path="sweeps")
+    swept = []
+    for _ in range(12):
+        labels = rng.integers(0, 2, 32)
+        x, target = classes[labels] * rng.random((32, 40)), labels[:, None].astype(float)
+        right, found = exact.step(x, target), net.step(net.asarray(x), net.asarray(target))
+        np.testing.assert_allclose(np.asarray(found), right, atol=1e-4)
+        swept.append(net.swept)
+    assert sum(not one.walk and one.sweeps <= 5 for one in swept[-8:]) >= 6, swept
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(value, exact.state_dict()[name], atol=1e-4, err_msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("remembers", [False, True])
+def test_a_gpu_decides_by_itself_and_as_a_cpu_does(remembers, monkeypatch):
+    """Every sweep and the walk are launched; those that are not needed do nothing."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(sweeps, "WALKED", 2)
+    monkeypatch.setattr(sweeps, "PAIRS", 2)
+    states, weight, bias = permutations(9) if remembers else stack(9, scale=0.3)
+    u0 = 0.4 if remembers else 4.0
+    on_cpu = Sweeps(states, weight, bias, u0)
+    first = [RNG(seed).random(states[0].shape) for seed in (1, 2)]
+    first = [(array > 0.5).astype(float) if remembers else array for array in first]
+    with gpu():
+        there = [torch.asarray(array, device="cuda").clone() for array in (states, weight, bias)]
+        on_gpu = Sweeps(*there, u0)
+        assert on_gpu.on_gpu
+        for array in first:
+            states[0], there[0][0] = array, torch.asarray(array, device="cuda")
+            on_cpu()
+            on_gpu()
+            np.testing.assert_allclose(there[0].cpu().numpy(), states, atol=1e-6)
+            assert on_gpu.swept[::2] == on_cpu.swept[::2] == (on_cpu.swept.sweeps, remembers)
