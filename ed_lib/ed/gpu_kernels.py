@@ -49,6 +49,8 @@ def forward_kernel(
     the next layers are on their way while one is computed. Weights beyond ``cells`` count as 0, so what the
     states hold there, σ(0), adds nothing; nor is it stored.
     """
+    if not MASKED:
+        cells = CELLS  # so that distances are known when this is compiled, and cost no instructions
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
     c, k = tl.arange(0, CELLS), tl.program_id(1)  # (CELLS,), scalar
     tile = b[:, None] * cells + c[None, :]  # (ROWS, CELLS)
@@ -84,6 +86,8 @@ def sweep_kernel(
     ``tolerance``. The LAST of a pair puts its largest change into changes[pair].
     """
     if tl.load(changes + pair - 1) > tolerance:
+        if not MASKED:
+            cells = CELLS
         at = (first * networks + tl.program_id(0)).to(tl.int64)  # d · K + k
         b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
         c = tl.arange(0, CELLS)  # (CELLS,)
@@ -104,9 +108,10 @@ def sweep_kernel(
 
 @jit
 def update_kernel(
-    weight, bias, sent, received, error, rate, networks, batch, senders, receivers, SIGNED: tl.constexpr,
-    SHARED: tl.constexpr, N_BIAS: tl.constexpr, TILE_IN: tl.constexpr, TILE_OUT: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, BIAS_CELL: tl.constexpr,
+    weight, bias, sent, received, error, rate, networks, batch, senders: tl.constexpr,
+    receivers: tl.constexpr, SIGNED: tl.constexpr, SHARED: tl.constexpr, N_BIAS: tl.constexpr,
+    TILE_IN: tl.constexpr, TILE_OUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, BIAS_CELL: tl.constexpr,
 ):  # fmt: skip
     """Adds the update of a tile of one layer's weights, summed over ROWS samples at a time; in the programs
     whose tile has the first senders, that of their receivers' biases too.
@@ -130,9 +135,8 @@ def update_kernel(
     bias += (layer * N_BIAS + n) * receivers + o[None, :]  # (N_BIAS, TILE_OUT)
     in_weight = (i < senders)[:, None] & (o < receivers)[None, :]
     in_bias = (n < tl.where(row == 0, N_BIAS, 0)) & (o < receivers)[None, :]
-    w, v = tl.load(weight, in_weight, 0), tl.load(bias, in_bias, 0)  # asked for now, needed last
     step = tl.load(rate)
-    dw, dv = tl.zeros((TILE_IN, TILE_OUT), w.dtype), tl.zeros((N_BIAS, TILE_OUT), w.dtype)
+    dw, dv = tl.zeros((TILE_IN, TILE_OUT), step.dtype), tl.zeros((N_BIAS, TILE_OUT), step.dtype)
     for start in tl.range(0, batch, ROWS, num_stages=STAGES):
         b = start + tl.arange(0, ROWS)  # (ROWS,)
         at, in_y = b[:, None] * receivers + o[None, :], (b < batch)[:, None] & (o < receivers)[None, :]
@@ -145,13 +149,15 @@ def update_kernel(
             x *= d[None, :]
         else:
             x *= tl.where(plus[:, None], tl.maximum(d, 0)[None, :], tl.minimum(d, 0)[None, :])
-        dw += tl.dot(x, slope, input_precision=PRECISION, out_dtype=w.dtype)
+        dw += tl.dot(x, slope, input_precision=PRECISION, out_dtype=step.dtype)
         if N_BIAS == 1:
             dv += tl.sum(d[:, None] * slope, axis=0)[None, :]
         else:
             for m in tl.static_range(2):
                 g = d if SIGNED else tl.maximum(d, 0) if m == 0 else tl.minimum(d, 0)
                 dv += tl.where(n == m, tl.sum((BIAS_CELL * g)[:, None] * slope, axis=0)[None, :], 0)
+    # asked for last: in registers all the while they would leave room for fewer programs
+    w, v = tl.load(weight, in_weight, 0), tl.load(bias, in_bias, 0)
     tl.store(weight, w + dw, in_weight)
     tl.store(bias, v + dv, in_bias)
 

@@ -60,26 +60,29 @@ def obstacle(width, dtype="float32"):
 def forward_cut(states):
     """The :class:`Forward` for these arrays on their GPU; `make gpu` measures others beside it.
 
-    A layer is a chain of latencies, so the fewer samples a program has the shorter it is: one, exact in
-    float32, where the weights come by bulk copies fast enough (Hopper) and all programs run at once; 16 on
-    the tensor cores of other GPUs, three products of TF32 parts; two where there are none.
+    A layer is a chain of latencies, so the fewer samples a program has the shorter it is, and the fewer warps
+    that wait for each other: one sample, exact in float32, and a warp for 16 KiB of weights, which it can
+    hold in registers, where the weights come fast enough (Hopper) and all programs run at once; 16 on the
+    tensor cores of other GPUs, three products of TF32 parts; two where there are none.
     """
     _, networks, batch, cells = states.shape
     capability, programs = _gpu(states)
     bytes = padded(cells) ** 2 * states.itemsize  # of a layer's weights
     if capability >= (9, 0) and batch * networks <= programs:
-        return Forward(1, "ieee", max(1, min(padded(cells) // 16, 4)), max(2, min(8, 192 * 1024 // bytes)))
+        return Forward(1, "ieee", max(1, bytes // (16 * 1024)), max(2, min(8, 192 * 1024 // bytes)))
     rows = 16 if INTERPRETED or _precision(states) == "tf32x3" else 2
     stages = 1 + min(max(TILE_BYTES // bytes, 1), 3)
     return Forward(rows, _precision(states), min(padded(cells) // 8, 8), stages)
 
 
 def update_cut(batch, cells, states):
-    """The :class:`Update` for layers with so many cells, likewise."""
-    tile = min(padded(cells), 64 if states.dtype == torch.float32 else 32)  # more would spill registers
-    if _gpu(states)[0] >= (9, 0):  # a short step leaves registers, and so programs, for a second one ahead
-        return Update(16, tile, _precision(states), 4, 2)
-    return Update(min(padded(batch), 32), tile, _precision(states), 4, 1)
+    """The :class:`Update` for layers with so many cells, likewise: few enough registers for four programs on
+    a multiprocessor, one of which computes while others wait, and the next rows on their way.
+    """
+    capability, tile = _gpu(states)[0], min(padded(cells), 64 if states.dtype == torch.float32 else 32)
+    if capability >= (8, 0):
+        return Update(32 if capability >= (9, 0) else 16, tile, _precision(states), 4, 2)
+    return Update(32, tile, _precision(states), 4, 1)
 
 
 def forward(states, weight, bias_term, u0, *, cut=None, unless=None):

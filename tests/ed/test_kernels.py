@@ -1,9 +1,5 @@
-"""The Triton kernels against formulas in float64, in Triton's interpreter where there is no GPU; and what
-they compile to, for three generations of GPU that need not be here.
-"""
+"""The Triton kernels against formulas in float64, in Triton's interpreter where there is no GPU."""
 
-import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -337,56 +333,3 @@ def test_tensors_on_the_cpu_need_the_interpreter():
 def test_without_triton_the_module_can_be_read_and_says_what_to_install():
     said = run("import sys; sys.modules['triton'] = None" + USE_ON_CPU)
     assert said == "ImportError the path 'kernel' needs triton: pip install triton False\n"
-
-
-COMPILE = """
-import json, re, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from ed_lib.ed import kernels
-
-
-def compiled(kernel, target, options, **constants):
-    names = kernel.arg_names
-    pointers = ("states", "weight", "bias", "gains", "bias_gains")
-    types = {n: "constexpr" if n in constants else "*fp32" if n in pointers else "i32" for n in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in (*pointers, "cells")}
-    source = ASTSource(kernel, types, constants, aligned)
-    options = {**options, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    scratch = getattr(made.metadata, "global_scratch_size", 0)
-    copies = len(re.findall(r"cp[.]async[.]c[ag]", made.asm["ptx"]))
-    return dict(shared=made.metadata.shared, scratch=scratch, copies=copies)
-
-
-found = []
-for target, precision in ((75, "ieee"), (80, "tf32x3"), (90, "tf32x3")):
-    ones = {2: dict(networks=1), 16: dict(networks=1, batch=1)}  # a 1 is a constant to Triton
-    for cells, stages, blocks in ((64, 4, (2, 16)), (128, 2, (16,) if target > 75 else (2,))):
-        for rows in blocks:
-            made = compiled(kernels.forward_kernel, target, dict(num_warps=8), U0=0.4, ROWS=rows, CELLS=cells,
-                            STAGES=stages, PRECISION=precision, **ones.pop(rows, {}))
-            found.append(["forward", target, cells, rows, made])
-    for n in (1, 2):
-        made = compiled(kernels.update_kernel, target, dict(num_warps=4, num_stages=1), N_BIAS=n, TILE=64,
-                        ROWS=32, PRECISION=precision, networks=n)
-        found.append(["update", target, n, 32, made])
-print(json.dumps(found))
-"""
-LIMIT = {75: 64, 80: 163, 90: 227}  # KiB of shared memory for one program
-
-
-def has_ptxas():
-    here = Path(importlib.util.find_spec("triton").origin).parent
-    return (here / "backends" / "nvidia" / "bin" / "ptxas").exists()
-
-
-@pytest.mark.skipif(not has_ptxas(), reason="this Triton comes without ptxas")
-def test_the_kernels_compile_for_three_gpus_within_their_shared_memory(tmp_path):
-    found = json.loads(run(COMPILE, TRITON_CACHE_DIR=str(tmp_path)))
-    assert len(found) == 3 * 5
-    for kernel, target, size, rows, made in found:
-        assert made["shared"] <= LIMIT[target] * 1024, (kernel, target, size, rows)
-        assert made["scratch"] == 0
-        if kernel == "forward":  # the next layers' weights are copied while one layer is computed
-            assert bool(made["copies"]) == (target >= 80), (target, size, rows)
