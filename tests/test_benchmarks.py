@@ -16,6 +16,7 @@ from benchmarks import (
     lstm,
     parallel,
     parallel_accuracy,
+    parts,
     pipelines,
     precision,
     table,
@@ -24,23 +25,25 @@ from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
 from ed_lib.parallel import collectives, launch
 from ed_lib.parallel.costs import Link
+from tests.benchmark import measured
 from tools import measurements
 
-TINY = dict(depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
+TINY = ed.Size(costs.Shape(20, 4, 32, 8), depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
 ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in ("float32", "float64")}
 
 
 @pytest.fixture
-def record(monkeypatch):
+def roofs(monkeypatch):
     monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
-    return ed.run("cpu", costs.Shape(20, 4, 32, 8), **TINY)
 
 
-def test_a_record_has_every_version_right_and_survives_a_round_trip(record, tmp_path, capsys):
+def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
+    again = measured(ed, TINY, tmp_path)
     assert "not timed" not in capsys.readouterr().out
-    path = records.write(record, tmp_path)
-    again = records.load("ed", tmp_path)[0]
-    assert path.name == "ed.json" and len(again.rows) == len(record.rows)
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["ed.json"]
+    assert {row.case["part"] for row in again.rows} == set(again.parameters["parts"])
+    cases = [str(row.case) for row in again.rows]
+    assert len(cases) == len(set(cases))
     for row in again.rows:
         assert row.completion.median > 0 and row.floor > 0
         assert row.error is None or row.error < ed.ROUNDING[row.case["dtype"]]
@@ -52,24 +55,32 @@ def test_a_record_has_every_version_right_and_survives_a_round_trip(record, tmp_
     assert [row.case["n_outputs"] for row in again.select(table="networks")] == [1, 3]
     page = measurements.page([again])
     assert "No GPU has been measured yet" in page and page.count("| update |") >= 8
-    assert all(title in page for title in measurements.TITLES.values())
+    for name, title in measurements.TITLES.items():
+        assert (title in page) == (name != "variants"), "kernels have cuts on a GPU only"
 
 
-def test_floors_come_from_the_higher_ceilings(monkeypatch):
+def test_the_small_sizes_are_measured_besides(roofs, tmp_path, capsys):
+    record = measured(ed, TINY, tmp_path)
+    for case in ({"table": "paths"}, {"table": "article"}, {"table": "by hand"}, {"table": "autograd"}):
+        assert {row.case["depth"] for row in record.select(**case)} == {32, 4}
+    assert {row.case["depth"] for row in record.select(part="smaller")} == {4}
+    assert {row.case["depth"] for row in record.select(table="width")} == {4}
+
+
+def test_floors_come_from_the_higher_ceilings(monkeypatch, tmp_path):
     seen = iter([(1e10, 1e11)] * 2 + [(3e10, 1e10)] * 2)  # float32 and float64, before and after
     monkeypatch.setattr(roofline, "measure", lambda device, dtype: roofline.Ceilings("m", dtype, *next(seen)))
-    record = ed.run("cpu", costs.Shape(5, 2, 8, 3), (4,), (2,), (1,), seconds=0.001)
+    record = measured(ed, ed.Size(costs.Shape(5, 2, 8, 3), (4,), (2,), (1,), seconds=0.001), tmp_path)
     assert {(c.bandwidth, c.rate) for c in record.ceilings} == {(3e10, 1e11)}
     for row in record.rows:
-        assert row.floor == max(row.bytes / 3e10, row.flops / 1e11)
+        assert row.floor == pytest.approx(max(row.bytes / 3e10, row.flops / 1e11), rel=1e-3)
 
 
-def test_a_version_that_is_wrong_is_not_timed(monkeypatch, capsys):
+def test_a_version_that_is_wrong_is_not_timed(roofs, monkeypatch, tmp_path, capsys):
     right = ed.ARTICLES_WAYS["einsum"]
     wrong = {"einsum": lambda x, received: 1.01 * right(x, received)}
     monkeypatch.setattr(ed, "ARTICLES_WAYS", ed.ARTICLES_WAYS | wrong)
-    monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
-    record = ed.run("cpu", costs.Shape(20, 4, 16, 8), (8,), (4,), (1,), seconds=0.001)
+    record = measured(ed, ed.Size(costs.Shape(20, 4, 16, 8), (8,), (4,), (1,), seconds=0.001), tmp_path)
     assert not record.select(how="einsum") and record.select(how="four products")
     assert "einsum: deviates by" in capsys.readouterr().out
 
@@ -80,10 +91,18 @@ def test_what_does_not_fit_is_left_out_before_it_is_allocated(monkeypatch, capsy
     assert "left out at depth 16" in capsys.readouterr().out
 
 
-def test_the_command_line(monkeypatch, tmp_path, record, capsys):
-    monkeypatch.setattr(ed, "run", lambda device: record)
-    command.main(["ed", "--device", "cpu", "--out", str(tmp_path)])
-    assert "ed.json written after" in capsys.readouterr().out
+def test_the_command_line(roofs, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["ed", "--device", "cpu", "--out", str(tmp_path), "--tiny"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "ed.json written" in said and "ed, paths: done" in said
+    (record,) = records.load("ed", tmp_path)
+    assert record.parameters["article"]["depth"] == ed.TINY.article.depth
+    empty = records.Record("accuracy", "m", "a machine", {}, {}, [], [])
+    monkeypatch.setattr(accuracy, "run", lambda device: empty)  # a benchmark that has no parts
+    with pytest.raises(SystemExit) as ended:
+        command.main(["accuracy", "--device", "cpu", "--out", str(tmp_path)])
+    assert ended.value.code == 0 and "accuracy.json written after" in capsys.readouterr().out
     if not arrays.gpu_count():
         with pytest.raises(SystemExit, match="PyTorch sees no GPU on this machine"):
             command.main(["--device", "cuda"])
@@ -93,14 +112,18 @@ def test_the_command_line(monkeypatch, tmp_path, record, capsys):
 
 def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(arrays, "gpu_count", lambda: 1)
-    for benchmark in (ed, precision, lstm):
-        name = benchmark.__name__.partition(".")[2]
-        empty = records.Record(name, "m", "a machine", {}, {}, [], [])
-        monkeypatch.setattr(benchmark, "run", lambda device, empty=empty: empty)
-    command.main(["--out", str(tmp_path)])
+    seen = []
+
+    def run(benchmark, device, out, **options):
+        seen.append((benchmark, device, out))
+        return {"a part": "done"}
+
+    monkeypatch.setattr(parts, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "parallel: left out, since its devices are processes on a CPU" in said
-    assert {path.name for path in tmp_path.rglob("*.json")} == {"ed.json", "precision.json", "lstm.json"}
+    assert ended.value.code == 0 and "parallel: left out, since its devices are processes on a CPU" in said
+    assert seen == [(benchmark, "cuda", str(tmp_path)) for benchmark in (ed, precision, lstm)]
 
 
 @pytest.fixture

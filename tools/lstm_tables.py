@@ -38,6 +38,10 @@ def sizes(*keys):
 
 
 LSTM = {
+    "climb": (
+        "From one layer's first rung to four layers' last",
+        lines_of(sizes("layers") | WHAT | SPEED | times("baseline, eager", "baseline, CUDA graph") | REST),
+    ),
     "ladder": (
         "The ladder, forward",
         lines_of(sizes("layers") | WHAT | SPEED | {"published": result("published")} | {"launch": launch}

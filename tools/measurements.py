@@ -62,6 +62,7 @@ TITLES = {
     "depth": "A step, by depth",
     "width": "A step, by width",
     "networks": "A step, by number of networks",
+    "variants": "How the kernels are cut, on a GPU",
 }
 ACCURACY_TITLES = {
     "rates": "Ten classes, every rate: short runs",

@@ -1,6 +1,7 @@
 """The benchmark of part IV: its counts against torch's, what it refuses, and the whole at a tiny size."""
 
 import dataclasses
+from time import perf_counter
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import lstm, precision, precision_subjects
 from benchmarks import lstm_subjects as subjects
 from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject, Version
-from ed_lib import arrays, records, roofline, timing
+from ed_lib import arrays, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent
+from tests.benchmark import measured
 from tools import lstm_tables, measurements
 
 TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
@@ -35,7 +37,23 @@ def exact_only(monkeypatch):
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def host_clock(monkeypatch):
+    """The host's clock in place of a GPU's, which no CPU has."""
+
+    def elapsed(function, runs=1, blocks=1):
+        found = []
+        for _ in range(blocks):
+            start = perf_counter()
+            for _ in range(runs):
+                function()
+            found.append((perf_counter() - start) / runs)
+        return found
+
+    monkeypatch.setattr(timing, "elapsed", elapsed)
+
+
+@pytest.fixture
+def recorded(monkeypatch, host_clock):
     """CUDA graphs that are none, so that what a GPU would run can be seen on a CPU."""
     monkeypatch.setattr(subjects.devices, "record", lambda function, like: function)
 
@@ -45,8 +63,7 @@ def tiny(layers=2, **changes):
 
 
 def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp_path, capsys):
-    made = lstm.run("cpu", TINY)
-    record = records.read(records.write(made, tmp_path))
+    record = measured(lstm, TINY, tmp_path)
     assert "left out" not in capsys.readouterr().out
     assert record.benchmark == "lstm" and record.parameters["few"] == 5
     keys = ("what", "layers", "hidden", "batch", "steps", "format", "combine")
@@ -54,6 +71,8 @@ def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp
              for name in lstm_tables.LSTM}  # fmt: skip
     exact = ("float32", None)
     assert cases == {
+        "climb": [(RUNGS[0], 1, 16, 3, 6, *exact),
+                  *((what, 4, 16, 3, 6, *exact) for what in ("wavefront", "batched_wavefront", NN))],
         "ladder": [(what, n, 16, 3, 6, *exact) for n in (1, 4) for what in (*RUNGS, *BEYOND, NN)],
         "formats": [(NN, n, 16, 3, 6, *exact) for n in (1, 4)],
         "training": [(what, n, 16, 3, 5, *exact) for n in (1, 2) for what in lstm.TRAINED],
@@ -68,14 +87,40 @@ def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp
         assert 0 < row.error < subjects.TOLERANCE["float32"]
         assert row.floor == pytest.approx(max(row.bytes / 1e10, row.flops / 1e11), rel=1e-3)
         assert row.results["GFLOP/s"] == [pytest.approx(row.flops / row.completion.median / 1e9, rel=1e-2)]
-        assert ("products" in row.results) == (row.case["what"] in (*RUNGS, *BEYOND))
+        counted = {name in row.results for name in ("products", "pointwise", "bytes", "waits")}
+        assert counted == {row.case["what"] in (*RUNGS, *BEYOND)}
     page = measurements.page([record])
     assert all(f"### {title}\n" in page for title, _ in lstm_tables.LSTM.values())
     assert page.count("| eager |") == len(record.rows) and "| $H$ | $B$ | $T$ | what |" in page
 
 
-def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only, capsys):
-    record = lstm.run("cpu", dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()))
+def test_the_climb_is_compared_by_operations_in_a_second(exact_only, tmp_path, capsys):
+    """Four layers have four times the operations of the baseline's one, so seconds would say nothing."""
+    record = measured(lstm, dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()), tmp_path)
+    first, *others = rows = record.select(table="climb")
+    assert first.results["against baseline, eager"] == [pytest.approx(1, rel=1e-3)]
+    for row in others:
+        assert row.flops == 4 * first.flops
+        ratio = row.results["GFLOP/s"][0] / first.results["GFLOP/s"][0]
+        assert row.results["against baseline, eager"] == [pytest.approx(ratio, rel=2e-3)]
+        assert "against baseline" not in row.results and "published" not in row.results
+    assert all("against baseline, CUDA graph" not in row.results for row in rows)
+    page = measurements.page([record])
+    assert "| × baseline, eager | × baseline, CUDA graph |" in page
+
+
+def test_the_climb_on_a_gpu_is_compared_with_the_baseline_in_either_way():
+    first, top = tiny(1).version("climb", "baseline"), tiny(4).version("climb", lstm.LAST)
+    graphs = [Version(one.case | {"how": "CUDA graph"}, None, None) for one in (first, top)]
+    seconds = [(first, 8.0), (top, 8.0), (graphs[0], 2.0), (graphs[1], 1.0)]
+    medians = [(one.case, s) for one, s in seconds]
+    found = [lstm.compared(one, s, medians) for one, s in seconds]
+    for how, wanted in (("eager", [1.0, 4.0, 4.0, 32.0]), ("CUDA graph", [0.25, 1.0, 1.0, 8.0])):
+        assert [line[f"against baseline, {how}"] for line in found] == [[ratio] for ratio in wanted]
+
+
+def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only, tmp_path, capsys):
+    record = measured(lstm, dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()), tmp_path)
     one, four = ({row.case["what"]: row for row in record.select(table="ladder", layers=n)} for n in (1, 4))
     published = {what: row.results["published"] for what, row in one.items() if "published" in row.results}
     assert published == {what: [costs.PUBLISHED[what]] for what in RUNGS[:-1]}
@@ -224,7 +269,7 @@ def test_on_a_gpu_there_are_graphs_launches_and_what_a_cpu_has_not(recorded, cap
     assert wanted <= {what for what, _ in kinds}
 
 
-def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, capsys):
+def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, host_clock, capsys):
     def record(function, like):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -272,8 +317,8 @@ def test_floors_come_from_the_higher_ceilings():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not arrays.gpu_count("torch"), reason="needs a GPU")
-def test_all_of_it_on_a_gpu(capsys):
-    record = lstm.run("cuda", dataclasses.replace(TINY, hidden=128, batch=8))
+def test_all_of_it_on_a_gpu(tmp_path, capsys):
+    record = measured(lstm, dataclasses.replace(TINY, hidden=128, batch=8), tmp_path, "cuda")
     assert "no CUDA graph" not in capsys.readouterr().out
     assert len(record.select(how="CUDA graph")) == len(record.select(how="eager"))
     assert record.select(what=PERSISTENT) and record.select(what=IN_A_ROW, layers=4)

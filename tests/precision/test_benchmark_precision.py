@@ -16,6 +16,7 @@ from ed_lib import records, roofline
 from ed_lib.precision import fp8, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
+from tests.benchmark import measured
 from tools import measurements, precision_tables
 
 BERT = dict(layers=2, hidden=32, heads=2, vocabulary=50, positions=16, classes=3)
@@ -113,20 +114,20 @@ def test_the_crossover_is_where_a_format_begins_to_be_faster():
 def test_tf32_is_compared_with_float32_and_the_others_with_both():
     rows = [row("m", name, 1, s, how) for how in ("eager", "CUDA graph")
             for name, s in (("float32", 4.0), ("tf32", 2.0), ("bfloat16", 1.0))]  # fmt: skip
-    lines = list(precision.crossover_lines(rows))
-    assert lines[:3] == [
-        "m, eager: tf32 is faster than float32 from batch 1 on; at batch 1 it is 2.00 times as fast",
-        "m, eager: bfloat16 is faster than float32 from batch 1 on; at batch 1 it is 4.00 times as fast",
-        "m, eager: bfloat16 is faster than tf32 from batch 1 on; at batch 1 it is 2.00 times as fast",
-    ]
-    assert len(lines) == 6 and lines[3].startswith("m, CUDA graph: tf32")
+    assert precision.crossovers(rows) == [
+        ("m", how, *compared, 1, 1, ratio)
+        for how in ("eager", "CUDA graph")
+        for *compared, ratio in (
+            ("tf32", "float32", 2.0), ("bfloat16", "float32", 4.0), ("bfloat16", "tf32", 2.0)
+        )
+    ]  # fmt: skip
 
 
 def test_a_record_has_every_format_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
-    made = precision.run("cpu", TINY)
-    record = records.read(records.write(made, tmp_path))
+    record = measured(precision, TINY, tmp_path)
     said = capsys.readouterr().out
-    assert "not timed" not in said and "MLP, eager: bfloat16 " in said
+    assert "not timed" not in said and "MLP, batch 8, bfloat16 " in said
+    assert set(record.parameters["parts"]) == {"encoder", "products", "MLP", "LeNet"}
     names = [form.name for form in subjects.formats("cpu")]
     assert names == ["float32", "bfloat16", "float16", "float16, emulated"]
     cases = [tuple(row.case.values()) for row in record.rows]
@@ -146,6 +147,9 @@ def test_a_record_has_every_format_right_and_survives_a_round_trip(roofs, tmp_pa
                 ratio = base.completion.median / one.completion.median
                 assert one.results["against float32"][0] == pytest.approx(ratio, rel=1e-2)
                 assert one.flops == base.flops and one.bytes == base.bytes
+                name = one.case["format"]
+                rate = "float32" if "emulated" in name else name
+                assert one.results[f"FLOPs, {rate}"] == [one.flops]
     mlp = record.find(model="MLP", batch=8, format="bfloat16").results
     params = 4 * (48 * 32 + 32 + 32 * 10 + 10)
     assert (
@@ -155,26 +159,28 @@ def test_a_record_has_every_format_right_and_survives_a_round_trip(roofs, tmp_pa
     assert "parameters" not in record.find(model="MLP", batch=8, format="float16, emulated").results
 
 
-def test_floors_come_from_each_formats_own_and_the_higher_ceiling(monkeypatch):
+def test_floors_come_from_each_formats_own_and_the_higher_ceiling(monkeypatch, tmp_path):
     seen = iter([1e10, 1e11, 1e12] + [2e10, 5e10, 3e12])
     monkeypatch.setattr(
         roofline, "measure", lambda device, dtype, seconds: roofline.Ceilings("m", dtype, 1e3, next(seen))
     )
-    record = precision.run("cpu", dataclasses.replace(TINY, products=(16,), mlp=(), lenet=(), encoder=()))
+    size = dataclasses.replace(TINY, products=(16,), mlp=(), lenet=(), encoder=())
+    record = measured(precision, size, tmp_path)
     rates = {"float32": 2e10, "bfloat16": 1e11, "float16": 3e12, "float16, emulated": 2e10}
     for one in record.rows:
         assert one.flops == 2 * 16**3 and one.bytes / 16**2 == (
             6 if "float16" == one.case["format"][-7:] else 12
         )
-        assert one.floor == pytest.approx(max(one.bytes / 1e3, one.flops / rates[one.case["format"]]))
+        least = max(one.bytes / 1e3, one.flops / rates[one.case["format"]])
+        assert one.floor == pytest.approx(least, rel=1e-3)
     assert {c.dtype: c.rate for c in record.ceilings} == {"float32": 2e10, "bfloat16": 1e11, "float16": 3e12}
 
 
-def test_what_deviates_is_not_timed(roofs, monkeypatch, capsys):
+def test_what_deviates_is_not_timed(roofs, monkeypatch, tmp_path, capsys):
     wrong = subjects.formats("cpu")[:2]
     wrong[1] = dataclasses.replace(wrong[1], tolerance=1e-9)
     monkeypatch.setattr(subjects, "formats", lambda device: wrong)
-    record = precision.run("cpu", dataclasses.replace(TINY, mlp=(8,), lenet=(), encoder=()))
+    record = measured(precision, dataclasses.replace(TINY, mlp=(8,), lenet=(), encoder=()), tmp_path)
     assert {row.case["format"] for row in record.rows} == {"float32"}
     assert "MLP, batch 8, bfloat16: deviates by" in capsys.readouterr().out
 
@@ -320,8 +326,8 @@ def test_the_smaller_models_are_in_the_same_record(monkeypatch):
     assert record.parameters["smaller"]["images"] == 3
 
 
-def test_the_page_shows_every_row_and_where_formats_cross(roofs, capsys):
-    made = precision.run("cpu", TINY)
+def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsys):
+    made = measured(precision, TINY, tmp_path)
     text = measurements.page([made])
     steps = made.select(table="training step")
     assert all(
@@ -371,7 +377,7 @@ def test_the_page_names_the_baseline_of_each_ratio():
     assert line == ["32", "8 ms", "2 ms (4.00× float32)", "1 ms (8.00× float32, 2.00× tf32)"]
 
 
-def test_fp8_is_measured_where_the_machine_has_it(roofs, monkeypatch, capsys):
+def test_fp8_is_measured_where_the_machine_has_it(roofs, monkeypatch, tmp_path, capsys):
     """As on a GPU that multiplies FP8, with torch's scaled product for CPUs."""
     if not scaled_products_on_cpu():
         pytest.skip("torch._scaled_mm does not run on this CPU")
@@ -381,18 +387,19 @@ def test_fp8_is_measured_where_the_machine_has_it(roofs, monkeypatch, capsys):
     right = torch._scaled_mm
     monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: calls.append(1) or right(*a, **k))
     size = dataclasses.replace(TINY, products=(32,), mlp=(8,), lenet=(5,), encoder=(2,))
-    record = precision.run("cpu", size)
+    record = measured(precision, size, tmp_path)
     assert "not timed" not in capsys.readouterr().out and calls
     assert [row.case.get("model", "product") for row in record.select(format="fp8")] == [
+        "encoder",
         "product",
         "MLP",
-        "encoder",
     ]
     mlp = record.find(model="MLP", format="fp8")
     rates = {c.dtype: c.rate for c in record.ceilings}
     linear, others = 2 * 2 * 8 * 48 * 32, 3 * 2 * 8 * 32 * 10
     least = linear / rates["fp8"] + others / rates["bfloat16"]
     assert mlp.floor == pytest.approx(max(least, mlp.bytes / 1e10), rel=1e-3) and mlp.flops == linear + others
+    assert mlp.results["FLOPs, fp8"] == [linear] and mlp.results["FLOPs, bfloat16"] == [others]
 
 
 def scaled_products_on_cpu():
