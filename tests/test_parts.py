@@ -145,6 +145,13 @@ def test_resuming_repeats_what_other_code_did(fake, code):
     assert {how["code"] for how in fake.record.parameters["parts"].values()} == {"new"}
 
 
+def test_a_rehearsal_is_not_resumed(fake):
+    fake.run(size=(1, 2))
+    assert set(fake.run(size=(3, 4), resume=True).values()) == {"done"}
+    assert fake.rows == {"a": 4, "b": 5, "c": 6}
+    assert set(fake.run(size=(3, 4), resume=True).values()) == {"was done"}, "a tuple is a list in JSON"
+
+
 def test_without_resuming_all_is_measured_anew(fake):
     fake.run()
     assert set(fake.run().values()) == {"done"} and fake.rows == {"a": 4, "b": 5, "c": 6}
@@ -232,10 +239,10 @@ def test_the_command_line_says_what_became_of_the_parts(fake, ended):
     assert ended("--parts", "b", "--tiny") == 0
     assert fake.calls == ["b"] and fake.record.parameters["size"] == "tiny"
     fake.does["c"] = failing()
-    assert ended("--resume") == 1 and fake.rows == {"b": 1, "a": 2}
-    assert ended("--resume", "--seconds", "-1") == parts.LEFT
+    assert ended("--resume", "--tiny") == 1 and fake.rows == {"b": 1, "a": 2}
+    assert ended("--resume", "--tiny", "--seconds", "-1") == parts.LEFT
     fake.does.clear()
-    assert ended("--resume") == 0 == ended("--resume", "--seconds", "-1")
+    assert ended("--resume", "--tiny") == 0 == ended("--resume", "--tiny", "--seconds", "-1")
     assert fake.calls == ["b", "a", "c", "c"]
 
 
