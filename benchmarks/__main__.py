@@ -2,9 +2,12 @@
 
 import argparse
 import importlib
+import math
 import sys
 import time
+import traceback
 
+from benchmarks import parts
 from ed_lib import arrays, records
 
 BENCHMARKS = ("ed", "parallel", "precision", "lstm")  # what runs by itself
@@ -18,21 +21,41 @@ def main(arguments=None):
     parser.add_argument("benchmark", nargs="?", choices=BY_NAME, help=f"without: {', '.join(BENCHMARKS)}")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
     parser.add_argument("--out", default="records", help="the folder of the records")
+    parser.add_argument("--parts", nargs="*", default=(), help="of ed, precision or lstm; without: all")
+    parser.add_argument("--resume", action="store_true", help="leave out parts that this code has measured")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no part begins")
+    parser.add_argument("--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal")
     options = parser.parse_args(arguments)
-    device = options.device
+    device, deadline = options.device, time.monotonic() + options.seconds
     if device == "auto":
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
+    states = []
     for name in [options.benchmark] if options.benchmark else BENCHMARKS:
         if name in ON_CPU and device == "cuda":
             how = f"`python -m benchmarks {name} --device cpu`"
             print(f"{name}: left out, since its devices are processes on a CPU; {how} runs it")
             continue
-        start = time.monotonic()
-        record = importlib.import_module(f"benchmarks.{name}").run(device)
-        path = records.write(record, options.out)
+        try:
+            states += measure(importlib.import_module(f"benchmarks.{name}"), device, options, deadline)
+        except Exception:  # the other benchmarks go on
+            traceback.print_exc()
+            states.append("failed")
+    kinds = {state.partition(":")[0] for state in states}
+    sys.exit(1 if "failed" in kinds else parts.LEFT if "left" in kinds else 0)
+
+
+def measure(benchmark, device, options, deadline):
+    """Runs one benchmark → what became of its parts, as :func:`benchmarks.parts.run` says."""
+    start = time.monotonic()
+    if not hasattr(benchmark, "prepare"):
+        path = records.write(benchmark.run(device), options.out)
         print(f"{path} written after {time.monotonic() - start:.0f} s")
+        return ["done"]
+    size = benchmark.TINY if options.tiny else None
+    how = {"wanted": options.parts, "resume": options.resume, "deadline": deadline}
+    return list(parts.run(benchmark, device, options.out, size=size, **how).values())
 
 
 if __name__ == "__main__":

@@ -5,23 +5,30 @@ recorded, and a version that deviates by more than rounding is not timed. Then v
 For the timing the step is tiny (α = 1e-9), so that repetitions leave the network as it was.
 """
 
+import contextlib
 import dataclasses
+import itertools
 from functools import partial
 
 import numpy as np
 
+from benchmarks import ed_variants
+from benchmarks.parts import Plan
 from benchmarks.table import Table, Version
-from ed_lib import arrays, devices, machine, records, roofline
+from ed_lib import arrays, devices, machine, roofline
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
 DEPTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 WIDTHS = (32, 64, 128, 256)
 NETWORKS = (1, 2, 5, 10)
-MODULES = ("ed_lib.ed", "ed_lib.timing", "ed_lib.roofline", "benchmarks")
-ALPHA, TINY = 0.8, 1e-9
+MODULES = ("ed_lib.arrays", "ed_lib.devices", "ed_lib.ed", "ed_lib.timing", "ed_lib.roofline",
+           "benchmarks.ed", "benchmarks.ed_variants", "benchmarks.table")  # fmt: skip
+ALPHA, NEARLY_0 = 0.8, 1e-9
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
 START = dict(rule="signed", init="fan_in")  # the article's rule; its start saturates the cells
+BATCHES = 8  # that the path "sweeps" is shown in turn, since it begins with what the last one left
+MOST_NETWORKS = 16  # that take turns, so that none finds itself in the cache
 ARTICLES_WAYS = {
     "article": baselines.with_batch_axis,
     "einsum": baselines.by_einsum,
@@ -29,35 +36,65 @@ ARTICLES_WAYS = {
 }
 
 
-def run(device, article=ARTICLE, depths=DEPTHS, widths=WIDTHS, networks=NETWORKS, seconds=0.5):
-    """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`; ``seconds``, a version."""
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """What is run: the article's shape, the sweeps over sizes, ``seconds`` for each version."""
+
+    article: costs.Shape = ARTICLE
+    depths: tuple = DEPTHS
+    widths: tuple = WIDTHS
+    networks: tuple = NETWORKS
+    seconds: float = 0.5
+
+
+TINY = Size(costs.Shape(5, 2, 8, 3), (1, 4), (2, 3), (1, 2), 0.001)  # of a rehearsal
+
+
+def prepare(device, size=None):
+    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
+    size = size or (Size() if device == "cpu" else Size(seconds=0.2))
+    article, smaller = size.article, dataclasses.replace(size.article, depth=size.article.depth // 8)
+    table = Table(measured_ceilings(device), size.seconds, launches=device != "cpu")
+
+    def swept(name, **values):
+        (key, numbers), *_ = values.items()
+        base = article if key == "depth" else smaller
+        return lambda: one_step(table, name, [dataclasses.replace(base, **{key: n}) for n in numbers], device)
+
+    parts = {"paths": lambda: every_path(table, article, device)}
+    if device != "cpu":
+        parts["variants"] = lambda: ed_variants.measure(table, article, device)
+    parts |= {
+        "article, float64": lambda: articles_formulas(table, article, "float64", device),
+        "article, float32": lambda: articles_formulas(table, article, "float32", device),
+        "backpropagation": lambda: backpropagation(table, article, device),
+        "depth": swept("depth", depth=size.depths),
+        "networks": swept("networks", n_outputs=size.networks),
+        "width": swept("width", width=size.widths),
+        "smaller": lambda: [every_path(table, smaller, device), backpropagation(table, smaller, device),
+                            *(articles_formulas(table, smaller, dtype, device) for dtype in ROUNDING)],
+    }  # fmt: skip
+    parameters = dataclasses.asdict(size) | {"alpha": NEARLY_0, "flush_denormal": True} | START
+    parameters["threads"] = "1 for PyTorch and BLAS, all for Numba and for the ceilings"
+    alone = {name: partial(on_one_thread, work) for name, work in parts.items()}
+    return Plan(table, alone, partial(measured_ceilings, device), parameters)
+
+
+def on_one_thread(work):
+    """Runs ``work`` with PyTorch on one thread, as NumPy's products are: too small to share."""
     import torch
 
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0 in every version, as they do on a GPU
-    table = Table(measured_ceilings(device), seconds, launches=device != "cpu")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as NumPy's products: too small to share
-    smaller = dataclasses.replace(article, depth=article.depth // 8)
-    for shape in (smaller, article):
-        for dtype in ("float32", "float64"):
-            articles_formulas(table, shape, dtype, device)
-        every_path(table, shape, device)
-        backpropagation(table, shape, device)
-    one_step(table, "depth", [dataclasses.replace(article, depth=depth) for depth in depths], device)
-    one_step(table, "width", [dataclasses.replace(smaller, width=width) for width in widths], device)
-    one_step(table, "networks", [dataclasses.replace(smaller, n_outputs=k) for k in networks], device)
-    torch.set_num_threads(threads)
-    table.raise_ceilings(measured_ceilings(device))  # a machine that was busy at the start may not be now
-    parameters = {"article": dataclasses.asdict(article), "depths": depths, "widths": widths}
-    parameters |= {"networks": networks, "seconds": seconds, "alpha": TINY, "flush_denormal": True} | START
-    parameters["threads"] = "1 for PyTorch and BLAS, all for Numba and for the ceilings"
-    name, made = machine.name(device), records.provenance(MODULES, device)
-    roofs = list(table.ceilings.values())
-    return records.Record("ed", records.slug(name), name, made, parameters, roofs, table.rows)
+    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0 in every version, as they do on a GPU
+    torch.set_num_threads(1)
+    try:
+        work()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def measured_ceilings(device):
-    ceilings = {dtype: roofline.measure(device, dtype) for dtype in ("float32", "float64")}
+    ceilings = {dtype: roofline.measure(device, dtype) for dtype in ROUNDING}
     print(*ceilings.values(), sep="\n")
     return ceilings
 
@@ -70,14 +107,14 @@ def articles_formulas(table, shape, dtype, device):
     shape = dataclasses.replace(shape, itemsize=np.dtype(dtype).itemsize)
     if (needed := 2 * costs.batch_axis(shape)) > machine.memory(device):
         return print(f"the article's formulas: left out at depth {shape.depth}, {needed / 2**30:.0f} GiB")
-    right, errors = Reference(shape), {}
+    right, errors = Reference(shape, device), {}
     for how, products in ARTICLES_WAYS.items():
         article = baselines.ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA, path="layers"))
         x, target = a_batch(shape, article.net)
         output = article.forward(x)
         article.update(target - output, products)
         errors[how] = right.deviation(output, article.state["hidden.weight"])
-    article.alpha, error = TINY, target - output
+    article.alpha, error = NEARLY_0, target - output
 
     def version(what, how, call, cost):
         case = describe(shape, "article", library, dtype) | {"what": what, "how": how}
@@ -95,31 +132,65 @@ def articles_formulas(table, shape, dtype, device):
 
 def every_path(table, shape, device):
     """The network of this book by each path that this machine has."""
-    right = Reference(shape)
+    right = Reference(shape, device)
     for library in ("numpy", "torch") if device == "cpu" else ("torch",):
         space = arrays.space(library, device)
         possible = [path for path in paths.PATHS if paths.obstacle(path, space, shape.width) is None]
         nets = {path: network(shape, library, device, path=path) for path in possible}
         errors = {path: first_step(net, shape, right) for path, net in nets.items()}
-        x, target = a_batch(shape, nets["layers"])
-        half = target * 0 + 0.5
-        for what, cost, arguments in (
-            ("forward", costs.forward, (x,)),
-            ("update", costs.update, (half,)),
-            ("step", costs.step, (x, target)),
-        ):
+        nets = {path: net for path, net in nets.items() if is_right(path, errors[path], "float32")}
+        for what, cost in (("forward", costs.forward), ("update", costs.update), ("step", costs.step)):
             table.measure([
                 Version(describe(shape, "paths", library) | {"what": what, "how": path},
-                        partial(getattr(net, what), *arguments), cost(shape), errors[path])
-                for path, net in nets.items() if is_right(path, errors[path], "float32")
+                        call_of(what, net, shape, device), cost(shape), errors[path],
+                        partial(how_swept, net) if path == "sweeps" and what != "update" else None)
+                for path, net in nets.items()
             ])  # fmt: skip
+
+
+def call_of(what, net, shape, device):
+    """What is timed of a network: a method of it, on a batch.
+
+    By the path "sweeps" a forward pass is given several batches in turn. On a GPU an update, which does
+    little but move numbers, is that of several networks in turn, so that none finds its own in the cache.
+    """
+    batches = [a_batch(shape, net, seed) for seed in range(1, 1 + (BATCHES if net.path == "sweeps" else 1))]
+    half = batches[0][1] * 0 + 0.5
+    nets = [net]
+    if what == "update" and device != "cpu":
+        nets += [network(shape, net.space.backend, device, path=net.path)
+                 for _ in range(turns(costs.update(shape)[0], device) - 1)]  # fmt: skip
+        for other in nets[1:]:
+            other.forward(batches[0][0])
+    given = {"forward": [batch[:1] for batch in batches], "update": [(half,)], "step": batches}[what]
+    calls = [partial(getattr(one, what), *arguments) for one in nets for arguments in given]
+    return calls[0] if len(calls) == 1 else in_turn(calls)
+
+
+def in_turn(calls):
+    """A function that makes one of these calls each time, one after the other."""
+    endless = itertools.cycle(calls)
+    return lambda: next(endless)()
+
+
+def turns(bytes, device):
+    """How many arrays of so many bytes it takes to fill the GPU's last cache four times."""
+    import torch
+
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return min(MOST_NETWORKS, 1 + 4 * cache // bytes)
+
+
+def how_swept(net):
+    swept = net.swept
+    return {"sweeps": [swept.sweeps], "change": [swept.change], "walk": [int(swept.walk)]}
 
 
 def backpropagation(table, shape, device):
     """ED against backpropagation with the same tools: by hand on like arrays, and by PyTorch's autograd."""
     library = "numpy" if device == "cpu" else "torch"
     ed, same = (network(shape, library, device, path="layers") for _ in range(2))
-    by_hand = baselines.Backprop(same, rate=TINY)
+    by_hand = baselines.Backprop(same, rate=NEARLY_0)
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     by_hand.step(x, target)
@@ -135,8 +206,13 @@ def backpropagation(table, shape, device):
     })  # fmt: skip
     nets = {path: network(shape, "torch", device, path=path) for path in ("layers", "graph", "kernel")
             if paths.obstacle(path, arrays.space("torch", device), shape.width) is None}  # fmt: skip
-    autograd = baselines.Autograd(nets["layers"], rate=TINY)
     x, target = a_batch(shape, nets["layers"])
+    recorded = None
+    if device != "cpu":  # before any other step, whose gradients would belong to another stream
+        fresh = baselines.Autograd(nets["layers"], rate=NEARLY_0)
+        with contextlib.suppress(RuntimeError):
+            recorded = devices.record(partial(fresh.step, x, target), x)
+    autograd = baselines.Autograd(nets["layers"], rate=NEARLY_0)
     loss = autograd.forward(x, target)
     parts = {("step", f"ED, {path}"): (partial(net.step, x, target), step) for path, net in nets.items()}
     parts |= {
@@ -146,8 +222,10 @@ def backpropagation(table, shape, device):
         ("update", "autograd"): (autograd.descend, costs.descent(shape)),
         ("step", "autograd"): (partial(autograd.step, x, target), whole),
     }  # fmt: skip
-    if device != "cpu":
-        parts["step", "autograd, graph"] = devices.record(partial(autograd.step, x, target), x), whole
+    if recorded:
+        parts["step", "autograd, graph"] = recorded, whole
+    elif device != "cpu":
+        print("autograd, graph: left out, it could not be recorded")
     measure_parts(table, "autograd", shape, "torch", parts)
 
 
@@ -162,7 +240,7 @@ def one_step(table, sweep, shapes, device):
     library, versions = "numpy" if device == "cpu" else "torch", []
     for shape in shapes:
         net = network(shape, library, device)
-        error = first_step(net, shape, Reference(shape))
+        error = first_step(net, shape, Reference(shape, device))
         if is_right(net.path, error, "float32"):
             case = describe(shape, sweep, library) | {"what": "step", "how": net.path}
             versions.append(Version(case, partial(net.step, *a_batch(shape, net)), costs.step(shape), error))
@@ -170,12 +248,19 @@ def one_step(table, sweep, shapes, device):
 
 
 class Reference:
-    """One step in float64 with NumPy: what the first step of each version is compared with."""
+    """One step in float64: what the first step of each version is compared with. On a GPU it is PyTorch's
+    there; where that is quickly done, it is compared with NumPy's first.
+    """
 
-    def __init__(self, shape):
-        net = network(shape, "numpy", "cpu", "float64", alpha=ALPHA, path="layers")
-        self.output = net.step(*a_batch(shape, net))
+    def __init__(self, shape, device="cpu"):
+        backend = "numpy" if device == "cpu" else "torch"
+        net = network(shape, backend, device, "float64", alpha=ALPHA, path="layers")
+        self.output = arrays.to_numpy(net.step(*a_batch(shape, net)))
         self.weight = net.state_dict()["hidden.weight"]
+        if device != "cpu" and self.weight.size < 2**20:
+            right = Reference(shape)
+            if (error := right.deviation(self.output, self.weight)) > ROUNDING["float64"]:
+                raise ArithmeticError(f"the reference on {device} deviates by {error:.1e} from NumPy's")
 
     def deviation(self, output, weight):
         """The largest deviation of an output or of a hidden weight."""
@@ -188,7 +273,7 @@ def first_step(net, shape, right):
     """Takes a step of full size, and leaves the network with the tiny one → the deviation."""
     net.alpha = ALPHA
     output = net.step(*a_batch(shape, net))
-    net.alpha = TINY
+    net.alpha = NEARLY_0
     return right.deviation(output, net.state_dict()["hidden.weight"])
 
 
@@ -198,14 +283,14 @@ def is_right(how, error, dtype):
     return error <= ROUNDING[dtype]
 
 
-def network(shape, library, device, dtype="float32", alpha=TINY, **options):
+def network(shape, library, device, dtype="float32", alpha=NEARLY_0, **options):
     sizes = shape.n_inputs, shape.width, shape.depth, shape.n_outputs
     return EDNetwork(*sizes, **START, alpha=alpha, dtype=dtype, backend=library, device=device, **options)
 
 
-def a_batch(shape, net):
+def a_batch(shape, net, seed=1):
     """x (B, n_inputs) and target (B, K), the same for all, in the network's library."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     x, target = rng.random((shape.batch, shape.n_inputs)), rng.integers(0, 2, (shape.batch, shape.n_outputs))
     return net.asarray(x), net.asarray(target)
 

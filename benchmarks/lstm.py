@@ -7,11 +7,13 @@ as well, which by default takes TF32; ``tf32`` is named. Operations are counted 
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import precision, precision_subjects
 from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject
+from benchmarks.parts import Plan
 from benchmarks.table import higher
-from ed_lib import machine, records, timing
+from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
 from ed_lib.records import Row
 
@@ -66,29 +68,31 @@ CUDA = Size((128, 256, 512, 1024, 2048, 4096), (1, 4, 16, 64, 256, 1024), few=10
             rounds=(5, 5))  # fmt: skip
 
 
-def run(device="cpu", size=None):
-    """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`."""
+TINY = Size((8,), (5,), few=3, trained_layers=(1, 2), steps=3, batch=3, hidden=16, rounds=(2, 1),
+            seconds=0.001)  # fmt: skip  # of a rehearsal
+
+
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
     size = size or (CPU if device == "cpu" else CUDA)
-    with precision_subjects.restored():
-        named = [Subject(size.shape(layers=layers), device) for layers in size.layers]
-        forms = formats_of(named[0])
-        table = Table(precision.ceilings(device, forms), size, device)
-        names = [form.name for form in forms]
-        for subject, rounds in zip(named, size.rounds, strict=True):
-            ladder(table, subject, names, rounds)
-        for subject in named:
-            formats(table, subject, names)
-        del named, subject  # on a GPU their answers in float64 take memory
-        for layers in size.trained_layers:
-            subject = Subject(size.shape(steps=size.few, layers=layers), device)
-            table.measure(subject, [subject.version("training", what) for what in TRAINED])
-        sweeps(table)
-        table.raise_ceilings(precision.ceilings(device, forms))
-    name, made = machine.name(device), records.provenance(MODULES, device)
-    roofs = list(table.ceilings.values())
-    return records.Record("lstm", records.slug(name), name, made, dataclasses.asdict(size), roofs, table.rows)
+    forms = formats_of(Subject(size.shape(), device))
+    table, names = Table(precision.ceilings(device, forms), size, device), [form.name for form in forms]
+
+    def with_layers(function, layers, *arguments):
+        return lambda: function(table, Subject(size.shape(layers=layers), device), *arguments)
+
+    works = {"climb": lambda: climb(table)}
+    rounds = dict(zip(size.layers, size.rounds, strict=True))
+    works |= {f"ladder, {n} layers": with_layers(ladder, n, names, rounds[n]) for n in size.layers}
+    works |= {f"formats, {n} layers": with_layers(formats, n, names) for n in size.layers}
+    works |= {f"training, {n} layers": partial(training, table, n) for n in size.trained_layers}
+    works |= {"combine": partial(combine, table), "batch": partial(sweep, table, "batch", size.batches)}
+    works |= {"hidden": partial(sweep, table, "hidden", size.hiddens)}
+    parts = {name: precision_subjects.restored()(work) for name, work in works.items()}
+    return Plan(table, parts, partial(precision.ceilings, device, forms), dataclasses.asdict(size))
 
 
+@precision_subjects.restored()
 def formats_of(subject):
     """The formats, as ``precision_subjects.Format``, that this machine has and does not merely imitate."""
     forms = [form for form in precision_subjects.formats(subject.device) if form.name in DTYPES]
@@ -101,6 +105,16 @@ def formats_of(subject):
         if mine > SLOW * seconds["float32"]:
             print(f"nn.LSTM, {name}: left out, {mine / seconds['float32']:.0f} times as slow as float32")
     return [form for form in forms if seconds[form.name] <= SLOW * seconds["float32"]]
+
+
+def climb(table):
+    """{table: "climb"}: the whole way up as NVIDIA published it, from one layer by the first rung to the most
+    layers by the last, in the same turns.
+    """
+    first, top = (Subject(table.size.shape(layers=n), table.device) for n in (1, table.size.layers[-1]))
+    versions = [first.version("climb", RUNGS[0])]
+    versions += [top.version("climb", what) for what in (LAST, *BEYOND, NN)]
+    table.measure(top, versions, rounds=5)
 
 
 def ladder(table, subject, names, rounds):
@@ -136,16 +150,24 @@ def possible(subject, what, format):
         print(f"formats: {what}, {format}, {layers} layers: left out, {error!r:.150}")
 
 
-def sweeps(table):
-    """{table: "hidden"} and {table: "batch"}, of one layer; {table: "combine"}, of one and several."""
-    size, few = table.size, table.size.few
-    for key, numbers in (("hidden", size.hiddens), ("batch", size.batches)):
-        for number in numbers:
-            subject = Subject(size.shape(steps=few, **{key: number}), table.device)
-            table.measure(subject, [subject.version(key, what) for what in SWEPT])
-    for what, layers in ((RUNGS[-2], 1), (LAST, size.layers[-1])):
-        subject = Subject(size.shape(steps=few, layers=layers), table.device)
-        versions = [subject.version("combine", what, combine=combine) for combine in size.combines]
+def training(table, layers):
+    """{table: "training"}: forward and backward."""
+    subject = Subject(table.size.shape(steps=table.size.few, layers=layers), table.device)
+    table.measure(subject, [subject.version("training", what) for what in TRAINED])
+
+
+def sweep(table, key, numbers):
+    """{table: key, key: number}, of one layer; key: "hidden" or "batch"."""
+    for number in numbers:
+        subject = Subject(table.size.shape(steps=table.size.few, **{key: number}), table.device)
+        table.measure(subject, [subject.version(key, what) for what in SWEPT])
+
+
+def combine(table):
+    """{table: "combine"}, of one and several layers."""
+    for what, layers in ((RUNGS[-2], 1), (LAST, table.size.layers[-1])):
+        subject = Subject(table.size.shape(steps=table.size.few, layers=layers), table.device)
+        versions = [subject.version("combine", what, combine=combine) for combine in table.size.combines]
         table.measure(subject, versions)
 
 
@@ -160,7 +182,8 @@ class Table:
         if self.device != "cpu":
             versions = [*versions, *graphs(subject, versions)]
         functions = {n: version.run for n, version in enumerate(versions)}
-        timings = timing.compare(functions, min_seconds=self.size.seconds, rounds=rounds)
+        seconds, on_gpu = self.size.seconds, self.device != "cpu"
+        timings = timing.compare(functions, min_seconds=seconds, rounds=rounds, events=on_gpu)
         medians = [(version.case, timings[n].median) for n, version in enumerate(versions)]
         for version, completion in zip(versions, timings.values(), strict=True):
             if not version.is_right:
@@ -210,7 +233,8 @@ def least(case):
 def compared(version, seconds, medians):
     """The results of a row, a list of one number each: "GFLOP/s"; "published", NVIDIA's; "against …", how
     many times as fast as the baseline, nn.LSTM, the rung before, float32 or TF32 in the same turns, if all
-    else is equal; "products", "pointwise" and "bytes", as counted.
+    else is equal; in the table "climb" also how many times the GFLOP/s of the baseline, which has one layer
+    there, as NVIDIA compared; "products", "pointwise", "bytes" and "waits", as counted.
     """
     case = version.case
     what, format = case["what"], case["format"]
@@ -218,6 +242,9 @@ def compared(version, seconds, medians):
     of = {LAST: 4}.get(what, 1)  # layers
     if case["table"] == "ladder" and what in RUNGS and (case["layers"], format) == (of, "float32"):
         found["published"] = costs.PUBLISHED[what]
+    if case["table"] == "climb":
+        start = {m["how"]: least(m)[1] / median / 1e9 for m, median in medians if m["what"] == "baseline"}
+        found |= {f"against baseline, {how}": found["GFLOP/s"] / rate for how, rate in start.items()}
     before = RUNGS[RUNGS.index(what) - 1] if what in RUNGS[1:] else None
     for other, median in medians:
         names = []

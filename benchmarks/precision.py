@@ -15,8 +15,9 @@ from functools import partial
 import torch
 
 from benchmarks import precision_subjects as subjects
+from benchmarks.parts import Plan
 from benchmarks.table import higher
-from ed_lib import devices, machine, records, roofline, timing
+from ed_lib import devices, roofline, timing
 from ed_lib.precision import autocast, fp8, memory
 from ed_lib.records import Row
 
@@ -59,27 +60,30 @@ CUDA = Size(
 )
 
 
-def run(device="cpu", size=None):
-    """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`."""
+TINY = Size(
+    (16, 32), (1, 8), (1, 8), (1, 2), graphs=(1,), widths=(20, 16, 10), tokens=4, seconds=0.001,
+    bert={"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 8, "classes": 3},
+)  # fmt: skip  # of a rehearsal
+
+
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
     size = size or (CPU if device == "cpu" else CUDA)
     forms = subjects.formats(device)
-    with subjects.restored():
-        table = Table(ceilings(device, forms), size, device)
-        products(table, forms)
-        for subject, batches in (
-            (subjects.mlp(size.widths), size.mlp),
-            (subjects.lenet(), size.lenet),
-            (subjects.encoder(device, size.tokens, **size.bert), size.encoder),
-        ):
-            steps(table, subject, forms, batches)
-        table.raise_ceilings(ceilings(device, forms))  # a machine that was busy at the start may not be now
-    print(*crossover_lines(table.rows), sep="\n")
+    table = Table(ceilings(device, forms), size, device)
+    encoder = subjects.encoder(device, size.tokens, **size.bert)
+    works = {
+        "encoder": partial(steps, table, encoder, forms, size.encoder),
+        "products": partial(products, table, forms),
+        "MLP": partial(steps, table, subjects.mlp(size.widths), forms, size.mlp),
+        "LeNet": partial(steps, table, subjects.lenet(), forms, size.lenet),
+    }
+    parts = {name: subjects.restored()(work) for name, work in works.items()}
     parameters = dataclasses.asdict(size) | {"rate": subjects.RATE, "optimizers": "fused"}
-    name, made = machine.name(device), records.provenance(MODULES, device)
-    roofs = list(table.ceilings.values())
-    return records.Record("precision", records.slug(name), name, made, parameters, roofs, table.rows)
+    return Plan(table, parts, partial(ceilings, device, forms), parameters)
 
 
+@subjects.restored()
 def ceilings(device, forms):
     """{rate: roofline.Ceilings} of all that the formats multiply in."""
     found = {"float32": roofline.measure(device, "float32", seconds=1.0)}
@@ -253,12 +257,13 @@ class Table:
     """Collects rows and prints them. ``ceilings``: {rate: roofline.Ceilings}."""
 
     def __init__(self, ceilings, size, device):
-        self.ceilings, self.size, self.device, self.rows, self.costs = ceilings, size, device, [], []
+        self.ceilings, self.size, self.device, self.rows = ceilings, size, device, []
 
     def measure(self, versions):
         """Times versions in turns: a row for each, with how many times as fast as the baselines it is."""
         functions = {n: version.call for n, version in enumerate(versions)}
-        timings = list(timing.compare(functions, min_seconds=self.size.seconds, rounds=3).values())
+        seconds, on_gpu = self.size.seconds, self.device != "cpu"
+        timings = list(timing.compare(functions, min_seconds=seconds, rounds=3, events=on_gpu).values())
         for version, completion in zip(versions, timings, strict=True):
             launch = None
             if self.device != "cpu":
@@ -268,8 +273,8 @@ class Table:
             for other, baseline in zip(versions, timings, strict=True):
                 if other.case["format"] in BASELINES and is_alike(other.case, version.case):
                     results[f"against {other.case['format']}"] = [baseline.median / completion.median]
-            self.costs.append((version.bytes, version.flops))
             flops = sum(version.flops.values())
+            results |= {f"FLOPs, {rate}": [number] for rate, number in version.flops.items()}
             floor = self.floor(version.bytes, version.flops)
             row = Row(version.case, completion, launch, version.bytes, flops, floor, version.error,
                       results=results)  # fmt: skip
@@ -284,8 +289,13 @@ class Table:
     def raise_ceilings(self, ceilings):
         """Takes the higher of the old and these ceilings, and computes all floors from them."""
         self.ceilings = higher(self.ceilings, ceilings)
-        for n, (row, cost) in enumerate(zip(self.rows, self.costs, strict=True)):
-            self.rows[n] = dataclasses.replace(row, floor=self.floor(*cost))
+        for n, row in enumerate(self.rows):
+            flops = {
+                rate: row.results[f"FLOPs, {rate}"][0]
+                for rate in self.ceilings
+                if f"FLOPs, {rate}" in row.results
+            }  # noqa: E501
+            self.rows[n] = dataclasses.replace(row, floor=self.floor(row.bytes, flops))
 
 
 def is_alike(one, other):
@@ -353,10 +363,3 @@ def crossovers(rows):
                 if compared and (at := crossover(mine, name, baseline)):
                     found.append((model, how, name, baseline, *at))
     return found
-
-
-def crossover_lines(rows):
-    """The same in words."""
-    for model, how, name, baseline, batch, best, ratio in crossovers(rows):
-        where = f"is faster than {baseline} from batch {batch} on" if batch else f"does not beat {baseline}"
-        yield f"{model}, {how}: {name} {where}; at batch {best} it is {ratio:.2f} times as fast"

@@ -21,12 +21,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Version:
-    """Something to be timed: its ``case`` for the record, what to call, (bytes, FLOPs), the error it has."""
+    """Something to be timed: its ``case`` for the record, what to call, (bytes, FLOPs), the error it has, and
+    what to ask for ``results`` once it has been timed.
+    """
 
     case: dict
     call: Callable
     cost: tuple
     error: float | None = None
+    results: Callable | None = None
 
 
 class Table:
@@ -42,15 +45,16 @@ class Table:
 
     def measure(self, versions):
         """Times :class:`Version`\\ s against each other, in turns: one row for each."""
-        timings = timing.compare(
-            {n: v.call for n, v in enumerate(versions)}, min_seconds=self.seconds, rounds=3
-        )
+        calls = {n: version.call for n, version in enumerate(versions)}
+        timings = timing.compare(calls, min_seconds=self.seconds, rounds=3, events=self.launches)
         for version, completion in zip(versions, timings.values(), strict=True):
             launch = None
             if self.launches:
                 launch = timing.apart(version.call, min_seconds=self.seconds / 4, min_runs=3).launch.median
             floor = self.ceilings[version.case["dtype"]].floor(*version.cost)
-            self.rows.append(Row(version.case, completion, launch, *version.cost, floor, version.error))
+            results = version.results() if version.results else None
+            row = Row(version.case, completion, launch, *version.cost, floor, version.error, results=results)
+            self.rows.append(row)
             self._print(texts(self.rows[-1]))
 
     def raise_ceilings(self, ceilings):
@@ -66,11 +70,12 @@ class Table:
 
 
 def higher(ceilings, others):
-    """{name: roofline.Ceilings} with the higher bandwidth and the higher rate of two, for the same names."""
+    """{name: roofline.Ceilings} with the higher bandwidth and rate of two, where both have them."""
     found = {}
-    for name, mine in ceilings.items():
-        best = max(mine, others[name], key=lambda roof: roof.bandwidth)
-        rate = max(mine.rate, others[name].rate)
+    for name in ceilings | others:
+        mine = ceilings.get(name) or others[name]
+        other = others.get(name) or mine
+        best, rate = max(mine, other, key=lambda roof: roof.bandwidth), max(mine.rate, other.rate)
         found[name] = dataclasses.replace(mine, bandwidth=best.bandwidth, access=best.access, rate=rate)
     return found
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from ed_lib import arrays
 
+BLOCK, BLOCKS = 1e-3, 10  # seconds of a block between two CUDA events, and how many make a turn
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -80,13 +82,18 @@ def measure(function, *, min_seconds=1.0):
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
 
-def compare(functions, *, min_seconds=1.0, rounds=5):
+def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
     """Times several functions in one process, taking turns: {name: function} → {name: Timing}.
 
     Each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the machine falls on all
     of them. A function that takes longer than its turn runs once in each, and once before, to warm up. A
     shorter one runs in blocks, and ``n`` counts those: a block is as many runs as it takes for reading the
     clock not to matter.
+
+    events: on a GPU, whether its own clock is read, by CUDA events before and after a block, and not the
+    host's, which would have to wait for the end of every block. Blocks follow each other without a gap, so
+    that a host that is ahead of the GPU does not count; one that is behind does. Only for functions all of
+    whose work is on the current GPU.
     """
     # Importing PyTorch's benchmark module looks for a CUDA compiler; that there is none is no news here.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -95,6 +102,8 @@ def compare(functions, *, min_seconds=1.0, rounds=5):
 
     rounds = arrays.check_count("rounds", rounds)
     turn = arrays.check_positive("min_seconds", min_seconds) / rounds
+    if events:
+        return _by_events(functions, turn, rounds)
     threads = torch.get_num_threads()
     timers = {
         name: benchmark.Timer("f()", timer=now, globals={"f": function}, num_threads=threads)
@@ -107,6 +116,37 @@ def compare(functions, *, min_seconds=1.0, rounds=5):
         for name, function in functions.items():
             times[name] += _take_turn(function, timers[name], turn)
     return {name: _summary(seconds) for name, seconds in times.items()}
+
+
+def _by_events(functions, turn, rounds):
+    """What ``compare`` does with CUDA events: at the most BLOCKS blocks in a turn, and that suffices."""
+    sizes, times = {}, {name: [] for name in functions}
+    for name, function in functions.items():
+        function()  # warm-up
+        sizes[name] = max(1, round(BLOCK / max(elapsed(function)[0], 1e-7)))
+    for _ in range(rounds):
+        for name, function in functions.items():
+            first = elapsed(function, sizes[name])
+            fits = int(turn / (sizes[name] * first[0]))  # so many in the turn, that one included
+            more = elapsed(function, sizes[name], min(fits, BLOCKS) - 1) if fits > 1 else []
+            times[name] += first + more
+    return {name: _summary(seconds) for name, seconds in times.items()}
+
+
+def elapsed(function, runs=1, blocks=1):
+    """Seconds of the current GPU for one run, in each of so many blocks of so many runs: a list."""
+    import torch
+
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(blocks + 1)]
+    synchronize()
+    ends[0].record()
+    for end in ends[1:]:
+        for _ in range(runs):
+            function()
+        end.record()
+    synchronize()
+    pairs = zip(ends[:-1], ends[1:], strict=True)
+    return [start.elapsed_time(end) / 1e3 / runs for start, end in pairs]
 
 
 def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):

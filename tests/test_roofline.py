@@ -66,7 +66,7 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
     small, monkeypatch, seconds, moved, access
 ):
     runs = iter(seconds)
-    monkeypatch.setattr(roofline, "_best", lambda function, limit: next(runs))
+    monkeypatch.setattr(roofline, "_best", lambda function, limit, device: next(runs))
     assert roofline._bandwidth("cpu", 1.0) == (moved, access)
 
 
@@ -74,7 +74,7 @@ def test_a_square_product_counts_2n3_and_the_best_size_is_taken(monkeypatch):
     monkeypatch.setattr(roofline, "SIZES", {"cpu": (10, 20, 40)})
     monkeypatch.setattr(roofline, "_product", lambda n, device, dtype: n)
     seconds = {10: 2.0, 20: 4.0, 40: 64.0}
-    monkeypatch.setattr(roofline, "_best", lambda n, limit: seconds[n])
+    monkeypatch.setattr(roofline, "_best", lambda n, limit, device: seconds[n])
     assert roofline._rate("cpu", "float32", 1000) == 2 * 20**3 / 4
 
 
@@ -82,7 +82,9 @@ def test_a_size_that_would_take_too_long_is_not_begun(monkeypatch):
     began = []
     monkeypatch.setattr(roofline, "SIZES", {"cpu": (10, 20, 40)})
     monkeypatch.setattr(roofline, "_product", lambda n, device, dtype: n)
-    monkeypatch.setattr(roofline, "_best", lambda n, limit: began.append(n) or 2 * n**3 / 1000)  # 1000 FLOP/s
+    monkeypatch.setattr(
+        roofline, "_best", lambda n, limit, device: began.append(n) or 2 * n**3 / 1000
+    )  # 1000 FLOP/s
     assert roofline._rate("cpu", "float32", 3 * 16) == 1000 and began == [10, 20]  # 40 would take 128 s
 
 
@@ -100,7 +102,7 @@ def test_the_fastest_run_is_taken_after_waiting_for_the_device(monkeypatch):
 
     monkeypatch.setattr(roofline, "perf_counter", lambda: now[0])
     monkeypatch.setattr(roofline.timing, "synchronize", lambda: events.append("wait"))
-    assert roofline._best(function, 12) == 2
+    assert roofline._best(function, 12, "cpu") == 2
     assert events == ["wait", "run", "wait"] * 4
 
 
@@ -120,7 +122,7 @@ def precision():
 def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, monkeypatch, before):
     torch.set_float32_matmul_precision(before)
     was, during = settings(), []
-    monkeypatch.setattr(roofline, "_best", lambda function, limit: during.append(settings()) or 1.0)
+    monkeypatch.setattr(roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0)
     roofline.measure(seconds=1000)
     assert settings() == was and during[-1] == (False, "highest")
 

@@ -21,10 +21,14 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 import torch  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-NAME = "a rehearsal"
+from tools import interpreter  # noqa: E402
+
+interpreter.mend()
+
+NAME, MEMORY = "a rehearsal", 2**26  # bytes
 GPU = types.SimpleNamespace(
-    name=NAME, major=9, minor=0, multi_processor_count=132, total_memory=2**33,
-    shared_memory_per_block_optin=232_448, L2_cache_size=2**16,
+    name=NAME, major=9, minor=0, multi_processor_count=132, total_memory=MEMORY,
+    shared_memory_per_block_optin=232_448, L2_cache_size=64,
 )  # fmt: skip
 
 
@@ -39,6 +43,8 @@ class Here(TorchFunctionMode):
             return SAID[function]
         if function == torch.Tensor.cuda:
             return args[0]
+        if function is torch.device:
+            return function(*args, **(kwargs or {}))
         kwargs = {name: here(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
         return function(*map(here, args), **kwargs)
 
@@ -73,6 +79,13 @@ class Generator(torch.Generator):
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, here(device))
+
+
+class Autocast(torch.autocast):
+    """Autocast of what is here."""
+
+    def __init__(self, device_type, *arguments, **options):
+        super().__init__(here(device_type), *arguments, **options)
 
 
 class Stream:
@@ -123,8 +136,8 @@ def cupy():
     module = types.ModuleType("cupy")
     runtime = types.SimpleNamespace(
         getDeviceCount=lambda: 1,
-        memGetInfo=lambda: (2**33, 2**33),
-        getDeviceProperties=lambda index: {"name": NAME.encode(), "totalGlobalMem": 2**33},
+        memGetInfo=lambda: (MEMORY, MEMORY),
+        getDeviceProperties=lambda index: {"name": NAME.encode(), "totalGlobalMem": MEMORY},
     )
     module.cuda = types.SimpleNamespace(Device=Device, runtime=runtime)
     module.ndarray, module.__version__ = ndarray, np.__version__
@@ -138,8 +151,9 @@ def cupy():
 
 def replacements():
     """[(object, name, what stands there meanwhile)]."""
-    from ed_lib import devices
+    from ed_lib import devices, roofline, timing
 
+    by_events, apart, turn = timing._by_events, timing.apart, timing._take_turn
     nothing, context = lambda *arguments, **options: None, lambda *arguments: contextlib.nullcontext()
     cuda = {
         "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
@@ -147,16 +161,26 @@ def replacements():
         "current_stream": Stream, "Stream": Stream, "Event": Event, "CUDAGraph": object, "stream": context,
         "graph": context, "device": context, "device_of": context,
         "get_device_name": lambda *device: NAME, "get_device_capability": lambda *device: (9, 0),
-        "get_device_properties": lambda *device: GPU, "mem_get_info": lambda *device: (2**33, 2**33),
+        "get_device_properties": lambda *device: GPU, "mem_get_info": lambda *device: (MEMORY, MEMORY),
         "memory_reserved": lambda *device: 0, "memory_allocated": lambda *device: 0,
         "max_memory_allocated": lambda *device: 0, "reset_peak_memory_stats": nothing,
     }  # fmt: skip
     return [
         *((torch.cuda, name, value) for name, value in cuda.items()),
         (torch, "Generator", Generator),
+        (torch, "autocast", Autocast),
         (torch._C, "_cuda_hasPrimaryContext", lambda index: True),
+        (torch.accelerator, "current_accelerator", nothing),
+        (roofline, "SIZES", {"cpu": (64,), "cuda": (64,)}),
         (torch.nn.RNNBase, "flatten_parameters", nothing),
         (devices.Graph, "__call__", lambda graph: graph.function()),
+        (
+            timing,
+            "_by_events",
+            lambda functions, turn, rounds: by_events(functions, 1e-9, 1),
+        ),  # once is enough
+        (timing, "_take_turn", lambda function, timer, seconds: turn(function, timer, 0)),
+        (timing, "apart", lambda function, **options: apart(function, min_seconds=1e-9, min_runs=1)),
     ]
 
 

@@ -123,7 +123,8 @@ def sweep(old, new, weight, bias_term, u0, changes, pair, tolerance, first, last
     1] is at most ``tolerance``. ``last``: of the pair, whose change goes into changes[pair].
     """
     depth, networks, batch, cells = check_states("old", old[1:])
-    rows, size = min(padded(batch), 64 if old.itemsize == 4 else 32), padded(cells)
+    few = old.itemsize == 8 or _gpu(old)[0] >= (10, 0)  # of 64 rows Triton 3.6 makes nothing for Blackwell
+    rows, size = min(padded(batch), 32 if few else 64), padded(cells)
     with torch.cuda.device_of(old):
         sweep_kernel[(depth - first) * networks, triton.cdiv(batch, rows)](
             old, new, weight, bias_term, changes, pair, tolerance, first, networks, batch, cells,

@@ -223,21 +223,21 @@ def kernel(
         w_in = tl.load(w_ih + layer * (4 * HIDDEN * HIDDEN) + at_w)
         b = tl.load(bias + layer * (4 * HIDDEN) + line)  # (4 · UNITS,)
     cell = tl.load(c + at_new)  # (UNITS, ROWS)
-    x_t = tl.load(x + at_x)  # (4 · UNITS, ROWS)
+    if not STACKED:
+        x_t = tl.load(x + at_x)  # (4 · UNITS, ROWS)
     for t in tl.range(steps, num_stages=1):  # not pipelined: no h may be read too early
         if STACKED and layer > 0:
             wait(done - groups, tiles * (t + 1))  # for step t of the layer below
             below = tl.load(h - steps * one + at_h, cache_modifier=".cg")  # from L2, to which all write
-            # (4 · UNITS, HIDDEN) (HIDDEN, ROWS) → (4 · UNITS, ROWS)
-            z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]
+            z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]  # (4 · UNITS, ROWS)
         else:
-            z = x_t.to(tl.float32)
+            z = (tl.load(x + at_x) if STACKED else x_t).to(tl.float32)
         wait(done, tiles * t)  # for step t − 1 of the own layer
         h_t = tl.load(h + at_h, cache_modifier=".cg")
         z = tl.dot(w, h_t, z, input_precision=PRECISION)
-        if not STACKED or layer == 0:  # the next step's: it comes while this program counts and waits
-            x += (t + 1 < steps) * 4 * one  # after the last step, the last again
-            x_t = tl.load(x + at_x)
+        x += (t + 1 < steps) * 4 * one  # after the last step, the last again
+        if not STACKED:  # the next step's: it comes while this program counts and waits
+            x_t = tl.load(x + at_x)  # (more layers have no registers to spare for it)
         z = tl.permute(tl.reshape(z, (2, 2, UNITS, ROWS)), (2, 3, 0, 1))  # for tl.split
         i_g, f_o = tl.split(z)  # (UNITS, ROWS, 2) each
         i, g = tl.split(i_g)  # (UNITS, ROWS) each
