@@ -21,7 +21,7 @@ test: book  ## run the unit tests, the notebooks (nbval) and the tests of the re
 	@$(PY) -m tools.browser
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
-gpu:  ## on a machine with a GPU: its record, the GPU tests, the chapters; needs no .venv
+gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv
 	@PY="$(PYTHON)"; [ -x .venv/bin/python ] && PY=.venv/bin/python; $$PY -m tools.gpu
 
 records: setup  ## measure this machine: write its record into records/, and the page that lists them
