@@ -75,7 +75,8 @@ def main(arguments=None):
     lay_wheels()
     if options.rehearse:
         with tempfile.TemporaryDirectory() as folder:
-            sys.exit(not all(rehearsed(stage, Path(folder)) for stage in stages if stage.name != "tests"))
+            well = [rehearsed(stage, Path(folder)) for stage in stages if stage.name != "tests"]
+        sys.exit(not all(well))
     if reason := obstacle():
         print(f"make gpu {reason}. On a machine with one it would run, in {options.seconds:.0f} seconds:")
         print(*(f"  {stage.name}: at most {stage.seconds} s" for stage in stages), sep="\n")

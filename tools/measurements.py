@@ -16,7 +16,8 @@ Every recorded run, in full. A chapter measures on the machine in front of you, 
 A record is written by `make records`, or on a machine with a GPU by `make gpu`. Each version first had to
 agree with a float64 reference; its largest deviation stands in the last column. Times are medians of
 repeated runs after a warm-up, with quartiles, until the work was done, on a GPU by its own clock; versions
-under one heading took turns. *Launch* is the time until the call returned, where that is another one. *Floor* is the time that
+under one heading took turns. *Launch* is the time until the call returned, where that is another one.
+*Floor* is the time that
 nothing can beat on that machine: the bytes that must be moved over its bandwidth, or the operations over
 its rate, whichever is longer. The same case may stand under several headings, and differ there by as much as
 other programs disturbed the machine: compare within a heading. $D$ is the depth, $W$ the width, $K$ the
@@ -49,7 +50,8 @@ layers; where a table does not say, they are NVIDIA's: $T = 100$, $B = 64$, $H =
 operations of the matrix products as NVIDIA counted them, over the median time; *published* is its figure, of
 a Tesla M40. *× baseline* means: so many times as fast as the baseline in the same turns; *before* is the rung
 before. In the table of the whole climb, as NVIDIA compared, it is so many times the GFLOP/s of the baseline
-with one layer. Products, other launches and the bytes that they touch were counted. float32 is computed as such, in
+with one layer. Products, other launches and the bytes that they touch were counted. float32 is computed as
+such, in
 cuDNN too, whose own choice would be TF32. The deviation is relative to the largest number of a result;
 forward and backward, the gradients are among the results.
 """

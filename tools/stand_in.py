@@ -156,6 +156,7 @@ def replacements():
     by_events, apart, turn = timing._by_events, timing.apart, timing._take_turn
     nothing, context = lambda *arguments, **options: None, lambda *arguments: contextlib.nullcontext()
     cuda = {
+        "is_current_stream_capturing": lambda: False,
         "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
         "current_device": lambda: 0, "synchronize": nothing, "empty_cache": nothing,
         "current_stream": Stream, "Stream": Stream, "Event": Event, "CUDAGraph": object, "stream": context,
