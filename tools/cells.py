@@ -76,7 +76,7 @@ def without_jupyter():
 
         return
     module, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
-    module.get_ipython = lambda: None
+    module.get_ipython, module.version_info = lambda: None, (9, 0)  # Matplotlib asks for both
     module.display = display
     display.display = print
     display.HTML = display.Code = display.Markdown = lambda data=None, **options: (
@@ -104,6 +104,9 @@ def run(path, tiny=False):
                 tree = ast.parse(source.removeprefix(MAGIC))
                 tree = Smaller().visit(tree) if tiny and source.startswith(MAGIC) else tree
                 exec(compile(tree, f"{Path(path).name}[{number + 1}]", "exec"), space)
+            except ModuleNotFoundError as error:  # a bare machine has not all that a chapter shows
+                print(f"{Path(path).stem}: left, it needs {error.name}")
+                return None
             except Exception as error:
                 traceback.print_exc()
                 return (
