@@ -104,8 +104,8 @@ def run(path, tiny=False):
                 tree = ast.parse(source.removeprefix(MAGIC))
                 tree = Smaller().visit(tree) if tiny and source.startswith(MAGIC) else tree
                 exec(compile(tree, f"{Path(path).name}[{number + 1}]", "exec"), space)
-            except ModuleNotFoundError as error:  # a bare machine has not all that a chapter shows
-                print(f"{Path(path).stem}: left, it needs {error.name}")
+            except ImportError as error:  # a bare machine has not all that a chapter shows
+                print(f"{Path(path).stem}: left, {error}")
                 return None
             except Exception as error:
                 traceback.print_exc()
