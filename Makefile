@@ -7,6 +7,8 @@ PY := .venv/bin/python
 # Chapters run in their own folders, so a relative ED_DATA is made absolute here.
 export ED_DATA := $(if $(ED_DATA),$(shell cd "$(ED_DATA)" 2>/dev/null && pwd || echo "$(ED_DATA)"))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+QUIET := $(shell [ -t 2 ] || echo --quiet)
+NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup book test gpu records outputs lint repository clean
@@ -15,7 +17,7 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 book: setup  ## execute every chapter on this machine and render the book (_build/html)
-	@$(PY) -m tools.book
+	@$(PY) -m tools.book $(BOOK)
 
 test: book  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
 	@$(PY) -m tools.browser
@@ -35,7 +37,7 @@ lint: setup  ## check the style of the code (ruff)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-repository: setup  ## write the book's address into its configuration and chapters: URL=https://...
+repository: setup  ## write the book's address (URL=https://..., without: the clone's remote) everywhere
 	@$(PY) -m tools.repository "$(URL)"
 
 clean:  ## remove what was built, but not .venv
@@ -46,9 +48,11 @@ setup: .venv/ready
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "This needs Python 3.11 or newer; $(PYTHON) is older, or does not run."; exit 1; }
-	@echo "Setting up .venv, once: about 6 GB on Linux (PyTorch and CuPy bring CUDA), a few minutes."
+	@free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1000000)}'); [ "$$free" -ge $(NEEDS) ] || \
+		{ echo "Setting up needs $(NEEDS) GB of free disk here (PyTorch and CuPy bring CUDA), and $$free GB are left."; exit 1; }
+	@echo "Setting up .venv, once: about 7 GB on Linux (PyTorch and CuPy bring CUDA), a few minutes."
 	$(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install -r requirements.txt -e ".[test]" -c constraints.txt
-	$(PY) -m pip install --no-deps d2l==1.0.3
+	$(PY) -m pip install $(QUIET) -r requirements.txt -e ".[test]" -c constraints.txt
+	$(PY) -m pip install $(QUIET) --no-deps d2l==1.0.3
 	@touch $@

@@ -1,5 +1,6 @@
 """What the tests of the package, of the notebooks and of the pages share."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from ed_lib import arrays
-from tools import interpreter
+from tools import interpreter, notebooks
 
 ROOT = Path(__file__).resolve().parent
 
@@ -19,6 +20,18 @@ if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
     interpreter.mend()
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
+
+
+def pytest_collection_modifyitems(items):
+    """Chapters whose data cannot be had are not executed, and each says so."""
+    for item in items:
+        if type(item).__name__ == "IPyNbCell" and (problem := _no_data(item.parent.path)):
+            item.add_marker(pytest.mark.skip(f"{item.parent.path.stem}: {problem}"))
+
+
+@functools.cache
+def _no_data(path):
+    return notebooks.no_data(notebooks.read(path))
 
 
 @pytest.fixture(params=["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, and digits that need no network.
+"""MNIST and Fashion-MNIST; and digits that need no network, for tests and quick looks.
 
 Whichever way a data set came, ``load`` has checked its bytes against the SHA-256 of the published ones.
 """
@@ -78,25 +78,22 @@ def load(name="mnist", *, offline=False):
     """The :class:`Dataset` "mnist" or "fashion-mnist".
 
     From the folder $ED_DATA/<name> (four IDX files, gzip'ed or not), else from the user's cache, else from a
-    mirror. When it cannot be downloaded, or at once with ``offline=True``, prints a line and returns
-    scikit-learn's 8×8 digits, resized.
+    mirror. With ``offline=True``: scikit-learn's 8×8 digits, resized, instead; says so in a line.
 
     ValueError for an unknown name; DataError (a ValueError) for a file that is not the published one;
-    FileNotFoundError when ED_DATA names no folder, or one with only some of the four files; OSError when a
-    download has no folder to go to; ImportError when ED_DATA lacks the data set and pooch is not installed.
+    ConnectionError when there is no copy and none can be downloaded; FileNotFoundError when ED_DATA names no
+    folder, or one with only some of the four files; OSError when a download has no folder to go to;
+    ImportError when ED_DATA lacks the data set and pooch is not installed.
     """
     check_choice("name", name, TITLES)
     if offline:
-        return _digits(f"Offline, without {TITLES[name]}")
+        return _digits(TITLES[name])
     if folder := _ed_data(name):
         return _open(folder, name, "ED_DATA")
     for cache in _caches():
         if not _missing(cache / name):
             return _open(cache / name, name, "cache")
-    try:
-        return _open(_download(name), name, "download")
-    except ConnectionError as error:
-        return _digits(f"{error} and no copy of {TITLES[name]}")
+    return _open(_download(name), name, "download")
 
 
 def _open(folder, name, source):
@@ -199,7 +196,9 @@ def _download(name):
             failure = f"No download ({type(error).__name__})"
         except ValueError as error:  # it came, and its hash is wrong
             wrong = DataError(f"{mirror} served a wrong file. {error}")
-    raise wrong or ConnectionError(failure)
+    raise wrong or ConnectionError(
+        f"{failure}, and no copy of {TITLES[name]}: let ED_DATA name a folder with {name}/, or connect once"
+    )
 
 
 def _fetch(mirror, name, folder):
@@ -212,12 +211,12 @@ def _fetch(mirror, name, folder):
         files.fetch(f"{file}.gz", downloader=downloader)
 
 
-def _digits(reason):
+def _digits(title):
     """scikit-learn's digits as a Dataset: 20×20 pixels in a frame of 4, as in MNIST. Not shuffled."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
-    print(f"{reason}: using scikit-learn's 8×8 digits, resized to 28×28. Accuracies below are for those.")
+    print(f"Offline: scikit-learn's 8×8 digits, resized to 28×28, instead of {title}.")
     digits = load_digits()
     images = zoom(digits.images * (255 / 16), (1, 2.5, 2.5), order=1)  # (1797, 8, 8) → (1797, 20, 20)
     images = np.pad(images.round().astype(np.uint8), ((0, 0), (4, 4), (4, 4)))  # → (1797, 28, 28)

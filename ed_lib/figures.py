@@ -1,10 +1,14 @@
 """The house style, and ``show``, which puts a figure on the page as drawing, with a text for those who cannot
 see it.
 
-Figures are inline SVG: sharp at any size, and their lines and letters take the colour of the page's own text,
-so that the same figure holds in a light and in a dark theme, in the book, in Jupyter and in Colab.
+In the book figures are inline SVG: sharp at any size, and their lines and letters take the colour of the
+page's own text, so that the same figure holds in a light and in a dark theme. In Jupyter, in Colab and on
+GitHub, which takes drawings out of what it shows, they are PNG.
 """
 
+import base64
+import hashlib
+import html
 import io
 import re
 
@@ -14,6 +18,7 @@ BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
 EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
 
+FOR_THE_PAGE = "text/vnd.ed_lib.figure"  # the kind of output that tools.book puts into the page
 INK = "#010203"  # a colour that nothing else uses; ``show`` replaces it by the page's own
 
 STYLE = {
@@ -44,20 +49,26 @@ def use_style():
     plt.ioff()
 
 
-def show(figure, alt):
-    """Shows a Matplotlib figure as inline SVG and closes it. ``alt`` says in words what one sees in it.
+def show(figure, alt, caption=None):
+    """Shows a Matplotlib figure and closes it: a drawing for the book's page, a picture everywhere else.
 
-    ValueError when ``alt`` is empty.
+    ``alt`` says in words what one sees in it; ``caption`` is what stands below it, without: the first
+    sentence of ``alt``. ValueError when ``alt`` is empty.
     """
     import matplotlib.pyplot as plt
-    from IPython.display import HTML, display
+    from IPython.display import display
 
-    display(HTML(to_html(figure, alt)))
+    picture = io.BytesIO()
+    plain_ticks(figure)
+    html = to_html(figure, alt, caption)
+    figure.savefig(picture, format="png", dpi=144, facecolor="white", metadata={"Software": None})
+    picture = base64.b64encode(picture.getvalue()).decode()
+    display({FOR_THE_PAGE: html, "image/png": picture, "text/plain": alt}, raw=True)
     plt.close(figure)
 
 
-def to_html(figure, alt):
-    """The figure as HTML: an SVG that scales with the page, with ``alt`` as its accessible name."""
+def to_html(figure, alt, caption=None):
+    """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, and a caption."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
     buffer = io.StringIO()
@@ -65,12 +76,48 @@ def to_html(figure, alt):
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = _own_ids(svg)
     width = float(re.search(r'width="([\d.]+)pt"', svg).group(1)) * 4 / 3  # points to CSS pixels
     svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    label = html.escape(alt)
     style = f"display:block;width:100%;max-width:{width:.0f}px;height:auto;margin:auto"
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
+    below = html.escape(caption or re.split(r"(?<=[.!?])\s", alt.strip())[0], quote=False)
+    return f'<figure class="figure">\n{svg}<figcaption>{below}</figcaption>\n</figure>'
+
+
+def _own_ids(svg):
+    """Leaves out the ids that nothing refers to, and makes the others this drawing's own."""
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)
+
+
+def plain_ticks(figure):
+    """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x, pos=None):
+            return _plain(x) if super().__call__(x, pos) else ""
+
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+        for old, change in (
+            (axis.get_major_formatter(), axis.set_major_formatter),
+            (axis.get_minor_formatter(), axis.set_minor_formatter),
+        ):
+            if isinstance(old, LogFormatter):
+                change(Plain(old._base, old.labelOnlyBase, old.minor_thresholds, old._linthresh))
+
+
+def _plain(value):
+    """0.001 to 1000 as they are, 10k, 1M, 1G above, 1e-6 below."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def cell_pair():

@@ -23,7 +23,6 @@ from ed_lib import data
 pooch = pytest.importorskip("pooch")
 REAL = os.environ.get("ED_DATA")  # read before the fixture below hides it
 needs_real_data = pytest.mark.skipif(not REAL, reason="ED_DATA names no folder with MNIST and Fashion-MNIST")
-DIGITS_LINE = ": using scikit-learn's 8×8 digits, resized to 28×28. Accuracies below are for those.\n"
 SPOILT = {  # what can happen to a file: its name's ending, and what becomes of its bytes
     "altered": (".gz", lambda idx: gzip.compress(idx[:-1] + bytes([idx[-1] ^ 1]))),
     "truncated": (".gz", lambda idx: gzip.compress(idx)[:-20]),
@@ -328,10 +327,10 @@ def test_passes_over_a_mirror_that_is_not_there(mirrors, assert_tiny):
 
 
 @pytest.mark.parametrize("fault, error", [("cut", "ChunkedEncodingError"), ("missing", "HTTPError")])
-def test_a_failed_download_leaves_no_file(mirrors, assert_tiny, cache, capsys, fault, error):
+def test_a_failed_download_leaves_no_file(mirrors, assert_tiny, cache, fault, error):
     first, second = mirrors([fault], [fault])
-    assert data.load("mnist").source == "scikit-learn"
-    assert capsys.readouterr().out == f"No download ({error}) and no copy of MNIST{DIGITS_LINE}"
+    with pytest.raises(ConnectionError, match=rf"No download \({error}\), and no copy of MNIST"):
+        data.load("mnist")
     assert files_in(cache) == [] and len(first.asked) == len(second.asked) == 2
     second.faults = ["serve"]
     assert_tiny(data.load("mnist"), "download")
@@ -359,20 +358,21 @@ def test_a_spoilt_file_is_an_error_even_when_others_are_downloaded(tiny, mirrors
 
 
 @pytest.mark.parametrize("name, title", [("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST")])
-def test_no_network_gives_digits_and_one_line(monkeypatch, cache, capsys, name, title):
+def test_no_network_and_no_copy_is_an_error_that_says_what_to_do(monkeypatch, cache, name, title):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
         url = f"http://127.0.0.1:{closed.server_port}/"
     monkeypatch.setitem(data.MIRRORS, name, [url])
-    assert data.load(name).name == "scikit-learn digits, resized to 28×28"
-    assert capsys.readouterr().out == f"No network and no copy of {title}{DIGITS_LINE}"
+    with pytest.raises(ConnectionError, match=f"No network, and no copy of {title}: let ED_DATA .* {name}/"):
+        data.load(name)
     assert not cache.exists()
 
 
-def test_a_mirror_that_hangs_counts_as_no_network(mirrors, monkeypatch, capsys):
+def test_a_mirror_that_hangs_counts_as_no_network(mirrors, monkeypatch):
     monkeypatch.setattr(data, "TIMEOUT", 0.1)
     (mirror,) = mirrors(["hang"])
-    assert data.load("mnist").source == "scikit-learn"
-    assert capsys.readouterr().out.startswith("No network") and mirror.asked == []
+    with pytest.raises(ConnectionError, match="No network"):
+        data.load("mnist")
+    assert mirror.asked == []
 
 
 def test_a_mirror_that_stalls_halfway_is_given_up(mirrors, assert_tiny, cache, monkeypatch):
@@ -382,25 +382,25 @@ def test_a_mirror_that_stalls_halfway_is_given_up(mirrors, assert_tiny, cache, m
     assert len(stalled.asked) == 2 and len(sound.asked) == len(files_in(cache)) == 4
 
 
-def test_the_wait_is_bounded_when_the_look_up_itself_hangs(monkeypatch, capsys):
+def test_the_wait_is_bounded_when_the_look_up_itself_hangs(monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(data, "TIMEOUT", 0.1)
     monkeypatch.setattr("requests.head", lambda url, timeout: released.wait(60))
     monkeypatch.setitem(data.MIRRORS, "mnist", ["http://127.0.0.1:9/"])
-    assert data.load("mnist").source == "scikit-learn" and not released.is_set()
-    assert capsys.readouterr().out.startswith("No network")
+    with pytest.raises(ConnectionError, match="No network"):
+        data.load("mnist")
+    assert not released.is_set()
     released.set()
 
 
-def test_offline_gives_digits_straight(tiny, mirrors, tmp_path, monkeypatch, capsys):
+def test_digits_only_where_they_are_asked_for(tiny, mirrors, tmp_path, monkeypatch, capsys):
     (mirror,) = mirrors(["serve"])
     write(tmp_path / "mnist", tiny)
     monkeypatch.setenv("ED_DATA", str(tmp_path))
     assert data.load("mnist", offline=True).source == "scikit-learn"
     assert data.load("fashion-mnist", offline=True).classes == tuple("0123456789")
-    assert capsys.readouterr().out == (
-        f"Offline, without MNIST{DIGITS_LINE}Offline, without Fashion-MNIST{DIGITS_LINE}"
-    )
+    said = "Offline: scikit-learn's 8×8 digits, resized to 28×28, instead of {}.\n"
+    assert capsys.readouterr().out == said.format("MNIST") + said.format("Fashion-MNIST")
     assert mirror.asked == []
 
 

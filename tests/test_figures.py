@@ -1,5 +1,6 @@
 """Figures as inline SVG: a text, the page's colour, the same file for the same drawing, room to shrink."""
 
+import base64
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -25,9 +26,42 @@ def draw():
 
 
 def test_it_is_a_well_formed_svg_with_the_text_as_its_name():
-    root = ElementTree.fromstring(figures.to_html(draw(), 'Rises from "0" to 1 & stays < 2.'))
-    assert root.tag.endswith("svg") and root.get("role") == "img"
-    assert root.get("aria-label") == 'Rises from "0" to 1 & stays < 2.'
+    root = ElementTree.fromstring(figures.to_html(draw(), 'Rises from "0" to 1 & stays < 2. Then not.'))
+    svg, caption = root
+    assert svg.tag.endswith("svg") and svg.get("role") == "img"
+    assert svg.get("aria-label") == 'Rises from "0" to 1 & stays < 2. Then not.'
+    assert caption.tag == "figcaption" and caption.text == 'Rises from "0" to 1 & stays < 2.'
+
+
+def test_a_caption_of_its_own():
+    html = figures.to_html(draw(), "Two panels. Above, a line.", "What a < b costs.")
+    assert "<figcaption>What a &lt; b costs.</figcaption>" in html
+
+
+def test_a_notebook_gets_a_picture_and_the_book_a_drawing(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    figures.show(draw(), "a line")
+    (bundle,) = shown
+    assert bundle.keys() == {figures.FOR_THE_PAGE, "image/png", "text/plain"} and "text/html" not in bundle
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG") and bundle["text/plain"] == "a line"
+
+
+def test_two_drawings_on_a_page_share_no_id():
+    two = [figures.to_html(draw(), "a line"), figures.to_html(figures.cell_pair(), "two pairs")]
+    ids = [set(re.findall(r'\sid="([^"]*)"', html)) for html in two]
+    assert ids[0] and ids[1] and not ids[0] & ids[1]
+    for own, html in zip(ids, two, strict=True):
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', html)) == own
+
+
+def test_logarithmic_axes_have_no_exponents():
+    figure, ax = plt.subplots()
+    ax.loglog([1e-7, 1e6], [2, 7])
+    figures.plain_ticks(figure)
+    figure.canvas.draw()
+    marks = [label.get_text() for axis in (ax.xaxis, ax.yaxis) for label in axis.get_ticklabels(which="both")]
+    assert {"1e-6", "0.01", "100", "1M", "2", "3"} <= set(marks) and not any("$" in mark for mark in marks)
 
 
 def test_its_ink_is_the_colour_of_the_page():
@@ -37,7 +71,7 @@ def test_its_ink_is_the_colour_of_the_page():
 
 
 def test_it_shrinks_with_the_page():
-    head = re.match(r"<svg [^>]*>", figures.to_html(draw(), "a line")).group()
+    head = re.search(r"<svg [^>]*>", figures.to_html(draw(), "a line")).group()
     assert "width:100%" in head and "viewBox=" in head and not re.search(r' (width|height)="', head)
 
 

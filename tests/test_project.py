@@ -122,6 +122,24 @@ def test_a_bad_address_is_named_and_changes_nothing(copy, url):
     assert repository.addresses() == before
 
 
+@needs_the_books_tools
+@pytest.mark.parametrize(
+    "remote, url",
+    [
+        ("git@github.com:somebody/a-book.git", "https://github.com/somebody/a-book"),
+        ("https://gitlab.com/group/a-book", "https://gitlab.com/group/a-book"),
+        ("/a/folder", "https://github.com/name/repository"),
+        (None, "https://github.com/name/repository"),
+    ],
+)
+def test_without_an_address_the_remote_is_proposed(tmp_path, monkeypatch, remote, url):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    if remote:
+        subprocess.run(["git", "remote", "add", "origin", remote], cwd=tmp_path, check=True)
+    monkeypatch.setattr(repository, "ROOT", tmp_path)
+    assert repository.proposal().endswith(f"make repository URL={url}")
+
+
 def test_make_help_lists_every_target():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()

@@ -26,7 +26,7 @@ def cell():
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A git repository with the files as they are now: its address."""
+    """A git repository with the files as they are now: its folder."""
     folder = tmp_path_factory.mktemp("repository")
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
@@ -40,7 +40,7 @@ def repository(tmp_path_factory):
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         subprocess.run(["git", *identity, *command], cwd=folder, check=True)
-    return folder.as_uri()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,16 @@ def run(colab, source, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell, repository, tmp_path):
+@pytest.mark.parametrize("way", ["address", "path"])
+def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell, repository, way, tmp_path):
     asked = [colab[0], "-m", "pip", "download", "--no-deps", "-q", "-d", str(tmp_path), "pooch"]
     if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
     line = re.compile(r'(?m)^REPOSITORY = ".*"')
-    code = line.sub(f'REPOSITORY = "{repository}"', cell)
+    code = line.sub(f'REPOSITORY = "{repository.as_uri() if way == "address" else repository}"', cell)
     code += "\nfrom ed_lib.ed import EDNetwork\nprint(EDNetwork(2, 2, 0).signs_hold(), ed_lib.__file__)"
     code += "\nfrom ed_lib import records\nprint(len(records.load('ed')), 'records')"
+    subprocess.run([colab[0], "-m", "pip", "uninstall", "-q", "-y", "ed_lib"], check=True)
     done = run(colab, code, tmp_path)
     assert "CPU: " in done.stdout and "True " in done.stdout, done.stdout + done.stderr
     installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])}
@@ -105,7 +107,7 @@ def test_with_no_address_yet_it_says_what_to_do(colab, cell, tmp_path):
     hidden = "import sys; sys.modules['ed_lib'] = None\n"  # whatever the test before has installed
     done = run(colab, hidden + code, tmp_path)
     assert "RuntimeError: ed_lib is missing" in done.stdout + done.stderr
-    assert "Put the address of its git repository into REPOSITORY" in done.stdout + done.stderr
+    assert "or the path of a clone, into REPOSITORY" in done.stdout + done.stderr
     assert "Cloning" not in done.stdout + done.stderr  # pip was not even asked
 
 

@@ -1,78 +1,133 @@
 """`make book`: executes every chapter on this machine, renders the book, and says where it is.
 
-The chapters under book/ stay as they are: copies are executed and rendered in _build/source. A chapter whose
-code, machine and data are those of its last execution keeps the outputs it has there.
+The chapters under book/ stay as they are. Copies are executed (_build/executed), made into pages
+(_build/source) and rendered (_build/html). A chapter whose code and machine are those of its last execution
+keeps the outputs it has there; one whose data cannot be had is shown with the outputs it was committed with.
 """
 
-import os
+import argparse
+import datetime
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import yaml
 from nbclient.exceptions import CellExecutionError
 
-from ed_lib import data, notebook
-from tools import notebooks
-from tools.notebooks import ROOT
+from ed_lib import figures, notebook
+from tools import citations, notebooks
+from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
+EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PAGE = BUILD / "html" / "index.html"
+BANNER = """\
+```{{warning}}
+**Not made on this machine.** This chapter needs a data set that could not be had when the book was built
+({problem}). What its cells print and draw below was made on {executed}, on another machine ({machine}).
+```
+"""
 
 
-def main():
-    start = time.monotonic()
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m tools.book", description=__doc__.split("\n")[0])
+    parser.add_argument("--need-data", action="store_true", help="stop where a chapter's data cannot be had")
+    options = parser.parse_args(arguments)
+    start, chapters = time.monotonic(), notebooks.chapters()
+    if problem := options.need_data and first_problem(chapters):
+        sys.exit(f"No book: {problem}")
     stage()
-    for path in notebooks.chapters():
+    cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
+    for number, path in enumerate(chapters):
         try:
-            prepare(path)
+            done = prepare(path)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{error}")
+        seconds = time.monotonic() - start
+        left = duration(seconds * sum(cells[number + 1 :]) / sum(cells[: number + 1]))
+        print(f"chapter {number + 1} of {len(chapters)}, {path.stem}: {done}; {left} left", flush=True)
     render()
-    print(f"The book is ready ({time.monotonic() - start:.0f} s): {PAGE.as_uri()}")
+    print(f"The book is ready ({duration(time.monotonic() - start)}): {PAGE.as_uri()}")
+
+
+def first_problem(chapters):
+    """Why the first chapter that cannot be executed cannot; None if all can."""
+    problems = (notebooks.no_data(notebooks.read(ROOT / path)) for path in chapters)
+    return next(filter(None, problems), None)
+
+
+def duration(seconds):
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def stage():
     """Brings _build/source up to date with what the book is made of, chapters apart; keeps files' times."""
     wanted = {path.relative_to(ROOT) for path in (ROOT / "book").rglob("*") if path.is_file()}
     wanted = {path for path in wanted if path.suffix != ".ipynb" and ".ipynb_checkpoints" not in path.parts}
-    wanted |= {ROOT.joinpath(name).relative_to(ROOT) for name in ("_config.yml", "_toc.yml")}
+    wanted |= {Path(name) for name in ("_config.yml", "_toc.yml", "index.md") if (ROOT / name).exists()}
     keep = wanted | set(notebooks.chapters())
     for old in list(SOURCE.rglob("*")):
         if old.is_file() and old.relative_to(SOURCE) not in keep:
             old.unlink()
     for path in wanted:
+        content = (ROOT / path).read_bytes()
+        content = configuration().encode() if path.name == "_config.yml" else content
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
-        if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != (ROOT / path).read_bytes():
-            shutil.copy2(ROOT / path, SOURCE / path)
+        if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
+            (SOURCE / path).write_bytes(content)
+
+
+def configuration():
+    """_config.yml with the date of the last commit, and without buttons that would lead nowhere."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    ask = ["git", "log", "-1", "--format=%cs"]
+    asked = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True)
+    date = asked.stdout.strip() or datetime.date.today().isoformat()
+    config["sphinx"]["config"]["html_last_updated_fmt"] = date
+    if "OWNER/REPOSITORY" in config["repository"]["url"]:
+        del config["repository"], config["launch_buttons"]
+        config["html"] |= {"use_repository_button": False, "use_issues_button": False}
+    return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
 
 
 def prepare(path):
-    """Puts the executed copy of one chapter into _build/source; executes it only if something has changed."""
-    nb, copy = notebooks.read(ROOT / path), SOURCE / path
-    made_on = f"{notebook.card()} · data: {os.environ.get('ED_DATA', '')}"
+    """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
+    nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read(copy) if copy.exists() else None
-    made_of = notebooks.fingerprint(nb)
-    same = old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of
-    if same and not better_data_has_come(old):
-        for cell, done in zip(notebooks.code_cells(nb), notebooks.code_cells(old), strict=True):
+    if problem := notebooks.no_data(nb):
+        page(nb, path, BANNER.format(problem=problem, **nb.metadata.ed_lib))
+        return "its data cannot be had, committed outputs shown"
+    made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
+    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of:
+        for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
-        made = notebooks.canonical(nb)
-        made.metadata["ed_lib"] = old.metadata["ed_lib"]
-        print(f"{path.stem}: unchanged since it was executed here on {old.metadata.ed_lib.executed}")
-    else:
-        made = notebooks.execute(nb, path)
+        page(nb, path)
+        return f"unchanged since it was executed here on {old.metadata.ed_lib.executed}"
+    start = time.monotonic()
+    made = notebooks.execute(nb, path)
     made.metadata["made_on"] = made_on
-    if made != old:
-        notebooks.write(made, copy)
+    notebooks.write(made, copy)
+    page(made, path)
+    return f"executed in {duration(time.monotonic() - start)}"
 
 
-def better_data_has_come(nb):
-    """True when the outputs were made with the offline digits, and the real data can be had now."""
-    made_offline = "using scikit-learn's 8×8 digits" in str(nb)
-    return made_offline and data.load("mnist").source != "scikit-learn"
+def page(nb, path, banner=None):
+    """Writes a chapter into _build/source: figures as drawings, citations as roles, a banner on top."""
+    import nbformat
+
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = citations.as_roles(cell.source)
+        for output in cell.get("outputs", []):
+            if figures.FOR_THE_PAGE in output.get("data", {}):
+                output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
+    if banner:
+        nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
+    if not (SOURCE / path).exists() or notebooks.read(SOURCE / path) != nb:
+        notebooks.write(nb, SOURCE / path)
 
 
 def render():

@@ -12,14 +12,18 @@ import argparse
 import ast
 import copy
 import datetime
+import functools
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
-from ed_lib import notebook
+from ed_lib import data, notebook
+from tools import citations
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
 
 
 def chapters():
@@ -45,6 +49,20 @@ def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
 
+def no_data(nb):
+    """Why a data set that this notebook loads cannot be had here, in a line; None if all can."""
+    loads = "".join(cell.source for cell in code_cells(nb))
+    return next(filter(None, map(_why_missing, re.findall(r'data\.load\("([\w-]+)"\)', loads))), None)
+
+
+@functools.cache
+def _why_missing(name):
+    try:
+        data.load(name)
+    except ConnectionError as error:
+        return str(error)
+
+
 def fingerprint(nb):
     """SHA-256 of what of ours decides the outputs: the code cells and the ed_lib modules that they reach.
 
@@ -66,13 +84,13 @@ def fingerprint(nb):
 def execute(nb, path):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
-    Shows progress. Raises CellExecutionError when a cell fails.
+    Shows progress on a terminal. Raises CellExecutionError when a cell fails.
     """
     from nbclient import NotebookClient
     from tqdm import tqdm
 
     nb = copy.deepcopy(nb)
-    with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", mininterval=0.5) as bar:
+    with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", disable=None) as bar:
         client = NotebookClient(
             nb,
             timeout=600,  # seconds for a cell; generous, for a machine that is busy
@@ -105,14 +123,18 @@ def canonical(nb):
     })  # fmt: skip
     seen = {}
     for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = citations.as_links(citations.as_roles(cell.source))  # as the bibliography is now
         digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
         seen[digest] = seen.get(digest, 0) + 1
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
         cell.metadata = nbformat.from_dict(
-            {key: cell.metadata[key] for key in ("tags", "mystnb", "cellView") if key in cell.metadata}
+            {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
         )
         if cell.cell_type == "code":
             cell.outputs = _merged(cell.outputs)
+            if FOLDED & set(tags(cell)):
+                cell.metadata["cellView"] = "form"  # folded in Colab too
     nb.nbformat_minor = 5
     return nb
 

@@ -1,0 +1,98 @@
+"""What `make book` shows: chapters executed here, committed outputs where data are missing, live buttons."""
+
+import pytest
+
+nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
+from ed_lib import data, figures  # noqa: E402
+from tools import book, notebooks  # noqa: E402
+from tools.notebooks import ROOT, code_cells  # noqa: E402
+
+CHAPTERS = notebooks.chapters()
+chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """_build elsewhere, and the list of the chapters that were executed, which costs no time here."""
+    executed = []
+
+    def execute(nb, path):
+        executed.append(path)
+        nb.metadata.ed_lib.fingerprint = notebooks.fingerprint(nb)
+        return nb
+
+    monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
+    monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
+    monkeypatch.setattr(notebooks, "execute", execute)
+    notebooks._why_missing.cache_clear()
+    yield executed
+    notebooks._why_missing.cache_clear()
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    def load(name, **options):
+        raise ConnectionError(f"No network, and no copy of {name}")
+
+    monkeypatch.setattr(data, "load", load)
+
+
+def shown(path):
+    return notebooks.read(book.SOURCE / path)
+
+
+@chapters
+def test_without_data_a_chapter_that_needs_them_is_not_executed(path, build, no_data):
+    nb = notebooks.read(ROOT / path)
+    needs = any("data.load(" in cell.source for cell in code_cells(nb))
+    done = book.prepare(path)
+    page = shown(path)
+    assert build == ([] if needs else [path])
+    assert needs == ("committed outputs" in done) == ("Not made on this machine" in page.cells[1].source)
+    if needs:
+        banner = page.cells[1].source
+        assert "No network, and no copy of" in banner and nb.metadata.ed_lib.executed in banner
+        assert len(page.cells) == len(nb.cells) + 1
+        assert [len(c.outputs) for c in code_cells(page)] == [len(c.outputs) for c in code_cells(nb)]
+
+
+@pytest.mark.parametrize("path", [p for p in CHAPTERS if p.stem in ("error_diffusion", "one_step")], ids=str)
+def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **options: None)
+    assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
+    assert build == [path] and "Not made on this machine" not in shown(path).cells[1].source
+
+
+def test_a_page_has_drawings_and_roles(build, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **options: None)
+    path = CHAPTERS[0]
+    book.prepare(path)
+    page = shown(path)
+    bundles = [o.data for c in code_cells(page) for o in c.outputs if "data" in o]
+    assert any("<figure" in b.get("text/html", "") for b in bundles)
+    assert not any(figures.FOR_THE_PAGE in b or "image/png" in b for b in bundles)
+    prose = "".join(c.source for c in page.cells if c.cell_type == "markdown")
+    assert "{cite:" in prose and '"cite:' not in prose
+
+
+def test_a_build_that_needs_data_stops_without_them(build, no_data, monkeypatch):
+    monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
+    with pytest.raises(SystemExit, match="No book: No network, and no copy of"):
+        book.main(["--need-data"])
+
+
+@pytest.mark.parametrize("url, buttons", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
+def test_buttons_only_where_they_lead_somewhere(url, buttons, tmp_path, monkeypatch):
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    config["repository"]["url"] = f"https://github.com/{url}"
+    (tmp_path / "_config.yml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    made = yaml.safe_load(book.configuration())
+    assert ("launch_buttons" in made) == ("repository" in made) == buttons
+    assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == buttons
+    assert len(made["sphinx"]["config"]["html_last_updated_fmt"]) == len("2026-01-31")
+
+
+@pytest.mark.parametrize("seconds, text", [(3.2, "3 s"), (89, "89 s"), (200, "3 min")])
+def test_durations(seconds, text):
+    assert book.duration(seconds) == text
