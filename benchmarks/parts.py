@@ -37,7 +37,8 @@ def run(benchmark, device, out, *, size=None, wanted=(), resume=False, deadline=
     """Measures the parts ``wanted`` (all of them, if none is named) → {part: what became of it}.
 
     benchmark: its module. out: the folder of the records. resume: leaves out what is done, in ``out`` or in
-    the repository's records, by the code as it is and at this size. deadline: no part begins after it, in
+    the repository's records, by the code as it is and at this size; parts ``wanted`` without it are measured
+    again, and the record's others stay. deadline: no part begins after it, in
     seconds of time.monotonic. What became of a part: "done", "was done", "left" or "failed", with the reason.
     """
     name = benchmark.__name__.rpartition(".")[2]
@@ -45,8 +46,10 @@ def run(benchmark, device, out, *, size=None, wanted=(), resume=False, deadline=
     if unknown := set(wanted) - set(plan.parts):
         raise ValueError(f"wanted names {sorted(unknown)}; {name} has {', '.join(plan.parts)}")
     made = {}
-    if resume and (before := begun(name, device, out)) and is_of(before, plan):
-        made = {part: how for part, how in before.parameters["parts"].items() if how["code"] == code}
+    if (resume or wanted) and (before := begun(name, device, out)) and is_of(before, plan):
+        again = set() if resume else set(wanted)
+        parts = before.parameters["parts"].items()
+        made = {part: how for part, how in parts if how["code"] == code and part not in again}
         plan.table.rows += [row for row in before.rows if row.case["part"] in made]
         plan.table.raise_ceilings({roof.dtype: roof for roof in before.ceilings})
     found = {}

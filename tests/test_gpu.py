@@ -127,13 +127,13 @@ def test_gpu_cells_run_with_the_cells_that_they_stand_on_and_no_others(tmp_path,
     sources += ["def f(x):\n    return x + one['a']", "%%gpu\nprint('found', round(f(100)))"]
     path = notebook(tmp_path / "chapter.ipynb", *sources)
     assert cells.needed(cells.cells_of(path)) == [0, 1, 2, 4, 5]
-    assert cells.run(path) is None and "found 103" in capsys.readouterr().out
-    assert cells.run(path, tiny=True) is None and "found 5" in capsys.readouterr().out
+    assert cells.run(path) == "ok" and "found 103" in capsys.readouterr().out
+    assert cells.run(path, tiny=True) == "ok" and "found 5" in capsys.readouterr().out
 
 
 def test_a_cell_that_fails_is_named(tmp_path, capsys):
     path = notebook(tmp_path / "chapter.ipynb", "a = 1", "%%gpu\nassert a == 2, 'no'")
-    assert cells.run(path) == "code cell 2: AssertionError: no"
+    assert cells.run(path) == "failed: code cell 2: AssertionError: no"
 
 
 def test_every_gpu_cell_of_the_book_is_found():

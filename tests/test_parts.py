@@ -255,3 +255,9 @@ def test_a_benchmark_that_cannot_begin_is_a_failure(fake, ended):
     assert ended("--parts", "d") == 1 and not fake.calls
     fake.roofs = [(-1.0, math.nan)]
     assert ended() == 1 and not fake.calls
+
+
+def test_a_part_measured_again_leaves_the_others_in_the_record(fake):
+    fake.run()
+    assert fake.run(wanted=["b"]) == {"b": "done"}
+    assert fake.rows == {"a": 1, "b": 4, "c": 3} and set(fake.record.parameters["parts"]) == {"a", "b", "c"}

@@ -78,7 +78,7 @@ def without_jupyter():
     module, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
     module.get_ipython, module.version_info = lambda: None, (9, 0)  # Matplotlib asks for both
     module.display = display
-    display.display = print
+    display.display = lambda thing, raw=False: print(thing["text/plain"] if raw else thing)
     display.HTML = display.Code = display.Markdown = lambda data=None, **options: (
         f"[{len(data or '')} characters]"
     )
@@ -93,7 +93,7 @@ class Smaller(ast.NodeTransformer):
 
 
 def run(path, tiny=False):
-    """Runs the cells of one chapter, in its folder → an error as text, or None."""
+    """Runs the cells of one chapter, in its folder → "ok", or why it was left, or what failed."""
     cells, space = cells_of(path), {"__name__": "__main__"}
     with contextlib.chdir(Path(path).parent):
         for number in needed(cells):
@@ -105,14 +105,12 @@ def run(path, tiny=False):
                 tree = Smaller().visit(tree) if tiny and source.startswith(MAGIC) else tree
                 exec(compile(tree, f"{Path(path).name}[{number + 1}]", "exec"), space)
             except ImportError as error:  # a bare machine has not all that a chapter shows
-                print(f"{Path(path).stem}: left, {error}")
-                return None
+                return f"left: {error}"
             except Exception as error:
                 traceback.print_exc()
-                return (
-                    f"code cell {number + 1}: {type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
-                )
-    return None
+                message = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
+                return f"failed: code cell {number + 1}: {message}"
+    return "ok"
 
 
 def main(paths):
@@ -121,10 +119,10 @@ def main(paths):
     os.environ.setdefault("MPLBACKEND", "Agg")
     failed = False
     for path in [Path(name).resolve() for name in paths] or chapters():
-        start, error = time.monotonic(), run(path, tiny)
-        failed |= error is not None
+        start, state = time.monotonic(), run(path, tiny)
+        failed |= state.startswith("failed")
         seconds = f"{time.monotonic() - start:.0f} s"
-        print(f"{path.stem}: {'failed: ' + error if error else 'ok'} ({seconds})", flush=True)
+        print(f"{path.stem}: {state} ({seconds})", flush=True)
     sys.exit(1 if failed else 0)
 
 
