@@ -29,6 +29,7 @@ gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; ne
 records: setup  ## measure this machine: write its record into records/, and the page that lists them
 	@$(PY) -m benchmarks
 	@$(PY) -m tools.measurements
+	@$(PY) -m tools.front
 
 outputs: setup  ## execute the chapters and write their outputs into book/, for committing
 	@$(PY) -m tools.notebooks

@@ -1,5 +1,9 @@
 """What `make book` shows: chapters executed here, committed outputs where data are missing, live buttons."""
 
+import os
+import shutil
+import subprocess
+
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
@@ -90,7 +94,17 @@ def test_buttons_only_where_they_lead_somewhere(url, buttons, tmp_path, monkeypa
     made = yaml.safe_load(book.configuration())
     assert ("launch_buttons" in made) == ("repository" in made) == buttons
     assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == buttons
-    assert len(made["sphinx"]["config"]["html_last_updated_fmt"]) == len("2026-01-31")
+
+
+def test_pages_tell_the_day_of_the_last_commit(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "_config.yml", tmp_path)
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x", "--date=now"]):
+        identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        day = os.environ | {"GIT_COMMITTER_DATE": "2026-03-04T12:00:00Z"}
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, env=day)
+    made = yaml.safe_load(book.configuration())
+    assert made["sphinx"]["config"]["html_last_updated_fmt"] == "04 March 2026"
 
 
 @pytest.mark.parametrize("seconds, text", [(3.2, "3 s"), (89, "89 s"), (200, "3 min")])

@@ -84,7 +84,7 @@ def test_importing_needs_only_what_a_bare_machine_with_a_gpu_has(folder, absent)
 @needs_the_books_tools
 def test_the_address_is_the_same_everywhere():
     addresses = repository.addresses()
-    assert set(addresses) == {"_config.yml"} | {str(path) for path in notebooks.chapters()}
+    assert set(addresses) == {"_config.yml", "README.md"} | {str(path) for path in notebooks.chapters()}
     assert len(set(addresses.values())) == 1
 
 
@@ -92,7 +92,7 @@ def test_the_address_is_the_same_everywhere():
 def copy(tmp_path, monkeypatch):
     """A copy of the files in which the address stands, as the root."""
     shutil.copytree(ROOT / "book", tmp_path / "book")
-    for name in ("_config.yml", "_toc.yml"):
+    for name in ("_config.yml", "_toc.yml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "ed_lib", tmp_path / "ed_lib")
     monkeypatch.setattr(repository, "ROOT", tmp_path)

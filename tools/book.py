@@ -84,9 +84,9 @@ def configuration():
     """_config.yml with the date of the last commit, and without buttons that would lead nowhere."""
     config = yaml.safe_load((ROOT / "_config.yml").read_text())
     ask = ["git", "log", "-1", "--format=%cs"]
-    asked = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True)
-    date = asked.stdout.strip() or datetime.date.today().isoformat()
-    config["sphinx"]["config"]["html_last_updated_fmt"] = date
+    date = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    if date:  # in a clone; else the day of the build
+        config["sphinx"]["config"]["html_last_updated_fmt"] = f"{datetime.date.fromisoformat(date):%d %B %Y}"
     if "OWNER/REPOSITORY" in config["repository"]["url"]:
         del config["repository"], config["launch_buttons"]
         config["html"] |= {"use_repository_button": False, "use_issues_button": False}

@@ -1,4 +1,4 @@
-"""`make repository URL=...`: the book's address, in _config.yml and in every chapter's set-up cell.
+"""`make repository URL=...`: the book's address, in _config.yml, the README and every chapter's set-up cell.
 
 Without URL it says which address the clone's remote has, and the command that writes it.
 """
@@ -11,12 +11,14 @@ from tools import notebooks
 from tools.notebooks import ROOT
 
 CONFIG_LINE = re.compile(r"(?m)^(repository:\n\s+url: )(\S+)")
+CLONE_LINE = re.compile(r"(?m)^(git clone )(\S+)")
 CELL_LINE = re.compile(r'(?m)^(REPOSITORY = ")([^"]*)(")')
 
 
 def addresses():
     """{file: address} for each place in which the address stands."""
-    found = {"_config.yml": CONFIG_LINE.search((ROOT / "_config.yml").read_text()).group(2)}
+    lines = {"_config.yml": CONFIG_LINE, "README.md": CLONE_LINE}
+    found = {file: line.search((ROOT / file).read_text()).group(2) for file, line in lines.items()}
     for path in notebooks.chapters():
         for cell in notebooks.read(ROOT / path).cells:
             if "setup" in notebooks.tags(cell):
@@ -29,8 +31,9 @@ def change(url):
     url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
-    config = (ROOT / "_config.yml").read_text()
+    config, readme = (ROOT / "_config.yml").read_text(), (ROOT / "README.md").read_text()
     (ROOT / "_config.yml").write_text(CONFIG_LINE.sub(rf"\g<1>{url}", config))
+    (ROOT / "README.md").write_text(CLONE_LINE.sub(rf"\g<1>{url}", readme))
     for path in notebooks.chapters():
         nb = notebooks.read(ROOT / path)
         for cell in nb.cells:
