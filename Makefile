@@ -19,7 +19,8 @@ help:  ## list the targets
 book: setup  ## execute every chapter on this machine and render the book (_build/html)
 	@$(PY) -m tools.book $(BOOK)
 
-test: book  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
+test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
+	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
-from ed_lib import data, figures  # noqa: E402
+from ed_lib import data, figures, notebook  # noqa: E402
 from tools import book, notebooks  # noqa: E402
 from tools.notebooks import ROOT, code_cells  # noqa: E402
 
@@ -65,6 +65,21 @@ def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
     assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
     assert build == [path] and "Not made on this machine" not in shown(path).cells[1].source
+
+
+def test_a_book_that_is_only_rendered_executes_nothing(build, no_data):
+    assert book.prepare(CHAPTERS[0], render_only=True) == "committed outputs shown" and build == []
+    assert "Not made on this machine" not in shown(CHAPTERS[0]).cells[1].source
+
+
+def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
+    monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
+    monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
+    (path,) = [path for path in CHAPTERS if path.stem == "splitting_the_work"]
+    assert book.prepare(path).startswith("executed in ")
+    made, committed = shown(path), notebooks.read(ROOT / path)
+    assert [len(c.outputs) for c in code_cells(made)] == [len(c.outputs) for c in code_cells(committed)]
+    assert notebook.card() in str(made) and made.metadata.ed_lib.executed
 
 
 def test_a_page_has_drawings_and_roles(build, monkeypatch):

@@ -3,6 +3,7 @@
 The chapters under book/ stay as they are. Copies are executed (_build/executed), made into pages
 (_build/source) and rendered (_build/html). A chapter whose code and machine are those of its last execution
 keeps the outputs it has there; one whose data cannot be had is shown with the outputs it was committed with.
+`make test` only renders: nbval executes the chapters there, and once is enough.
 """
 
 import argparse
@@ -35,6 +36,7 @@ BANNER = """\
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tools.book", description=__doc__.split("\n")[0])
     parser.add_argument("--need-data", action="store_true", help="stop where a chapter's data cannot be had")
+    parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
     options = parser.parse_args(arguments)
     start, chapters = time.monotonic(), notebooks.chapters()
     if problem := options.need_data and first_problem(chapters):
@@ -43,7 +45,7 @@ def main(arguments=None):
     cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
     for number, path in enumerate(chapters):
         try:
-            done = prepare(path)
+            done = prepare(path, options.render_only)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{error}")
         seconds = time.monotonic() - start
@@ -93,11 +95,11 @@ def configuration():
     return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
 
 
-def prepare(path):
+def prepare(path, render_only=False):
     """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read(copy) if copy.exists() else None
-    if problem := notebooks.no_data(nb):
+    if not render_only and (problem := notebooks.no_data(nb)):
         page(nb, path, BANNER.format(problem=problem, **nb.metadata.ed_lib))
         return "its data cannot be had, committed outputs shown"
     made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
@@ -106,6 +108,9 @@ def prepare(path):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         page(nb, path)
         return f"unchanged since it was executed here on {old.metadata.ed_lib.executed}"
+    if render_only:
+        page(nb, path)
+        return "committed outputs shown"
     start = time.monotonic()
     made = notebooks.execute(nb, path)
     made.metadata["made_on"] = made_on
