@@ -31,7 +31,13 @@ def test_a_list_is_not_too_tall_for_a_phone_and_its_numbers_are_on_the_screen(ph
     assert phone.goto(f"{site}{name}.html").ok, "not in _build/html: run make book first"
     assert phone.evaluate("document.documentElement.scrollHeight") <= TALLEST
     phone.evaluate("document.querySelectorAll('article details').forEach(fold => fold.open = true)")
-    assert phone.evaluate(CUT) == []
+    assert phone.evaluate("document.documentElement.scrollWidth") == PHONE and phone.evaluate(CUT) == []
+
+
+def test_a_link_to_a_name_of_the_package_opens_its_fold(phone, site):  # noqa: F811
+    phone.goto(f"{site}book/appendix/api/ed.html#ed_lib.ed.rules.weight_update")
+    assert phone.locator("[id='ed_lib.ed.rules.weight_update']").is_visible()
+    assert not phone.locator("[id='ed_lib.ed.EDNetwork']").is_visible()
 
 
 @pytest.mark.parametrize("word", ["roofline", "ring", "EDNetwork"])

@@ -219,11 +219,8 @@ def test_messages_and_all_reduces_are_measured_and_compared_with_the_model(links
         assert all(row.completion.median > 0 and row.completion.n == 2 and row.error == 0 for row in rows)
         assert [row.bytes for row in rows] == ([None] * 2 if name == parallel.TORCH else [24, 8008])
     page = measurements.page(record)
-    assert (
-        f"The model: {link}." in page
-        and "| bytes 4,004 | naive\N{NO-BREAK SPACE}" in page
-        and "<br>ring\N{NO-BREAK SPACE}" in page
-    )
+    texts = f"The model: {link}.", "| bytes 4,004 | naive\N{NO-BREAK SPACE}", "<br>ring\N{NO-BREAK SPACE}"
+    assert all(text in page for text in texts)
 
 
 def test_an_all_reduce_that_is_wrong_is_seen_and_not_timed(monkeypatch, capsys):

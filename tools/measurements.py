@@ -12,6 +12,7 @@ from tools.lstm_tables import LSTM
 from tools.pages import ROOT
 from tools.parallel_tables import PARALLEL
 from tools.precision_tables import PRECISION
+from tools.tables import HYPHEN
 
 OVERVIEW = ROOT / "book" / "appendix" / "measurements.md"
 PAGES = OVERVIEW.with_suffix("")
@@ -120,7 +121,8 @@ def overview(found):
         for record in mine:
             link = f"[{KINDS[record.benchmark][0]}]({PAGES.name}/{machine}/{record.benchmark}.md)"
             code = "changed" if older(record) else "the same"
-            text += f"| {link} | {record.provenance['date']} | {code} |\n"
+            date = record.provenance["date"].replace("-", HYPHEN)
+            text += f"| {link} | {date} | {code} |\n"
     return text
 
 
