@@ -26,7 +26,7 @@ from ed_lib.ed import costs, training
 from ed_lib.parallel import collectives, launch
 from ed_lib.parallel.costs import Link
 from tests.benchmark import measured
-from tools import measurements
+from tools import ed_tables, measurements
 
 TINY = ed.Size(costs.Shape(20, 4, 32, 8), depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
 ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in ("float32", "float64")}
@@ -53,10 +53,10 @@ def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_p
         assert again.select(table="by hand", what=part) and again.parameters["article"]["depth"] == 32
     assert {row.case["depth"] for row in again.select(table="depth")} == {8, 16}
     assert [row.case["n_outputs"] for row in again.select(table="networks")] == [1, 3]
-    page = measurements.page([again])
-    assert "No GPU has been measured yet" in page and page.count("| update |") >= 8
-    for name, title in measurements.TITLES.items():
-        assert (title in page) == (name != "variants"), "kernels have cuts on a GPU only"
+    page = measurements.page(again)
+    assert "No GPU has been measured yet" in measurements.overview([again]) and page.count("| update · ") >= 8
+    for name, tables in ed_tables.ED.items():
+        assert (tables[0][0] in page) == (name != "variants"), "kernels have cuts on a GPU only"
 
 
 def test_the_small_sizes_are_measured_besides(roofs, tmp_path, capsys):
@@ -167,8 +167,8 @@ def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits
     assert [row.case["width"] for row in record.select(table="best")] == [5, 5]
     assert len(record.select(table="tasks", method="logistic")) == 6
     assert len(record.select(table="seconds")) == 8
-    page = measurements.page([record])
-    assert all(title in page for title in measurements.ACCURACY_TITLES.values())
+    page = measurements.page(record)
+    assert all(title in page for tables in ed_tables.ACCURACIES.values() for title, _ in tables)
 
 
 def test_runs_of_one_seed_are_the_same_and_of_another_are_not(few_digits, capsys):
@@ -218,8 +218,9 @@ def test_messages_and_all_reduces_are_measured_and_compared_with_the_model(links
         assert [row.case["bytes"] for row in rows] == [12, 4004]
         assert all(row.completion.median > 0 and row.completion.n == 2 and row.error == 0 for row in rows)
         assert [row.bytes for row in rows] == ([None] * 2 if name == parallel.TORCH else [24, 8008])
-    page = measurements.page([record])
-    assert f"model: {link}" in page and "| 2 | 4,004 |" in page and "| naive | tree | ring |" in page
+    page = measurements.page(record)
+    texts = f"The model: {link}.", "| bytes 4,004 | naive\N{NO-BREAK SPACE}", "<br>ring\N{NO-BREAK SPACE}"
+    assert all(text in page for text in texts)
 
 
 def test_an_all_reduce_that_is_wrong_is_seen_and_not_timed(monkeypatch, capsys):
@@ -256,8 +257,9 @@ def test_streaming_ed_by_delay_and_rate(links_only, tmp_path, capsys):
     found = {case: row.results["accuracy"] for case, row in zip(cases, record.rows, strict=True)}
     assert all(len(one) == 2 and 0 < min(one) for one in found.values())
     assert found[1, 0, 0.1] != found[4, 2, 0.1], "the delay had no effect"
-    page = measurements.page([record])
-    assert page.count("| signed |") == 3 and page.count("0.02: ") == 3
+    page = measurements.page(record)
+    assert "In all rows: rule signed; " in page and page.count("\n| stages ") == 3
+    assert page.count("0.02: ") + page.count("% at 0.02") == 3
 
 
 def test_of_two_measured_roofs_the_higher_stands_for_bandwidth_and_rate_apart():

@@ -60,10 +60,10 @@ def test_every_package_and_the_records_are_installed():
     assert set(listed) == folders | {"ed_lib.recorded"}
 
 
-def test_the_page_of_measurements_is_that_of_the_records():
-    assert measurements.PAGE.read_text() == measurements.page(measurements.recorded()), (
-        "run python -m tools.measurements"
-    )
+def test_the_pages_of_measurements_are_those_of_the_records():
+    wanted = measurements.written(measurements.recorded())
+    there = [measurements.OVERVIEW, *measurements.PAGES.rglob("*.md")]
+    assert {path: path.read_text() for path in there} == wanted, "run python -m tools.measurements"
 
 
 ABSENT = "d2l torchvision cupy triton pooch requests array_api_compat tqdm IPython matplotlib keras sklearn"

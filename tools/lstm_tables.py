@@ -1,7 +1,6 @@
-"""The tables of part IV on the page of measurements: of each, its heading and what makes its lines."""
+"""The tables of part IV among the measurements: of each, its headings and what makes it from rows."""
 
-from ed_lib import timing
-from tools.parallel_tables import DEVIATION, TIME, lines_of, of_case
+from tools.tables import FLOOR, TIME, deviation, joined, of_case, table, under
 
 
 def result(key, form="{:g}"):
@@ -9,62 +8,68 @@ def result(key, form="{:g}"):
     return lambda row: form.format(row.results[key][0]) if key in row.results else ""
 
 
-def times(*names):
-    """Columns that say how many times as fast as each of these a row is."""
-    return {f"× {name}": result(f"against {name}", "{:.2f}") for name in names}
+def times(first, *others):
+    """A column that says how many times as fast as the first a row is; as the others, in small print."""
+    number = result(f"against {first}", "{:.2f}")
+    below = [result(f"against {name}", f"{{:.2f}}× {name}") for name in others]
+    return {f"× {first}": under(number, lambda row: joined("<br>", (text(row) for text in below)))}
 
 
-def launch(row):
-    return timing.text(row.launch) if row.launch is not None else ""
+def rate(row):
+    published = f", published {row.results['published'][0]:g}" if "published" in row.results else ""
+    return f"{row.results['GFLOP/s'][0]:g} GFLOP/s{published}"
 
 
 LETTERS = {"layers": "L", "steps": "T", "batch": "B", "hidden": "H"}
 WHAT = {"what": of_case("what"), "format": of_case("format"), "how": of_case("how")}
-SPEED = TIME | {"GFLOP/s": result("GFLOP/s")}
-COUNTED = {
+SMALL = [rate, deviation]
+COUNTS = {
     "products": result("products", "{:,}"),
-    "other launches": result("pointwise", "{:,}"),
-    "MB touched": lambda row: f"{row.results['bytes'][0] / 1e6:,.1f}" if "bytes" in row.results else "",
+    "others": result("pointwise", "{:,}"),
+    "MB": lambda row: f"{row.results['bytes'][0] / 1e6:,.1f}",
 }
-FLOOR = {
-    "floor": lambda row: timing.text(row.floor),
-    "time / floor": lambda row: f"{row.completion.median / row.floor:.1f}",
-}
-REST = FLOOR | DEVIATION
 
 
 def sizes(*keys):
-    return {f"${LETTERS[key]}$": of_case(key) for key in keys}
+    return {LETTERS[key]: of_case(key) for key in keys}
 
 
+def counted(names):
+    """A table of what was counted, of the rows where something was."""
+    make = table(names, COUNTS)
+    return lambda rows: make([row for row in rows if "products" in row.results])
+
+
+LADDER = sizes("layers") | WHAT
+TRAINING = sizes("layers", "steps") | WHAT
+COMBINE = TRAINING | {"combined": of_case("combine")}
 LSTM = {
-    "climb": (
+    "climb": [(
         "From one layer's first rung to four layers' last",
-        lines_of(sizes("layers") | WHAT | SPEED | times("baseline, eager", "baseline, CUDA graph") | REST),
-    ),
-    "ladder": (
+        table(LADDER, TIME | FLOOR | times("baseline, eager", "baseline, CUDA graph"), SMALL),
+    )],
+    "ladder": [(
         "The ladder, forward",
-        lines_of(sizes("layers") | WHAT | SPEED | {"published": result("published")} | {"launch": launch}
-                 | times("baseline", "before", "nn.LSTM") | COUNTED | REST),
-    ),
-    "formats": (
+        table(LADDER, TIME | FLOOR | times("baseline", "before", "nn.LSTM"), SMALL),
+    ), ("The ladder: products, other launches, MB touched", counted(LADDER))],
+    "formats": [(
         "The same, by format",
-        lines_of(sizes("layers") | WHAT | SPEED | times("nn.LSTM", "float32", "tf32") | REST),
-    ),
-    "training": (
+        table(LADDER, TIME | FLOOR | times("float32", "tf32", "nn.LSTM"), SMALL),
+    )],
+    "training": [(
         "Forward and backward",
-        lines_of(sizes("layers", "steps") | WHAT | SPEED | times("nn.LSTM") | COUNTED | REST),
-    ),
-    "hidden": (
+        table(TRAINING, TIME | FLOOR | times("nn.LSTM"), SMALL),
+    ), ("Forward and backward: products, other launches, MB touched", counted(TRAINING))],
+    "hidden": [(
         "One layer forward, by hidden size",
-        lines_of(sizes("hidden", "batch", "steps") | WHAT | SPEED | times("baseline", "nn.LSTM") | REST),
-    ),
-    "batch": (
+        table(sizes("hidden", "batch", "steps") | WHAT, TIME | FLOOR | times("baseline", "nn.LSTM"), SMALL),
+    )],
+    "batch": [(
         "One layer forward, by batch",
-        lines_of(sizes("batch", "hidden", "steps") | WHAT | SPEED | times("baseline", "nn.LSTM") | REST),
-    ),
-    "combine": (
+        table(sizes("batch", "hidden", "steps") | WHAT, TIME | FLOOR | times("baseline", "nn.LSTM"), SMALL),
+    )],
+    "combine": [(
         "By how many steps' input products are combined",
-        lines_of(sizes("layers", "steps") | WHAT | {"combined": of_case("combine")} | SPEED | COUNTED | REST),
-    ),
+        table(COMBINE, TIME | FLOOR, SMALL),
+    ), ("The same: products, other launches, MB touched", counted(COMBINE))],
 }  # fmt: skip

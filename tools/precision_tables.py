@@ -1,30 +1,29 @@
-"""The tables of part III on the page of measurements: of each, its headings and what makes its lines."""
+"""The tables of part III among the measurements: of each, its headings and what makes it from rows."""
+
+import itertools
 
 import numpy as np
 
 from benchmarks.precision import BASELINES, crossovers
 from ed_lib import timing
-from tools.parallel_tables import DEVIATION, TIME, accuracy_of_seeds, lines_of, of_case, spread
+from tools.tables import (
+    ACCURACY,
+    FLOOR,
+    SEEDS,
+    TIME,
+    accuracy_of_seeds,
+    deviation,
+    joined,
+    markdown,
+    of_case,
+    small,
+    spread,
+    table,
+    under,
+    whole,
+)
 
-COUNTED = ("parameters", "gradients", "optimizer", "activations", "casts", "peak")
-
-
-def product_lines(rows):
-    """One line for a size, one column for a format: the time, and how many times as fast as each baseline."""
-    names = list(dict.fromkeys(row.case["format"] for row in rows))
-    lines = {}
-    for row in rows:
-        lines.setdefault(row.case["n"], {})[row.case["format"]] = with_ratios(row)
-    return [
-        ["$n$", *names],
-        *([str(n), *(line.get(name, "") for name in names)] for n, line in lines.items()),
-    ]
-
-
-def with_ratios(row):
-    """A row's time, and in brackets how many times as fast as the baselines it is."""
-    ratios = [f"{ratio:.2f}× {name}" for name, ratio in against(row).items()]
-    return timing.text(row.completion.median) + (f" ({', '.join(ratios)})" if ratios else "")
+COUNTED = ("parameters", "gradients", "optimizer", "casts")
 
 
 def against(row):
@@ -38,30 +37,44 @@ def speed(baseline):
     return lambda row: f"{against(row)[baseline]:.2f}" if baseline in against(row) else ""
 
 
-def crossover_lines(rows):
+def speed_of_others(row):
+    return joined(
+        "<br>", (f"{ratio:.2f}× {name}" for name, ratio in against(row).items() if name != "float32")
+    )
+
+
+def product(row):
+    """A format's time, and in brackets how many times as fast as the baselines it is."""
+    ratios = [f"{ratio:.2f}× {name}" for name, ratio in against(row).items()]
+    text = f"{row.case['format']}: {timing.text(row.completion.median)}"
+    return text + (f" ({', '.join(ratios)})" if ratios else "")
+
+
+def crossing(rows):
     """One line for a model, a format and a baseline."""
-    head = ["network", "how", "format", "baseline", "faster from batch", "at best", "at batch"]
-    lines = [
-        [model, how, name, baseline, str(batch or "never"), f"{ratio:.2f}×", str(best)]
-        for model, how, name, baseline, batch, best, ratio in crossovers(rows)
-    ]
-    return [head, *lines]
+    lines = []
+    for model, how, name, baseline, batch, best, ratio in crossovers(rows):
+        case = f"{model} · {how} · {name} against {baseline}"
+        lines.append([case, str(batch or "never"), f"{ratio:.2f}×" + small(f"batch {best}")])
+    return markdown(["network, how, format", "faster from batch", "at best"], lines)
 
 
-def memory_lines(rows):
+def memory(rows):
     """One line for each step whose bytes were counted."""
     rows = [row for row in rows if "parameters" in (row.results or {})]
-    parts = [part for part in COUNTED if any(part in row.results for row in rows)]
-    columns = {"network": of_case("model"), "batch": of_case("batch"), "format": of_case("format")}
-    return lines_of(columns | {part: megabytes(part) for part in parts})(rows)
+    numbers = {part: megabytes(part) for part in ("activations", "peak")}
+    numbers = {part: number for part, number in numbers.items() if any(map(number, rows))}
+    names = {"network": of_case("model"), "batch": of_case("batch"), "format": of_case("format")}
+    return table(names, numbers, [labelled(part, megabytes(part)) for part in COUNTED])(rows)
 
 
 def megabytes(part):
     return lambda row: f"{row.results[part][0] / 1e6:,.2f}" if part in row.results else ""
 
 
-def launch(row):
-    return timing.text(row.launch) if row.launch is not None else ""
+def labelled(label, text):
+    """For the small print: a text under what it is, where there is one."""
+    return lambda row: f"{label} {text(row)}" if text(row) else ""
 
 
 def points(row):
@@ -78,6 +91,20 @@ def each(key, form):
     return lambda row: ", ".join(form.format(value) for value in row.results.get(key, []))
 
 
+def time_by_batch(row):
+    return whole(timing.text(row.completion.median)) + small(whole(f"batch {row.case['batch']}"))
+
+
+def stored(row):
+    return f"{np.mean(row.results['bytes']):,.0f}"
+
+
+def rates(row):
+    """The rate in each epoch: "5 × 0.1, 0.01"."""
+    runs = [(rate, len(list(same))) for rate, same in itertools.groupby(row.case["rates"])]
+    return ", ".join(f"{n} × {rate:g}" if n > 1 else f"{rate:g}" for rate, n in runs)
+
+
 STEP = {
     "network": of_case("model"),
     "how": of_case("how"),
@@ -85,45 +112,30 @@ STEP = {
     "format": of_case("format"),
 }
 PRECISION = {
-    "product": [("Products of square matrices, by format", product_lines)],
+    "product": [("Products of square matrices, by format", table({"n": of_case("n")}, {"time": product}))],
     "training step": [
-        ("From which batch on a format is faster", crossover_lines),
+        ("From which batch on a format is faster", crossing),
         (
             "Training steps, by format",
-            lines_of(STEP | TIME | {"launch": launch}
-                     | {"steps a second": lambda row: f"{float(f'{1 / row.completion.median:.3g}'):g}"}
-                     | {f"× {name}": speed(name) for name in BASELINES}
-                     | {"floor": lambda row: timing.text(row.floor)}
-                     | {"time / floor": lambda row: f"{row.completion.median / row.floor:.1f}"} | DEVIATION),
+            table(STEP, TIME | FLOOR | {"× float32": under(speed("float32"), speed_of_others)}, [deviation]),
         ),
-        ("Memory of a training step, in MB (10⁶ bytes)", memory_lines),
+        ("Memory of a training step, in MB (10⁶ bytes)", memory),
     ],
-    "accuracy of formats": [
-        (
-            "What is learned, by format",
-            lines_of({"network": of_case("model"), "images": of_case("data")}
-                     | {"optimizer": of_case("optimizer")}
-                     | {"rate in each epoch": lambda row: ", ".join(f"{r:g}" for r in row.case["rates"])}
-                     | {"format": of_case("format")}
-                     | {"accuracy": accuracy_of_seeds, "lowest – highest": spread}
-                     | {"points against float32, by seed": points, "loss at the end": last_loss}
-                     | {"scale": each("scale", "{:g}"), "skipped steps": each("skipped", "{}")}),
-        ),
-    ],
-    "smaller models": [
-        (
-            "Smaller models: LeNet on Fashion-MNIST",
-            lines_of({"way": of_case("way"), "runs as": of_case("runs as"), "batch": of_case("batch")} | TIME
-                     | {"accuracy": accuracy_of_seeds, "lowest – highest": spread}
-                     | {"bytes": lambda row: f"{np.mean(row.results['bytes']):,.0f}"} | DEVIATION),
-        ),
-    ],
-    "distillation": [
-        (
-            "A student of few images, by temperature; 0 is without a teacher",
-            lines_of({key: of_case(key) for key in ("images", "temperature", "steps")}
-                     | {"accuracy": accuracy_of_seeds, "lowest – highest": spread}
-                     | {"n": lambda row: str(len(row.results["accuracy"]))}),
-        ),
-    ],
+    "accuracy of formats": [(
+        "What is learned, by format",
+        table({"network": of_case("model"), "images": of_case("data"), "optimizer": of_case("optimizer"),
+               "rate in each epoch": rates, "format": of_case("format")} | SEEDS,
+              {"accuracy": under(accuracy_of_seeds, spread), "points against float32": points},
+              [labelled("loss at the end", last_loss), labelled("scale", each("scale", "{:g}")),
+               labelled("skipped steps", each("skipped", "{}"))]),
+    )],
+    "smaller models": [(
+        "Smaller models: LeNet on Fashion-MNIST",
+        table({"way": of_case("way"), "runs as": of_case("runs as")} | SEEDS,
+              ACCURACY | {"bytes": stored, "time": time_by_batch}, [deviation]),
+    )],
+    "distillation": [(
+        "A student of few images, by temperature; 0 is without a teacher",
+        table({key: of_case(key) for key in ("images", "temperature", "steps")} | SEEDS, ACCURACY),
+    )],
 }  # fmt: skip

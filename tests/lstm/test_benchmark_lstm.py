@@ -89,9 +89,10 @@ def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp
         assert row.results["GFLOP/s"] == [pytest.approx(row.flops / row.completion.median / 1e9, rel=1e-2)]
         counted = {name in row.results for name in ("products", "pointwise", "bytes", "waits")}
         assert counted == {row.case["what"] in (*RUNGS, *BEYOND)}
-    page = measurements.page([record])
-    assert all(f"### {title}\n" in page for title, _ in lstm_tables.LSTM.values())
-    assert page.count("| eager |") == len(record.rows) and "| $H$ | $B$ | $T$ | what |" in page
+    page = measurements.page(record)
+    titles = [title for tables in lstm_tables.LSTM.values() for title, _ in tables]
+    assert all(f"## {title}\n" in page for title in titles) and "| H, what | time | × floor |" in page
+    assert sum(line.startswith("| ") and " GFLOP/s" in line for line in page.splitlines()) == len(record.rows)
 
 
 def test_the_climb_is_compared_by_operations_in_a_second(exact_only, tmp_path, capsys):
@@ -105,8 +106,8 @@ def test_the_climb_is_compared_by_operations_in_a_second(exact_only, tmp_path, c
         assert row.results["against baseline, eager"] == [pytest.approx(ratio, rel=2e-3)]
         assert "against baseline" not in row.results and "published" not in row.results
     assert all("against baseline, CUDA graph" not in row.results for row in rows)
-    page = measurements.page([record])
-    assert "| × baseline, eager | × baseline, CUDA graph |" in page
+    page = measurements.page(record)
+    assert "| time | × floor | × baseline, eager |" in page and "× baseline, CUDA graph" not in page
 
 
 def test_the_climb_on_a_gpu_is_compared_with_the_baseline_in_either_way():
@@ -132,8 +133,8 @@ def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only
         assert launches["baseline"] == launches["combined_gemms"] == launches["streamed_gemms"]
         assert launches["baseline"] - launches["fused_pointwise"] == layers * 6 * (23 - 1)
         assert launches["pretransposed"] - launches["fused_pointwise"] == layers * 2
-    page = measurements.page([record])
-    assert "| published |" in page and "| 4 | wavefront | float32 | eager | " in page
+    page = measurements.page(record)
+    assert ", published " in page and "| L = 4 · wavefront<br><small>" in page
 
 
 def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():

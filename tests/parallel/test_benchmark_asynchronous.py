@@ -35,7 +35,7 @@ def test_throughput_without_any_other_cost_is_the_floor(monkeypatch):
         if row.case["server"] == "synchronous":
             assert row.results["histogram"] == [64] and row.results["mean_staleness"] == [0] * 4
     assert rows[1].floor == pytest.approx(4 * rows[3].floor)  # 5/4 of a pause against 1/3.2
-    assert measurements.tables(record_of(rows)).count("| one slow by 5× |") == 2
+    assert measurements.tables(record_of(rows)).count(" · one slow by 5×<br>") == 2
     assert rows[3].results["mean_staleness"][3] > 2 * max(rows[3].results["mean_staleness"][:3])
 
 
@@ -43,7 +43,8 @@ def test_updates_are_lost_by_real_processes_only_where_there_are_several():
     rows = asynchronous.lost_updates(steps=300, shapes=((50, 2),))
     assert [row.case["workers"] for row in rows] == [1, 2] and rows[0].results["lost"] == [0.0]
     assert all(0 <= row.results["lost"][0] < 1 and row.results["loss"][0] < 1 for row in rows)
-    assert "| 50 | 2 | 1 | 300 |" in measurements.tables(record_of(rows))
+    text = measurements.tables(record_of(rows))
+    assert "In all rows: parameters 50; nonzeros 2; steps 300." in text and "\n| workers 2<br>" in text
 
 
 def test_the_accuracies_at_a_tiny_size():
@@ -57,4 +58,4 @@ def test_the_accuracies_at_a_tiny_size():
     assert best["asynchronous, one slow"]["virtual_seconds"][0] <= 65
     assert record.find(method="asynchronous", lr=1e30).results["accuracy"] == [0.1, 0.1]
     page = measurements.tables(record)
-    assert page.count("0.05: ") == page.count(", 1e+30: ") == len(asynchronous.methods())
+    assert page.count("% at 0.05<br><small>1e+30: ") == len(asynchronous.methods())

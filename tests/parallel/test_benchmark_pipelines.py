@@ -30,7 +30,7 @@ def test_every_schedule_is_measured_and_predicted(capsys):
         assert len(row.results["predicted"]) == 2 and min(row.results["predicted"]) > 0
         assert len(row.results["forward"]) == len(row.results["backward"]) == 2
     assert capsys.readouterr().out.count("times the prediction") == 6
-    assert page(rows).count("| 1f1b |") == 2
+    assert page(rows).count("| 1f1b · m = ") == 2
 
 
 def test_the_prediction_is_the_simulators(monkeypatch):
@@ -74,7 +74,7 @@ def test_the_ed_pipeline_is_right_measured_and_predicted(capsys):
         assert np.shape(row.results["computing"]) == (2,)
         assert (0 < np.array(row.results["computing"])).all() and (row.results["computing"] < whole).all()
     assert "not timed" not in capsys.readouterr().out
-    assert "| serial |  |" in page([serial, *rows]) and page(rows).count("| in a row |") == 2
+    assert "\n| serial |" in page([serial, *rows]) and page(rows).count("| in a row · m = ") == 2
 
 
 def test_the_clock_adds_up_what_a_stage_computes(monkeypatch):

@@ -328,7 +328,7 @@ def test_the_smaller_models_are_in_the_same_record(monkeypatch):
 
 def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsys):
     made = measured(precision, TINY, tmp_path)
-    text = measurements.page([made])
+    text = measurements.page(made)
     steps = made.select(table="training step")
     assert all(
         title in text
@@ -336,14 +336,16 @@ def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsy
         for title, _ in precision_tables.PRECISION[name]
     )
     for one in steps:
-        start = f"| {one.case['model']} | eager | {one.case['batch']} | {one.case['format']} |"
+        start = (
+            f"| {one.case['model']} · batch {one.case['batch']} · {one.case['format']}<br><small>deviation"
+        )
         assert text.count(start) == 1
-    assert sum(line.startswith(("| 16 |", "| 33 |")) for line in text.splitlines()) == 2
+    assert sum(line.startswith(("| n = 16 |", "| n = 33 |")) for line in text.splitlines()) == 2
     for model, how, name, baseline, batch, *_ in precision.crossovers(made.rows):
-        assert f"| {model} | {how} | {name} | {baseline} | {batch or 'never'} |" in text
+        assert f"| {model} · {how} · {name} against {baseline} | {batch or 'never'} |" in text
     learned = accuracy.accuracies(few(images=64, seeds=1))
-    text = measurements.page([dataclasses.replace(made, benchmark="precision_accuracy", rows=learned)])
-    assert "What is learned, by format" in text and text.count("| LeNet | mnist | SGD | 0.1 |") == 4
+    text = measurements.page(dataclasses.replace(made, benchmark="precision_accuracy", rows=learned))
+    assert "What is learned, by format" in text and text.count("\n| LeNet · SGD · 0.1 · ") == 4
 
 
 def test_the_page_names_the_baseline_of_each_ratio():
@@ -357,24 +359,27 @@ def test_the_page_names_the_baseline_of_each_ratio():
         case = row("encoder", name, 4, seconds).case
         timing = Timing(seconds, seconds, seconds, 3)
         rows.append(Row(case, timing, launch=1e-4, floor=5e-4, error=0.01, results=results))
-    head, first, second, third = precision_tables.PRECISION["training step"][1][1](rows)
-    assert "× float32" in head and "× tf32" in head
-    table = [dict(zip(head, line, strict=True)) for line in (first, second, third)]
-    assert [(line["× float32"], line["× tf32"]) for line in table] == [
-        ("", ""),
-        ("4.00", ""),
-        ("8.00", "2.00"),
+    lines = table_lines(precision_tables.PRECISION["training step"][1][1](rows))
+    assert lines[0] == ["format", "time", "× floor", "× float32"]
+    assert [line[3] for line in lines[2:]] == [
+        "",
+        "4.00",
+        "8.00<br><small>2.00×\N{NO-BREAK SPACE}tf32</small>",
     ]
-    assert (
-        table[2]["steps a second"] == "1000"
-        and table[2]["launch"] == "100 µs"
-        and table[2]["time / floor"] == "2.0"
+    assert "launch\N{NO-BREAK SPACE}100\N{NO-BREAK SPACE}µs" in lines[4][1] and lines[4][2].startswith(
+        "2.0<br>"
     )
-    assert precision_tables.memory_lines(rows)[-1] == ["encoder", "4", "fp8", "20.00"]
+    assert "fp8<br><small>parameters 20.00</small>" in precision_tables.memory(rows)
     for one, case in zip(rows, ("float32", "tf32", "fp8"), strict=True):
         one.case.update({"table": "product", "n": 32, "format": case})
-    head, line = precision_tables.product_lines(rows)
-    assert line == ["32", "8 ms", "2 ms (4.00× float32)", "1 ms (8.00× float32, 2.00× tf32)"]
+    line = table_lines(precision_tables.PRECISION["product"][0][1](rows))[-1]
+    wanted = "float32: 8 ms", "tf32: 2 ms (4.00× float32)", "fp8: 1 ms (8.00× float32, 2.00× tf32)"
+    assert line == ["n = 32", "<br>".join(wanted)]
+
+
+def table_lines(text):
+    """The cells of a table in Markdown, line by line."""
+    return [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
 
 
 def test_fp8_is_measured_where_the_machine_has_it(roofs, monkeypatch, tmp_path, capsys):

@@ -1,0 +1,24 @@
+"""The pages of the book, by _toc.yml."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pages(root=ROOT):
+    """The names of all pages in reading order, sections included: ["book/preface", …]."""
+    import yaml
+
+    toc = yaml.safe_load((root / "_toc.yml").read_text())
+    return [toc["root"], *(name for part in toc["parts"] for name in _names(part["chapters"], root))]
+
+
+def _names(entries, root):
+    """The pages of some entries, each followed by its sections; a glob stands for all that it finds."""
+    for entry in entries:
+        if "glob" in entry:
+            found = sorted(root.glob(f"{entry['glob']}.md"))
+            yield from (path.relative_to(root).with_suffix("").as_posix() for path in found)
+        else:
+            yield entry["file"]
+            yield from _names(entry.get("sections", []), root)
