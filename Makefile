@@ -11,13 +11,16 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test gpu records outputs lint repository clean
+.PHONY: help setup book pdf test gpu records outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 book: setup  ## execute every chapter on this machine and render the book (_build/html)
 	@$(PY) -m tools.book $(BOOK)
+
+pdf: book  ## print the whole book into one PDF (_build/book.pdf); needs Chromium or Chrome
+	@$(PY) -m tools.pdf
 
 test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
 	@$(PY) -m tools.book --render-only

@@ -7,8 +7,10 @@ import pytest
 from ed_lib import figures
 from tools import citations, notebooks
 from tools.notebooks import ROOT, code_cells, tags
+from tools.pages import pages
 
-nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("yaml")
 CHAPTERS = notebooks.chapters()
 chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
 
@@ -210,7 +212,5 @@ def test_canonical_form_does_not_depend_on_who_saved_it():
 
 
 def test_every_page_of_the_table_of_contents_exists():
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    names = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
-    for name in names:
+    for name in pages():
         assert len([s for s in (".md", ".ipynb") if (ROOT / f"{name}{s}").exists()]) == 1, name

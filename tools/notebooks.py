@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ed_lib import data, notebook
 from tools import citations
+from tools.pages import pages
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
@@ -28,11 +29,8 @@ FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows fo
 
 def chapters():
     """The notebooks of the table of contents, as paths relative to the root, in reading order."""
-    import yaml
-
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    files = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
-    return [Path(f"{file}.ipynb") for file in files if (ROOT / f"{file}.ipynb").exists()]
+    paths = (Path(f"{name}.ipynb") for name in pages(ROOT))
+    return [path for path in paths if (ROOT / path).exists()]
 
 
 def read(path):
