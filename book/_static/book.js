@@ -1,11 +1,11 @@
-/* What the theme leaves undone: buttons that open nothing, folds and tables without a name, edges without a cue.
+/* What the theme leaves undone: buttons that open nothing, folds without a name, edges without a cue.
    It is deferred, so the page is there, and the theme's own scripts have not run yet. */
 "use strict";
 {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const wide = matchMedia("(min-width: 960px)"); // where the theme shows the side bar beside the article
 
-  // The theme binds only the first button of each kind, which stands in its hidden header; the others pass clicks on.
+  // The theme binds only the first button of each kind, which is in its hidden header; the others pass clicks on.
   for (const [kind, name] of [["primary", "Contents of the book"], ["secondary", "On this page"]]) {
     const sidebar = document.getElementById(`pst-${kind}-sidebar`);
     const dialog = document.getElementById(`pst-${kind}-sidebar-modal`);
@@ -13,6 +13,8 @@
     for (const button of buttons) {
       button.title = name; // the theme makes a tooltip of it
       button.setAttribute("aria-label", name);
+      // The theme gives it the focus back; the page would scroll to where it stood before it stuck to the top.
+      button.focus = () => HTMLElement.prototype.focus.call(button, { preventScroll: true });
       button.addEventListener("click", () => {
         if (kind === "primary" && wide.matches) sidebar.classList.toggle("pst-sidebar-hidden");
         else bound.click();
@@ -53,6 +55,10 @@
     const [shut, open] = ["collapsed", "expanded"].map(state => summary.querySelector(`.${state}`));
     open.textContent = shut.textContent.replace(/^Show/, "Hide");
   }
+
+  // A button is named by the words that are seen on it: the keys of the search too, but no hidden icon's title.
+  for (const button of all(".search-button-field")) button.removeAttribute("aria-label");
+  for (const icon of all(".theme-switch")) icon.removeAttribute("title");
 
   // Roles: the side bar is a landmark, the bibliography's list has items, and an empty corner heads nothing.
   const sidebar = document.getElementById("pst-primary-sidebar");
