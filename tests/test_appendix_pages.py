@@ -7,7 +7,7 @@ import pytest
 from tools.pages import ROOT, pages
 
 yaml = pytest.importorskip("yaml")
-from tests.test_pages import PHONE, browser, new_tab, site  # noqa: E402, F401
+from tests.pages import PHONE, browser, new_tab, site  # noqa: E402, F401
 
 LISTS = [name for name in pages() if re.match("book/appendix/(measurements|api)", name)]
 TALLEST = 20_000  # CSS pixels, as a page comes

@@ -1,38 +1,21 @@
 """The rendered book in a real browser with the network cut: what a reader sees, on a phone and on a desk, in
 both themes. The pages are those of _toc.yml, so that a new chapter is covered with no change here."""
 
-import os
 import re
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
 
 import pytest
 
-from tools import browser as chromium
-from tools import notebooks
-from tools.notebooks import ROOT
+from tests import pages
+from tests.pages import CHAPTERS, DESK, HTML, PAGES, PHONE, ROOT, new_tab, show
 
+axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 yaml = pytest.importorskip("yaml")
-sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-HTML = ROOT / "_build" / "html"
-TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
-PAGES = [TOC["root"]] + [chapter["file"] for part in TOC["parts"] for chapter in part["chapters"]]
-CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
+browser, site, tab = pages.browser, pages.site, pages.tab
 CONTRAST = 4.5  # of text and what is behind it, at least (WCAG 2, level AA)
-PHONE, DESK = 390, 1280  # widths in CSS pixels
-FLAGS = [
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 
 # What the tests ask of a page. Each function returns one line for each fault, so that [] is good.
 FORMULAS = r"""() => {
@@ -80,7 +63,7 @@ PALE = """least => {
         }
         return seen.get(key);
     };
-    const faults = new Map(), article = document.querySelector("article");
+    const faults = new Map(), page = document.body;
     const check = (element, what) => {
         const behind = [];
         for (let e = element; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
@@ -90,68 +73,17 @@ PALE = """least => {
         const place = `<${element.localName} class="${element.getAttribute("class") ?? ""}"> ${colour}`;
         if (contrast < least) faults.set(place, `${contrast.toFixed(2)}: ${place}: ${what.slice(0, 40)}`);
     };
-    const texts = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
+    const texts = document.createTreeWalker(page, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
         const text = texts.currentNode, parent = text.parentElement;
         if (text.data.trim() && !parent.closest("svg, script, style, .headerlink")
             && parent.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
             check(parent, text.data.trim());
     }
-    for (const figure of article.querySelectorAll("svg[role=img]:not([aria-hidden=true])"))
+    for (const figure of page.querySelectorAll("article svg[role=img]:not([aria-hidden=true])"))
         check(figure, figure.getAttribute("aria-label") ?? "");
     return [...faults.values()];
 }"""
-
-
-# The fixtures last for this module and no longer: Playwright's event loop would disturb the notebooks' tests.
-@pytest.fixture(scope="module")
-def browser():
-    program = chromium.find()
-    if not program:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "there is no Chromium or Chrome on this machine"
-        )
-    flags = FLAGS + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=flags)
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
-def site():
-    """The address at which the book is served, to this machine alone."""
-    if not (HTML / "index.html").exists():
-        pytest.fail("there is no book in _build/html: run make book first")
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=HTML)) as server:
-        server.handle_error = lambda *args: None  # a browser may hang up, as when it leaves a page
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-def new_tab(browser, site):
-    """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in it."""
-    tab = browser.new_page(viewport={"width": DESK, "height": 900}, reduced_motion="reduce")
-    tab.set_default_timeout(20_000)
-    tab.faults, ours = [], (site, "data:", "blob:")
-    tab.on("request", lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"))
-    tab.on("response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}"))
-    tab.on("console", lambda line: line.type != "error" or tab.faults.append(f"console: {line.text}"))
-    tab.on("pageerror", lambda error: tab.faults.append(f"script: {error}"))
-    return tab
-
-
-@pytest.fixture
-def tab(browser, site):
-    tab = new_tab(browser, site)
-    yield tab
-    tab.close()
 
 
 @pytest.fixture(scope="module", params=PAGES)
@@ -167,13 +99,6 @@ def page(request, browser, site):
     page.close()
 
 
-def show(page, theme, width):
-    """Lets the page take this theme from the system, and have this width."""
-    page.emulate_media(color_scheme=theme)
-    page.wait_for_function("theme => document.documentElement.dataset.theme == theme", arg=theme)
-    page.set_viewport_size({"width": width, "height": 900})
-
-
 @cache
 def status_and_ids(url):
     """The status of an address in the book, and the ids in what it answers."""
@@ -186,6 +111,10 @@ def status_and_ids(url):
 
 def test_formulas_are_rendered(page):
     assert page.evaluate(FORMULAS) == []
+
+
+def test_formulas_are_no_tab_stops(page):
+    assert page.locator('mjx-container[tabindex="0"]').count() == 0
 
 
 def test_images_have_words(page):
@@ -205,6 +134,29 @@ def test_text_stands_out(page, theme):
     assert page.evaluate(PALE, CONTRAST) == []
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_fault(page, theme):
+    """All rules of axe in one theme, and in the other those on colours, since nothing else differs there."""
+    show(page, theme, DESK)
+    rules = {
+        "label-content-name-mismatch": {"enabled": True},  # off unless asked for
+        "color-contrast": {"enabled": False},  # test_text_stands_out measures all text, far faster
+    }
+    options = {"rules": rules, "preload": False, "resultTypes": ["violations"]}
+    if theme == "dark":
+        options["runOnly"] = {"type": "tag", "values": ["cat.color"]}
+    formulas = {
+        "exclude": [["th:has(mjx-container)"]]
+    }  # axe takes a header that is a formula for an empty one
+    found = axe.run(page, context=formulas, options=options).response["violations"]
+    assert [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]] == []
+
+
+def test_ids_are_unique(page):
+    ids = page.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
+    assert sorted({one for one in ids if ids.count(one) > 1}) == []
+
+
 def test_links_inside_the_book_lead_somewhere(page, site):
     dead = []
     for link in set(page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")):
@@ -217,7 +169,13 @@ def test_links_inside_the_book_lead_somewhere(page, site):
 
 
 def test_colab_button(page):
+    """On chapters, and there only; nowhere while the book has no address yet."""
     repository = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
+    if "OWNER/REPOSITORY" in repository["url"]:
+        assert "OWNER/REPOSITORY" not in "".join(
+            page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
+        )
+        return
     book = f"{repository['url'].removeprefix('https://github.com/')}/blob/{repository['branch']}"
     wanted = [f"https://colab.research.google.com/github/{book}/{page.name}.ipynb"] * (page.name in CHAPTERS)
     assert wanted == page.eval_on_selector_all("a[href*='colab.research']", "all => all.map(a => a.href)")
@@ -251,6 +209,8 @@ def test_folded_code_opens(tab, site):
     assert fold.locator("pre").first.is_visible()
 
 
-def test_index_leads_to_the_first_page(tab, site):
+def test_the_index_is_the_front_page(tab, site):
     tab.goto(f"{site}index.html")
-    tab.wait_for_url(f"{site}{TOC['root']}.html")
+    assert tab.locator("h1").inner_text().startswith("Why training code is as fast as it is")
+    assert tab.locator("meta[name=description], meta[property='og:title']").count() == 2
+    assert not tab.locator("meta[http-equiv=refresh]").count()

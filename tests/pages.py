@@ -1,0 +1,87 @@
+"""What the tests of the rendered pages share: the pages, served and in a browser with the network cut."""
+
+import os
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tools import browser as chromium
+from tools import notebooks
+from tools.notebooks import ROOT
+from tools.pages import pages
+
+pytest.importorskip("yaml")
+sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+HTML = ROOT / "_build" / "html"
+PAGES = pages()
+CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
+PHONE, DESK = 390, 1280  # widths in CSS pixels
+FLAGS = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+# The fixtures last for this module and no longer: Playwright's event loop would disturb the notebooks' tests.
+@pytest.fixture(scope="module")
+def browser():
+    program = chromium.find()
+    if not program:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "there is no Chromium or Chrome on this machine"
+        )
+    flags = FLAGS + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=flags)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The address at which the book is served, to this machine alone."""
+    if not (HTML / "index.html").exists():
+        pytest.fail("there is no book in _build/html: run make book first")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=HTML)) as server:
+        server.handle_error = lambda *args: None  # a browser may hang up, as when it leaves a page
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def new_tab(browser, site):
+    """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in it."""
+    tab = browser.new_page(viewport={"width": DESK, "height": 900}, reduced_motion="reduce")
+    tab.set_default_timeout(20_000)
+    tab.faults, ours = [], (site, "data:", "blob:")
+    tab.on("request", lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"))
+    tab.on("response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}"))
+    tab.on("console", lambda line: line.type != "error" or tab.faults.append(f"console: {line.text}"))
+    tab.on("pageerror", lambda error: tab.faults.append(f"script: {error}"))
+    return tab
+
+
+@pytest.fixture
+def tab(browser, site):
+    tab = new_tab(browser, site)
+    yield tab
+    tab.close()
+
+
+def show(page, theme, width):
+    """Lets the page take this theme from the system, and have this width."""
+    page.emulate_media(color_scheme=theme)
+    page.wait_for_function("theme => document.documentElement.dataset.theme == theme", arg=theme)
+    page.set_viewport_size({"width": width, "height": 900})

@@ -1,0 +1,188 @@
+"""What a reader does with a page, by mouse and by keyboard: its buttons, folds, and what scrolls."""
+
+import pytest
+
+from tests import pages
+from tests.pages import DESK, HTML, PHONE, new_tab
+
+browser, site, tab = pages.browser, pages.site, pages.tab
+CHAPTER = "book/ed/error_diffusion.html"
+BOOK, PAGE = (
+    "#pst-primary-sidebar",
+    "#pst-secondary-sidebar",
+)  # the side bars; each has a dialog
+BUTTON = {BOOK: ".bd-header-article .primary-toggle", PAGE: ".bd-header-article .secondary-toggle"}
+
+FOCUS = """() => {
+    const element = document.activeElement, style = getComputedStyle(element);
+    const drawn = style.outlineStyle != "none" && parseFloat(style.outlineWidth) >= 2
+        && !["transparent", "rgba(0, 0, 0, 0)"].includes(style.outlineColor);
+    return [element.outerHTML.slice(0, 160), drawn, element === document.body];
+}"""
+# A page's figures as they are to be: those that are bare get the element and the caption here.
+FIGURES = """() => document.querySelectorAll(".cell_output .text_html > svg[role=img]").forEach(svg => {
+    const figure = document.createElement("figure"), caption = document.createElement("figcaption");
+    figure.className = "figure";
+    caption.textContent = "What this figure shows.";
+    svg.replaceWith(figure);
+    figure.append(svg, caption);
+})"""
+
+
+@pytest.fixture(scope="module", params=["http", "file"])
+def reader(request, browser, site):
+    """A chapter, from a server and from the disk, loaded once."""
+    book = site if request.param == "http" else f"{HTML.as_uri()}/"
+    reader = new_tab(browser, book)
+    reader.goto(book + CHAPTER)
+    reader.evaluate("window.MathJax.startup.promise")
+    yield reader
+    assert reader.faults == []
+    reader.close()
+
+
+def widen(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+
+
+def press(page, button, how):
+    if how == "click":
+        page.locator(button).click()
+    else:
+        page.locator(button).focus()
+        page.keyboard.press(how)
+
+
+@pytest.mark.parametrize("bar, width", [(BOOK, PHONE), (BOOK, 768), (PAGE, PHONE), (PAGE, 768), (PAGE, 1024)])
+def test_side_bar_opens_as_a_dialog(reader, bar, width):
+    widen(reader, width)
+    dialog, button = reader.locator(f"{bar}-modal"), BUTTON[bar]
+    for how, leave in [("click", "Escape"), ("Enter", "Escape"), ("click", "Close")]:
+        press(reader, button, how)
+        dialog.get_by_role("link", name="Fast forward" if bar == BOOK else "Summary").wait_for()
+        if leave == "Close":
+            dialog.get_by_role("button", name="Close").click()
+        else:
+            reader.keyboard.press(leave)
+        dialog.wait_for(state="hidden")
+        reader.wait_for_function("button => document.activeElement.matches(button)", arg=button)
+
+
+@pytest.mark.parametrize("width", [PHONE, 768])
+def test_dialog_leads_to_another_chapter(reader, width):
+    widen(reader, width)
+    press(reader, BUTTON[BOOK], "click")
+    reader.locator(f"{BOOK}-modal").get_by_role("link", name="Fast forward").click()
+    reader.wait_for_url("**/fast_forward.html")
+    reader.go_back()
+
+
+def test_dialog_leads_to_a_section(reader):
+    widen(reader, PHONE)
+    press(reader, BUTTON[PAGE], "click")
+    reader.locator(f"{PAGE}-modal").get_by_role("link", name="Summary").press("Enter")
+    reader.wait_for_function("document.activeElement.id == 'summary'")
+    assert 0 <= reader.evaluate("document.activeElement.getBoundingClientRect().top") < 120
+
+
+@pytest.mark.parametrize("how", ["click", "Enter"])
+@pytest.mark.parametrize("width", [960, 1024, 1440])
+def test_side_bar_hides_on_a_desk(reader, width, how):
+    widen(reader, width)
+    bar = reader.locator(BOOK)
+    assert bar.is_visible()
+    press(reader, BUTTON[BOOK], how)
+    bar.wait_for(state="hidden")
+    press(reader, BUTTON[BOOK], how)
+    bar.wait_for(state="visible")
+
+
+def test_page_contents_stand_beside_the_page_on_a_desk(reader):
+    widen(reader, 1440)
+    assert reader.locator(PAGE).get_by_role("link", name="Summary").is_visible()
+    assert not reader.locator(BUTTON[PAGE]).is_visible()
+
+
+def test_focus_is_seen(tab, site):
+    tab.goto(site + CHAPTER)
+    seen, unseen = set(), []
+    for width in (PHONE, 1440):
+        widen(tab, width)
+        tab.evaluate("document.activeElement.blur()")
+        for _ in range(60):
+            tab.keyboard.press("Tab")
+            what, drawn, left = tab.evaluate(FOCUS)
+            seen.add(what)
+            unseen += [what] * (not drawn and not left)
+    assert unseen == [] and len(seen) > 40
+    controls = (
+        "primary-toggle",
+        "secondary-toggle",
+        "dropdown-toggle",
+        "theme-switch",
+        "search-button",
+        "summary",
+    )
+    assert [kind for kind in controls if kind not in str(seen)] == []
+
+
+def test_theme_can_be_switched_again_and_again_by_key(tab, site):
+    tab.goto(site + CHAPTER)
+    tab.locator(".theme-switch-button").focus()
+    themes = set()
+    for _ in range(3):
+        tab.keyboard.press("Enter")
+        themes.add(tab.evaluate("document.documentElement.dataset.mode"))
+    assert themes == {"light", "dark", "auto"}
+
+
+def test_fold_is_named_by_what_it_hides(tab, site):
+    tab.goto(site + CHAPTER)
+    fold = tab.get_by_role("group").locator("summary", has_text="the code of the figure").first
+    assert fold.inner_text().strip() == "Show the code of the figure"
+    fold.press("Enter")
+    assert fold.inner_text().strip() == "Hide the code of the figure"
+    assert fold.get_attribute("aria-label") is None
+
+
+def test_sizes(tab, site):
+    """Code is large enough, and no line of it is cut on a desk; a lower heading is lighter."""
+    tab.goto(site + CHAPTER)
+    code = "article .cell > .cell_input pre"
+    for width, least in [(PHONE, 12), (DESK, 14), (1440, 14)]:
+        widen(tab, width)
+        sizes = "all => Math.min(...all.map(e => parseFloat(getComputedStyle(e).fontSize)))"
+        assert tab.eval_on_selector_all(code, sizes) >= least
+        cut = tab.eval_on_selector_all(code, "all => all.filter(e => e.scrollWidth > e.clientWidth).length")
+        assert (cut == 0) == (width >= DESK)
+    style = "e => [getComputedStyle(e).fontWeight, getComputedStyle(e).fontSize].map(parseFloat)"
+    (weight2, size2), (weight3, size3) = (tab.eval_on_selector(f"article {h}", style) for h in ("h2", "h3"))
+    assert weight3 < weight2 and size3 < size2
+
+
+def test_an_edge_fades_until_its_end_is_reached(tab, site):
+    widen(tab, PHONE)
+    tab.goto(site + CHAPTER)
+    box = tab.locator('article pre[data-more="right"]').first
+    mask = "box => getComputedStyle(box).maskImage"
+    assert "gradient" in box.evaluate(mask)
+    box = box.element_handle()
+    for left, more in [(10, "left right"), (10_000, "left"), (0, "right")]:
+        box.evaluate("(box, left) => box.scrollTo({ left, behavior: 'instant' })", left)
+        tab.wait_for_function("([box, more]) => box.dataset.more == more", arg=[box, more])
+    fits = tab.locator('article pre[data-more=""]').first
+    assert fits.evaluate(mask) == "none"
+
+
+def test_figures_are_numbered_and_fill_a_phone(tab, site):
+    tab.goto(site + CHAPTER)
+    tab.evaluate(FIGURES)
+    figures = tab.locator("article .cell > .cell_output figure.figure:has(figcaption)")
+    assert figures.count() > 2
+    for width in (PHONE, DESK):
+        widen(tab, width)
+        box = figures.first.bounding_box()
+        assert (box["x"] == 0 and box["width"] == PHONE) == (width == PHONE)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    number = "e => getComputedStyle(e, '::before').content"
+    assert figures.first.locator("figcaption").evaluate(number) == '"Figure " counter(figure) ". "'
