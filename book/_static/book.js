@@ -58,7 +58,18 @@
 
   // A button is named by the words that are seen on it: the keys of the search too, but no hidden icon's title.
   for (const button of all(".search-button-field")) button.removeAttribute("aria-label");
-  for (const icon of all(".theme-switch")) icon.removeAttribute("title");
+  const untitle = () => {
+    for (const icon of all(".theme-switch")) {
+      icon.removeAttribute("title");
+      icon.querySelector("title")?.remove(); // once Font Awesome has made a drawing of it
+    }
+  };
+  untitle();
+  addEventListener("load", untitle);
+
+  // An arrow of the side bar is named by the page whose sections it shows.
+  for (const summary of all(".bd-sidebar-primary details > summary"))
+    summary.setAttribute("aria-label", `Pages below ${summary.closest("li").querySelector("a").textContent.trim()}`);
 
   // Roles: the side bar is a landmark, the bibliography's list has items, and an empty corner heads nothing.
   const sidebar = document.getElementById("pst-primary-sidebar");
