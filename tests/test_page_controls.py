@@ -7,10 +7,7 @@ from tests.pages import DESK, HTML, PHONE, new_tab
 
 browser, site, tab = pages.browser, pages.site, pages.tab
 CHAPTER = "book/ed/error_diffusion.html"
-BOOK, PAGE = (
-    "#pst-primary-sidebar",
-    "#pst-secondary-sidebar",
-)  # the side bars; each has a dialog
+BOOK, PAGE = "#pst-primary-sidebar", "#pst-secondary-sidebar"  # the side bars; each has a dialog
 BUTTON = {BOOK: ".bd-header-article .primary-toggle", PAGE: ".bd-header-article .secondary-toggle"}
 
 FOCUS = """() => {
@@ -19,14 +16,6 @@ FOCUS = """() => {
         && !["transparent", "rgba(0, 0, 0, 0)"].includes(style.outlineColor);
     return [element.outerHTML.slice(0, 160), drawn, element === document.body];
 }"""
-# A page's figures as they are to be: those that are bare get the element and the caption here.
-FIGURES = """() => document.querySelectorAll(".cell_output .text_html > svg[role=img]").forEach(svg => {
-    const figure = document.createElement("figure"), caption = document.createElement("figcaption");
-    figure.className = "figure";
-    caption.textContent = "What this figure shows.";
-    svg.replaceWith(figure);
-    figure.append(svg, caption);
-})"""
 
 
 @pytest.fixture(scope="module", params=["http", "file"])
@@ -176,7 +165,6 @@ def test_an_edge_fades_until_its_end_is_reached(tab, site):
 
 def test_figures_are_numbered_and_fill_a_phone(tab, site):
     tab.goto(site + CHAPTER)
-    tab.evaluate(FIGURES)
     figures = tab.locator("article .cell > .cell_output figure.figure:has(figcaption)")
     assert figures.count() > 2
     for width in (PHONE, DESK):
@@ -186,3 +174,16 @@ def test_figures_are_numbered_and_fill_a_phone(tab, site):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     number = "e => getComputedStyle(e, '::before').content"
     assert figures.first.locator("figcaption").evaluate(number) == '"Figure " counter(figure) ". "'
+
+
+def test_a_phone_goes_from_the_front_page_to_a_chapter_and_back_by_the_menu(browser, site):
+    phone = browser.new_context(viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True)
+    page = phone.new_page()
+    page.goto(f"{site}index.html")
+    page.locator("article").get_by_role("link", name="Mixed precision", exact=True).first.tap()
+    page.wait_for_url(f"{site}book/precision/mixed_precision.html")
+    page.locator(BUTTON[BOOK]).tap()
+    menu = page.locator(f"{BOOK}-modal")
+    menu.get_by_role("link", name="Why training code is as fast as it is").last.tap()
+    page.wait_for_url(f"{site}index.html")
+    phone.close()
