@@ -209,6 +209,6 @@ def test_folded_code_opens(tab, site):
 
 def test_the_index_is_the_front_page(tab, site):
     tab.goto(f"{site}index.html")
-    assert tab.locator("h1").inner_text().startswith("Why training code is as fast as it is")
+    assert tab.locator("article h1").inner_text().startswith("Why training code is as fast as it is")
     assert tab.locator("meta[name=description], meta[property='og:title']").count() == 2
     assert not tab.locator("meta[http-equiv=refresh]").count()
