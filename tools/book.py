@@ -26,9 +26,10 @@ EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PAGE = BUILD / "html" / "index.html"
 BANNER = """\
-```{{warning}}
-**Not made on this machine.** This chapter needs a data set that could not be had when the book was built
-({problem}). What its cells print and draw below was made on {executed}, on another machine ({machine}).
+```{{admonition}} Not made on this machine
+:class: warning
+This chapter needs a data set that could not be had when the book was built ({problem}). What its cells print
+and draw below came with the book: it was made on {executed} ({machine}).
 ```
 """
 
