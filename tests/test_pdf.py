@@ -12,14 +12,8 @@ from pypdf.annotations import Link  # noqa: E402
 from pypdf.generic import NameObject  # noqa: E402
 
 from tools import binding, browser, pdf  # noqa: E402
+from tools.pages import by_part  # noqa: E402
 
-TOC = {
-    "root": "preface",
-    "parts": [
-        {"caption": "I", "chapters": [{"file": "a"}, {"file": "b", "sections": [{"file": "b/c"}]}]},
-        {"caption": "II", "chapters": [{"file": "d"}]},
-    ],
-}
 CHAPTER = pdf.HTML / "book" / "ed" / "error_diffusion.html"
 A, B = "file:///a.html", "file:///b.html"
 
@@ -50,9 +44,21 @@ def chapters():
 WHERE = {A: (1, None), f"{A}#endé": (2, 500.0), B: (3, None)}
 
 
-def test_order_is_that_of_the_table_of_contents():
-    assert list(pdf.order(TOC)) == [("", "preface"), ("I", "a"), ("I", "b"), ("I", "b/c"), ("II", "d")]
-    assert list(pdf.order({"root": "x", "chapters": [{"file": "y"}]})) == [("", "x"), ("", "y")]
+def test_order_is_that_of_the_table_of_contents(tmp_path):
+    (tmp_path / "more").mkdir()
+    for name in ("f", "e"):
+        (tmp_path / "more" / f"{name}.md").write_text("")
+    (tmp_path / "_toc.yml").write_text("""
+root: index
+parts:
+  - chapters: [{file: preface}]
+  - caption: I
+    chapters: [{file: a}, {file: b, sections: [{file: b/c}]}]
+  - caption: II
+    chapters: [{file: d, sections: [{glob: more/*}]}]
+""")
+    wanted = [("", "index"), ("", "preface"), ("I", "a"), ("I", "b"), ("I", "b/c")]
+    assert by_part(tmp_path) == wanted + [("II", "d"), ("II", "more/e"), ("II", "more/f")]
 
 
 def test_an_address_leads_to_its_heading_or_else_to_its_page_or_out_of_the_book():

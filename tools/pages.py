@@ -6,11 +6,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pages(root=ROOT):
-    """The names of all pages in reading order, sections included: ["book/preface", …]."""
+    """The names of all pages in reading order, sections included: ["index", "book/preface", …]."""
+    return [name for _, name in by_part(root)]
+
+
+def by_part(root=ROOT):
+    """(the caption of its part, its name) for each page in reading order; the first ones have no part."""
     import yaml
 
     toc = yaml.safe_load((root / "_toc.yml").read_text())
-    return [toc["root"], *(name for part in toc["parts"] for name in _names(part["chapters"], root))]
+    found = [("", toc["root"])]
+    for part in toc["parts"]:
+        found += [(part.get("caption", ""), name) for name in _names(part["chapters"], root)]
+    return found
 
 
 def _names(entries, root):

@@ -18,7 +18,7 @@ from pypdf import PdfReader
 
 from tools import browser
 from tools.binding import Chapter, join, place, places
-from tools.notebooks import ROOT
+from tools.pages import ROOT, by_part
 
 HTML, PDF = ROOT / "_build" / "html", ROOT / "_build" / "book.pdf"
 OLDEST = 131  # the Chromium since which style sheets reach a page's margins and the inside of a fold
@@ -40,19 +40,6 @@ PREPARE = """async () => {
         return [+heading.localName[1], words.textContent.trim(), heading.closest("[id]").id];
     });
 }"""
-
-
-def order(toc):
-    """(part, page) for each page of the book, in the order of _toc.yml."""
-
-    def below(part, entry):
-        for child in entry.get("chapters", []) + entry.get("sections", []):
-            yield part, child["file"]
-            yield from below(part, child)
-
-    yield "", toc["root"]
-    for part in [toc, *toc.get("parts", [])]:
-        yield from below(part.get("caption", ""), part)
 
 
 def print_page(tab, url, part, first):
@@ -98,13 +85,13 @@ def main():
         sys.exit("There is no Chromium on this machine to print the book with. Install Chromium or Chrome.")
     if not (HTML / "index.html").exists():
         sys.exit("There is no book in _build/html yet: run make book first.")
-    toc, config = (yaml.safe_load((ROOT / name).read_text()) for name in ("_toc.yml", "_config.yml"))
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
     flags = ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=flags)
         if int(chromium.version.split(".")[0]) < OLDEST:
             sys.exit(f"{program} is version {chromium.version}; printing the book takes {OLDEST} or newer.")
-        book = make(order(toc), config["title"], config["author"], chromium.new_page())
+        book = make(by_part(), config["title"], config["author"], chromium.new_page())
     book.add_metadata({"/Title": config["title"], "/Author": config["author"]})
     book.write(PDF)
     print(f"The book is printed ({len(book.pages)} pages, {PDF.stat().st_size / 1e6:.0f} MB): {PDF.as_uri()}")
