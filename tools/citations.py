@@ -7,9 +7,9 @@ them back into roles.
 
 import functools
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools.pages import ROOT
+
 ROLE = re.compile(r"\{cite:([tp])\}`([^`]+)`")
 LINK = re.compile(r'\[([^\]]+)\]\(\S+ "cite:(\w+)"\)')
 GROUP = re.compile(rf"\(({LINK.pattern}(?:; {LINK.pattern})*)\)")

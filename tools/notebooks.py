@@ -21,9 +21,8 @@ from pathlib import Path
 
 from ed_lib import data, notebook
 from tools import citations
-from tools.pages import pages
+from tools.pages import ROOT, pages
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
 
 
