@@ -12,7 +12,6 @@ from tools import front
 
 yaml, _ = pytest.importorskip("yaml"), pytest.importorskip("nbformat")
 AGAIN = "run python -m tools.front"
-MINUTES = re.compile(r"\*(\d+) min, ")
 PAGES = ["index.md", "README.md"]
 
 
@@ -37,12 +36,8 @@ def test_the_page_says_what_the_records_give(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_page_is_what_the_command_writes_but_for_a_few_minutes(page):
-    """A chapter may grow by a paragraph without the page being stale."""
-    now, then = front.filled(text_of(page), front.blocks()[page]), text_of(page)
-    assert MINUTES.sub("*", now) == MINUTES.sub("*", then), AGAIN
-    for fresh, written in zip(MINUTES.findall(now), MINUTES.findall(then), strict=True):
-        assert abs(int(fresh) - int(written)) <= 5, AGAIN
+def test_the_page_is_what_the_command_writes(page):
+    assert front.filled(text_of(page), front.blocks()[page]) == text_of(page), AGAIN
 
 
 def test_the_sentences_hold():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ed_lib import figures
-from tools import citations, notebooks
+from tools import citations, front, notebooks
 from tools.notebooks import ROOT, code_cells, tags
 from tools.pages import pages
 
@@ -82,6 +82,11 @@ def test_the_manner_of_a_chapter(nb):
 
 
 @chapters
+def test_the_reading_time_that_a_chapter_states_is_the_one_counted(nb):
+    assert abs(front.minutes(nb) - front.stated_minutes(nb)) <= 5
+
+
+@chapters
 def test_code_cells_are_short_and_introduced(nb):
     previous = None
     for cell in nb.cells:
@@ -153,7 +158,9 @@ def test_citations_read_as_text_and_lead_somewhere(nb):
 @chapters
 def test_folded_cells_are_folded_in_colab_too(nb):
     for cell in code_cells(nb):
-        assert (cell.metadata.get("cellView") == "form") == bool(notebooks.FOLDED & set(tags(cell)))
+        assert (cell.metadata.get("cellView") == "form") == notebooks.folded_in_colab(cell)
+        if "gpu" in tags(cell) or "setup" in tags(cell):
+            assert notebooks.FOLDED & set(tags(cell)), "one line in the page"
 
 
 @chapters

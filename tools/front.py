@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 
 from ed_lib import figures, records
 from ed_lib.ed import costs
@@ -45,7 +46,7 @@ LEVELS = {
     "many_steps": "hard",
     "cudnn_weights": "medium",
 }
-FOLDED = {"setup", "claim", "hide-cell", "hide-input"}  # cells that a reader passes over
+FOLDED = {"claim", "hide-cell", "hide-input"}  # cells that a reader passes over
 
 
 # The numbers.
@@ -154,6 +155,11 @@ def minutes(nb):
     return 5 * -(-(words + 100 * cells) // 1000)
 
 
+def stated_minutes(nb):
+    """The reading time in the chapter's own box."""
+    return int(re.search(r"\*\*Time:\*\* (\d+) minutes to read", nb.cells[0].source)[1])
+
+
 def chapters():
     """All chapters by part: title, question, minutes, level."""
     import yaml
@@ -167,7 +173,7 @@ def chapters():
             nb = notebooks.read(ROOT / file)
             title, question = nb.cells[0].source.split("\n\n")[:2]
             level = LEVELS[file.rpartition("/")[2].removesuffix(".ipynb")]
-            about = f"{question.strip('*')} *{minutes(nb)} min, {level}*"
+            about = f"{question.strip('*')} *{stated_minutes(nb)} min, {level}*"
             lines.append(f"- [**{title.removeprefix('# ')}**]({file}) {about}")
     return "\n".join(lines)
 

@@ -42,6 +42,11 @@ def tags(cell):
     return cell.metadata.get("tags", [])
 
 
+def folded_in_colab(cell):
+    """What the page folds, but for the cells that one opens Colab's GPU for."""
+    return bool(FOLDED & set(tags(cell))) and "gpu" not in tags(cell)
+
+
 def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
@@ -130,8 +135,8 @@ def canonical(nb):
         )
         if cell.cell_type == "code":
             cell.outputs = _merged(cell.outputs)
-            if FOLDED & set(tags(cell)):
-                cell.metadata["cellView"] = "form"  # folded in Colab too
+            if folded_in_colab(cell):
+                cell.metadata["cellView"] = "form"
     nb.nbformat_minor = 5
     return nb
 
