@@ -111,6 +111,21 @@ def test_buttons_only_where_they_lead_somewhere(url, buttons, tmp_path, monkeypa
     assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == buttons
 
 
+@pytest.mark.parametrize("url, said", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
+def test_pages_speak_of_buttons_only_where_there_are_some(url, said, tmp_path, monkeypatch):
+    config = (ROOT / "_config.yml").read_text().replace("OWNER/REPOSITORY", url)
+    (tmp_path / "book").mkdir()
+    (tmp_path / "_config.yml").write_text(config)
+    for page in ("index.md", "book/preface.md"):
+        shutil.copy(ROOT / page, tmp_path / page)
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    monkeypatch.setattr(book, "SOURCE", tmp_path / "made")
+    monkeypatch.setattr(notebooks, "chapters", lambda: [])
+    book.stage()
+    for page, words in (("index.md", "rocket"), ("book/preface.md", "GitHub mark")):
+        assert (words in (tmp_path / "made" / page).read_text()) == said, page
+
+
 def test_pages_tell_the_day_of_the_last_commit(tmp_path, monkeypatch):
     shutil.copy(ROOT / "_config.yml", tmp_path)
     monkeypatch.setattr(book, "ROOT", tmp_path)

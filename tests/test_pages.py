@@ -46,6 +46,8 @@ TOO_WIDE = """() => {
         .filter(e => e.getBoundingClientRect().right > clientWidth);
     return [`${scrollWidth} > ${clientWidth}`, ...culprits.slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
 }"""
+CUT_OFF = """() => [...document.querySelectorAll(".cell_output .output:not(:has(.k)) pre")]
+    .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 80))"""
 PALE = """least => {
     const paper = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const seen = new Map();
@@ -126,6 +128,11 @@ def test_images_have_words(page):
 def test_no_sideways_scrolling(page, theme, width):
     show(page, theme, width)
     assert page.evaluate(TOO_WIDE) == []
+
+
+def test_printed_results_are_on_the_screen_of_a_phone(page):
+    show(page, "light", PHONE)
+    assert page.evaluate(CUT_OFF) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

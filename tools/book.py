@@ -8,6 +8,7 @@ keeps the outputs it has there; one whose data cannot be had is shown with the o
 
 import argparse
 import datetime
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ BUILD = ROOT / "_build"
 EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PAGE = BUILD / "html" / "index.html"
+PUBLISHED = re.compile(rb"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 BANNER = """\
 ```{{admonition}} Not made on this machine
 :class: warning
@@ -78,9 +80,15 @@ def stage():
     for path in wanted:
         content = (ROOT / path).read_bytes()
         content = configuration().encode() if path.name == "_config.yml" else content
+        content = b"".join(PUBLISHED.split(content)) if path.suffix == ".md" and not published() else content
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
         if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
             (SOURCE / path).write_bytes(content)
+
+
+def published():
+    """Whether the book knows its address; without it no page speaks of buttons that lead there."""
+    return "OWNER/REPOSITORY" not in (ROOT / "_config.yml").read_text()
 
 
 def configuration():
@@ -90,7 +98,7 @@ def configuration():
     date = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     if date:  # in a clone; else the day of the build
         config["sphinx"]["config"]["html_last_updated_fmt"] = f"{datetime.date.fromisoformat(date):%d %B %Y}"
-    if "OWNER/REPOSITORY" in config["repository"]["url"]:
+    if not published():
         del config["repository"], config["launch_buttons"]
         config["html"] |= {"use_repository_button": False, "use_issues_button": False}
     return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
