@@ -11,6 +11,7 @@ from ed_lib import data, figures, notebook  # noqa: E402
 from tools import book, notebooks  # noqa: E402
 from tools.notebooks import ROOT, code_cells  # noqa: E402
 
+BANNER = "Not executed in this build"
 CHAPTERS = notebooks.chapters()
 chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
 
@@ -52,7 +53,7 @@ def test_without_data_a_chapter_that_needs_them_is_not_executed(path, build, no_
     done = book.prepare(path)
     page = shown(path)
     assert build == ([] if needs else [path])
-    assert needs == ("committed outputs" in done) == ("Not made on this machine" in page.cells[1].source)
+    assert needs == ("for want of data" in done) == (BANNER in page.cells[1].source)
     if needs:
         banner = page.cells[1].source
         assert "No network, and no copy of" in banner and nb.metadata.ed_lib.executed in banner
@@ -64,12 +65,26 @@ def test_without_data_a_chapter_that_needs_them_is_not_executed(path, build, no_
 def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
     assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
-    assert build == [path] and "Not made on this machine" not in shown(path).cells[1].source
+    assert build == [path] and BANNER not in shown(path).cells[1].source
 
 
-def test_a_book_that_is_only_rendered_executes_nothing(build, no_data):
-    assert book.prepare(CHAPTERS[0], render_only=True) == "committed outputs shown" and build == []
-    assert "Not made on this machine" not in shown(CHAPTERS[0]).cells[1].source
+def test_a_book_that_is_only_rendered_executes_nothing_and_says_so(build, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **options: None)
+    assert book.prepare(CHAPTERS[0], render_only=True) == "committed outputs" and build == []
+    assert BANNER in shown(CHAPTERS[0]).cells[1].source
+    book.prepare(CHAPTERS[0])
+    assert "unchanged" in book.prepare(CHAPTERS[0], render_only=True)
+    assert BANNER not in shown(CHAPTERS[0]).cells[1].source
+
+
+def test_the_end_of_a_build_says_what_was_not_executed(build, no_data, monkeypatch, capsys):
+    monkeypatch.setattr(book, "stage", lambda: None)
+    monkeypatch.setattr(book, "render", lambda: None)
+    book.main([])
+    last = capsys.readouterr().out.splitlines()[-2]
+    left_out = f"{len(CHAPTERS) - len(build)} of {len(CHAPTERS)} chapters"
+    assert last.startswith(f"{left_out} were not executed here. ")
+    assert "No network, and no copy of" in last
 
 
 def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
@@ -92,6 +107,16 @@ def test_a_page_has_drawings_and_roles(build, monkeypatch):
     assert not any(figures.FOR_THE_PAGE in b or "image/png" in b for b in bundles)
     prose = "".join(c.source for c in page.cells if c.cell_type == "markdown")
     assert "{cite:" in prose and '"cite:' not in prose
+
+
+def test_a_build_with_a_damaged_file_stops_in_one_line(build, monkeypatch):
+    def load(name, **options):
+        raise data.DataError("t10k-labels is damaged")
+
+    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
+    with pytest.raises(SystemExit, match="^No book: t10k-labels is damaged$"):
+        book.main([])
 
 
 def test_a_build_that_needs_data_stops_without_them(build, no_data, monkeypatch):

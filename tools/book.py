@@ -28,10 +28,9 @@ SOURCE = BUILD / "source"
 PAGE = BUILD / "html" / "index.html"
 PUBLISHED = re.compile(rb"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 BANNER = """\
-```{{admonition}} Not made on this machine
+```{{admonition}} Not executed in this build
 :class: warning
-This chapter needs a data set that could not be had when the book was built ({problem}). What its cells print
-and draw below came with the book: it was made on {executed} ({machine}).
+{problem} What its cells print and draw below came with the book: made on {executed} ({machine}).
 ```
 """
 
@@ -42,19 +41,29 @@ def main(arguments=None):
     parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
     options = parser.parse_args(arguments)
     start, chapters = time.monotonic(), notebooks.chapters()
-    if problem := options.need_data and first_problem(chapters):
+    try:
+        problem = first_problem(chapters)
+    except (OSError, ValueError) as error:  # a damaged file, a folder that is not there
+        sys.exit(f"No book: {error}")
+    if options.need_data and problem:
         sys.exit(f"No book: {problem}")
     stage()
     cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
+    left_out, seconds, executed = 0, 0.0, 0
     for number, path in enumerate(chapters):
+        began = time.monotonic()
         try:
             done = prepare(path, options.render_only)
         except CellExecutionError as error:
-            sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{error}")
-        seconds = time.monotonic() - start
-        left = duration(seconds * sum(cells[number + 1 :]) / sum(cells[: number + 1]))
-        print(f"chapter {number + 1} of {len(chapters)}, {path.stem}: {done}; {left} left", flush=True)
+            sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
+        left_out += done.startswith("not executed")
+        if done.startswith("executed"):
+            seconds, executed = seconds + time.monotonic() - began, executed + cells[number]
+            done += f"; {duration(seconds / executed * sum(cells[number + 1 :]))} left"
+        print(f"chapter {number + 1} of {len(chapters)}, {path.stem}: {done}", flush=True)
     render()
+    if left_out:
+        print(f"{left_out} of {len(chapters)} chapters were not executed here. {problem}")
     print(f"The book is ready ({duration(time.monotonic() - start)}): {PAGE.as_uri()}")
 
 
@@ -108,18 +117,17 @@ def prepare(path, render_only=False):
     """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read(copy) if copy.exists() else None
-    if not render_only and (problem := notebooks.no_data(nb)):
-        page(nb, path, BANNER.format(problem=problem, **nb.metadata.ed_lib))
-        return "its data cannot be had, committed outputs shown"
     made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
     if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of:
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         page(nb, path)
         return f"unchanged since it was executed here on {old.metadata.ed_lib.executed}"
-    if render_only:
-        page(nb, path)
-        return "committed outputs shown"
+    problem = notebooks.no_data(nb)
+    if problem or render_only:
+        why = f"This chapter needs a data set that could not be had here ({problem})." if problem else ""
+        page(nb, path, BANNER.format(problem=why, **nb.metadata.ed_lib))
+        return "not executed, for want of data: committed outputs" if problem else "committed outputs"
     start = time.monotonic()
     made = notebooks.execute(nb, path)
     made.metadata["made_on"] = made_on

@@ -47,6 +47,11 @@ def folded_in_colab(cell):
     return bool(FOLDED & set(tags(cell))) and "gpu" not in tags(cell)
 
 
+def plain(error):
+    """What a cell's error prints, without the terminal's colours."""
+    return re.sub(r"\x1b\[[\d;]*m", "", str(error))
+
+
 def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
@@ -172,7 +177,7 @@ def main(arguments=None):
         try:
             write(execute(read(ROOT / path), path), options.out / path)
         except CellExecutionError as error:
-            sys.exit(f"\n{path}: a cell failed; no file was changed.\n{error}")
+            sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
         print(f"{path}: outputs written")
 
 
