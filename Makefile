@@ -48,7 +48,7 @@ repository: setup  ## write the book's address (URL=https://..., without: the cl
 clean:  ## remove what was built, but not .venv
 	rm -rf _build
 
-setup: .venv/ready
+setup: .venv/ready  ## set up .venv, once; the other targets do it by themselves
 .venv/ready: requirements.txt constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -80,7 +80,7 @@ def main(arguments=None):
     if reason := obstacle():
         print(f"make gpu {reason}. On a machine with one it would run, in {options.seconds:.0f} seconds:")
         print(*(f"  {stage.name}: at most {stage.seconds} s" for stage in stages), sep="\n")
-        sys.exit("Nothing was run. `python -m tools.gpu --rehearse` tries all of it without a GPU.")
+        sys.exit(f"Nothing was run. `{sys.executable} -m tools.gpu --rehearse` tries it without a GPU.")
     sys.exit(not run(stages, options))
 
 

@@ -54,7 +54,8 @@ def proposal():
 
 if __name__ == "__main__":
     if not sys.argv[1]:
-        sys.exit(proposal())
+        print(proposal())
+        sys.exit()
     try:
         change(sys.argv[1])
     except ValueError as error:
