@@ -61,7 +61,7 @@ def restored():
     """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
     :func:`set_float32` sets it.
     """
-    with roofline._true_float32():
+    with roofline.true_float32():
         if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
             before = torch.backends.cudnn.allow_tf32
             yield

@@ -82,7 +82,7 @@ def measure(device="cpu", dtype="float32", *, seconds=2.0):
     arrays.check_positive("seconds", seconds)
     name = machine.name(device)
     bandwidth, access = _bandwidth(device, seconds / 2)
-    with _true_float32():
+    with true_float32():
         return Ceilings(name, dtype, bandwidth, _rate(device, dtype, seconds / 2), access)
 
 
@@ -159,7 +159,7 @@ def _last_cache():
 
 
 @contextlib.contextmanager
-def _true_float32():
+def true_float32():
     """Products of float32 in float32, neither TF32 nor bfloat16, for as long as this lasts.
 
     PyTorch 2.9 has settings by library (``fp32_precision``) beside the older one for all, which it refuses

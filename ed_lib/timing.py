@@ -103,7 +103,7 @@ def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
     rounds = arrays.check_count("rounds", rounds)
     turn = arrays.check_positive("min_seconds", min_seconds) / rounds
     if events:
-        return _by_events(functions, turn, rounds)
+        return by_events(functions, turn, rounds)
     threads = torch.get_num_threads()
     timers = {
         name: benchmark.Timer("f()", timer=now, globals={"f": function}, num_threads=threads)
@@ -114,11 +114,11 @@ def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
     times = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            times[name] += _take_turn(function, timers[name], turn)
+            times[name] += take_turn(function, timers[name], turn)
     return {name: _summary(seconds) for name, seconds in times.items()}
 
 
-def _by_events(functions, turn, rounds):
+def by_events(functions, turn, rounds):
     """What ``compare`` does with CUDA events: at the most BLOCKS blocks in a turn, and that suffices."""
     sizes, times = {}, {name: [] for name in functions}
     for name, function in functions.items():
@@ -180,7 +180,7 @@ def now():
     return perf_counter()
 
 
-def _take_turn(function, timer, seconds):
+def take_turn(function, timer, seconds):
     """Seconds per run, measured for about ``seconds``: a list with at least one entry.
 
     blocked_autorange alone would run a long function twice, once to find that one run fills a block.

@@ -1,5 +1,6 @@
 """The project's own files: requirements that agree, the address that stands in several places, file sizes."""
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -158,3 +159,49 @@ def test_the_libraries_that_later_parts_stand_on_are_really_there():
         import cupy
 
         assert issubclass(cupy.ndarray, object) and cupy.__version__
+
+
+LIBRARIES = {  # private names of others, which nothing public replaces
+    *("_replace", "_asdict", "_fields", "_exit"),  # Python's, public in all but name
+    *("_C", "_scaled_mm", "_to_copy", "_foreach_add_", "_profiler_enabled", "_python_dispatch", "_schema"),
+    "_cuda_hasPrimaryContext",
+    *("_version", "_modules", "_buffers", "_parameters", "_conv_forward", "_get_current_dispatch_mode"),
+    *("_base", "_linthresh", "_patch_lang_tensor"),
+    *("_linear_pointwise", "_reorder_linear_weight"),
+}
+
+
+def private_names_of_others(code):
+    """The names with one leading underscore that this code takes from another module, class or object."""
+    tree = ast.parse(code)
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value)}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in ast.walk(tree):
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        used = [node.attr] if isinstance(node, ast.Attribute) and node.attr not in own else []
+        yield from (n for n in imported + used if re.match("_[^_]", n) and n not in LIBRARIES)
+
+
+def is_own(value):
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def test_private_names_are_seen():
+    found = private_names_of_others("from a import _b\nself._c = 1\nx._c = 2\nx._d = x.__e__ = y._replace()")
+    assert sorted(found) == ["_b", "_d"]
+
+
+@pytest.mark.parametrize("folder", ["ed_lib", "benchmarks", "tools"])
+def test_no_module_uses_what_is_private_to_another(folder):
+    found = {p.name: list(private_names_of_others(p.read_text())) for p in (ROOT / folder).rglob("*.py")}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@needs_the_books_tools
+def test_what_chapters_show_is_public():
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    for path in notebooks.chapters():
+        for cell in notebooks.code_cells(notebooks.read(ROOT / path)):
+            code = TransformerManager().transform_cell(cell.source.removeprefix("%%gpu\n"))
+            assert list(private_names_of_others(code)) == [], f"{path}: {cell.source[:60]}"

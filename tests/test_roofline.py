@@ -139,7 +139,7 @@ def test_tf32_is_as_before_after_a_fault_too(small, precision, monkeypatch):
 def test_the_newer_setting_by_library_is_put_back_too(precision):
     matmul = torch.backends.cuda.matmul
     matmul.fp32_precision = "tf32"  # from now on PyTorch refuses to tell allow_tf32
-    with roofline._true_float32():
+    with roofline.true_float32():
         assert matmul.fp32_precision == "ieee" and not matmul.allow_tf32
     assert matmul.fp32_precision == "tf32"
 

@@ -153,7 +153,7 @@ def replacements():
     """[(object, name, what stands there meanwhile)]."""
     from ed_lib import devices, roofline, timing
 
-    by_events, apart, turn = timing._by_events, timing.apart, timing._take_turn
+    by_events, apart, turn = timing.by_events, timing.apart, timing.take_turn
     nothing, context = lambda *arguments, **options: None, lambda *arguments: contextlib.nullcontext()
     cuda = {
         "is_current_stream_capturing": lambda: False,
@@ -177,10 +177,10 @@ def replacements():
         (devices.Graph, "__call__", lambda graph: graph.function()),
         (
             timing,
-            "_by_events",
+            "by_events",
             lambda functions, turn, rounds: by_events(functions, 1e-9, 1),
         ),  # once is enough
-        (timing, "_take_turn", lambda function, timer, seconds: turn(function, timer, 0)),
+        (timing, "take_turn", lambda function, timer, seconds: turn(function, timer, 0)),
         (timing, "apart", lambda function, **options: apart(function, min_seconds=1e-9, min_runs=1)),
     ]
 

@@ -151,9 +151,9 @@ def votes(net):
 
 def _answers(net):
     """What the hidden cells answered in the last ``forward``, (depth + 1, K, B, 2W), float64."""
-    if net._activations is None:
+    if net.activations is None:
         raise RuntimeError("the network has no activations: it never ran; call forward(x) first")
-    return arrays.to_numpy(net._states).astype(float)
+    return arrays.to_numpy(net.states).astype(float)
 
 
 def moved(before, after):

@@ -38,14 +38,14 @@ class ArticleNetwork:
             sent, answered = [], []
             for weight, bias in zip(self.state[f"{name}.weight"], self.state[f"{name}.bias"], strict=True):
                 sent.append(both)
-                both = self._layer(both, weight, bias)
+                both = self.layer(both, weight, bias)
                 answered.append(both)
             if sent:
                 self.senders[name] = lib.stack(sent)  # (layers, 2, B, I)
                 self.answers[name] = lib.stack(answered)  # (layers, 2, B, O)
         return both[0]
 
-    def _layer(self, x, weight, bias):  # x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)
+    def layer(self, x, weight, bias):  # x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)
         lib, answers = arrays.library(x), []
         for p, sign in enumerate((1, -1)):
             u = sign * (x[0] @ weight[p, 0] + x[1] @ weight[p, 1] + bias[p])
@@ -98,10 +98,10 @@ class Backprop:
 
     def chain(self, error):
         """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output, (B, K)."""
-        net, states, (x, out) = self.net, self.net._states, self.net._activations
+        net, states, (x, out) = self.net, self.net.states, self.net.activations
         if self.deltas is None or self.deltas.shape != states.shape:
             self.deltas = net.space.empty(states.shape)
-        deltas, weight = self.deltas, net._params["hidden.weight"]
+        deltas, weight = self.deltas, net.parameters["hidden.weight"]
         matmul = net.space.library.matmul
         self.last = sigmoid_slope(out, net.u0)  # (K, B, 2)
         if self.loss == "cross_entropy":  # whose derivative by o has o(1 − o) below the line
@@ -109,7 +109,7 @@ class Backprop:
         self.last[..., 0] *= error.T / len(x)
         self.last[..., 1] = 0  # the loss does not see the output's inhibitory cell
         slopes = sigmoid_slope(states, net.u0)
-        matmul(self.last, net._params["output.weight"].swapaxes(-1, -2), out=deltas[-1])
+        matmul(self.last, net.parameters["output.weight"].swapaxes(-1, -2), out=deltas[-1])
         deltas[-1] *= slopes[-1]
         for d in reversed(range(net.depth)):
             matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
@@ -117,12 +117,12 @@ class Backprop:
 
     def learn(self):
         """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``folded.learn``."""
-        self.add_direction(self.net._params, self.rate)
+        self.add_direction(self.net.parameters, self.rate)
 
     def add_direction(self, p, rate):
         """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, arrays like the parameters."""
-        x, _ = self.net._activations
-        states, deltas = self.net._states, self.deltas
+        x, _ = self.net.activations
+        states, deltas = self.net.states, self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
         for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):
             p["input.weight"][:, rows] += change
@@ -160,7 +160,7 @@ class Autograd:
     def __init__(self, net, rate=0.1):
         if net.space.backend != "torch" or net.bias != "free":
             raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
-        self.u0, self.rate, p = net.u0, rate, net._params
+        self.u0, self.rate, p = net.u0, rate, net.parameters
         layers = [(p["input.weight"], p["input.bias"])]
         layers += zip(p["hidden.weight"], p["hidden.bias"], strict=True)
         layers += [(p["output.weight"], p["output.bias"])]

@@ -38,7 +38,7 @@ def forward(states, weight, bias, u0):
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
     batch = states.shape[2]
     tiles = max(1, min(get_num_threads(), batch // LEAST), -(-batch // MOST))
-    _walk(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
+    walk_layers(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
 
 
 def update(weight, bias, states, gains, bias_gains):
@@ -48,7 +48,7 @@ def update(weight, bias, states, gains, bias_gains):
     """
     weight, bias, states = map(np.asarray, (weight, bias, states))
     gains, bias_gains = map(np.ascontiguousarray, (gains, bias_gains))
-    _learn(weight, bias, states, gains, bias_gains, get_num_threads())
+    learn_layers(weight, bias, states, gains, bias_gains, get_num_threads())
 
 
 def alone():
@@ -69,7 +69,7 @@ def _libraries():
 
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
-def _walk(states, weight, bias, scale, tiles):
+def walk_layers(states, weight, bias, scale, tiles):
     depth, networks, cells = weight.shape[:3]
     batch = states.shape[2]
     rows = (batch + tiles - 1) // tiles
@@ -84,11 +84,11 @@ def _walk(states, weight, bias, scale, tiles):
                 for b in range(last - first):
                     for c in range(cells):
                         y[b, c] = scale * (y[b, c] + bias[d, k, 0, c])
-                _fire(y.reshape(y.size), exponent.reshape(y.size), exponent.view(np.float32).reshape(y.size))
+                fire(y.reshape(y.size), exponent.reshape(y.size), exponent.view(np.float32).reshape(y.size))
 
 
 @njit(fastmath=True, error_model="numpy", cache=True)
-def _fire(t, exponent, power):
+def fire(t, exponent, power):
     """t becomes 1 / (1 + 2^t), in loops that the compiler turns into vector instructions.
 
     2^t = 2^n 2^f with n = round(t). The first factor is the number whose exponent bits are n + 127; the
@@ -110,7 +110,7 @@ def _fire(t, exponent, power):
 
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
-def _learn(weight, bias, states, gains, bias_gains, tiles):
+def learn_layers(weight, bias, states, gains, bias_gains, tiles):
     depth, networks, cells = weight.shape[:3]
     batch, half = states.shape[2], cells // 2
     for tile in prange(tiles):

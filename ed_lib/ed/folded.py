@@ -53,6 +53,13 @@ def fire(x, weight, bias, u0, out):
     lib.reciprocal(out, out=out)
 
 
+def fire_input(x, weight, bias, u0, out):
+    """The input layer, whose two types of sender both send x (B, I): weight (K, 2I, O), out (K, B, O)."""
+    n_inputs = x.shape[-1]
+    weight = weight[:, :n_inputs] + weight[:, n_inputs:]  # (K, I, O): what is sent twice is weighed once
+    fire(arrays.library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
+
+
 def hidden_layers(states, weight, bias, u0):
     """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
 
@@ -77,6 +84,28 @@ def bias_term(bias, kind):
 def bias_gains(gains, error, kind):
     """What the error (B, K) is to the bias: (K, n, B), n = 1 for free biases, 2 for bias cells."""
     return gains * rules.BIAS_CELL if kind == "cells" else error.T[:, None]
+
+
+def learn_hidden(weight, bias, states, gains, bias_gains):
+    """The update of all hidden-to-hidden layers: weight (D, K, C, C), states (D + 1, K, B, C)."""
+    learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
+
+
+def add_direction(p, x, states, out, error, rule, bias, learn_hidden=learn_hidden):
+    """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
+
+    x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
+    ``learn_hidden`` updates the hidden-to-hidden layers.
+    """
+    of_senders = gains(error, rule)  # (K, 2, B)
+    of_bias = bias_gains(of_senders, error, bias)  # (K, n, B)
+    if "input.weight" in p:
+        of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
+        learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, of_bias)
+    learn_hidden(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
+    if "output.weight" in p:
+        output = p["output.weight"][None], p["output.bias"][None]
+        learn(*output, states[-1:], out[None], of_senders, of_bias)
 
 
 def learn(weight, bias, x, y, gains, bias_gains):
@@ -114,7 +143,8 @@ def learn_input(weight, bias, x, y, gains, bias_gains):
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
     for q in range(gains.shape[1]):
         change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
-        by_type[:, q : q + 3 - gains.shape[1]] += change[:, None]
+        types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
+        by_type[:, types] += change[:, None]
         del change  # before the next one
     bias += bias_gains @ received
 

@@ -35,10 +35,10 @@ class Learner:
         self.net, self.method, self.rate = net, method, rate
         self.frozen = ~check_mask(net, np.ones(net.depth + 2, bool) if layers is None else layers)
         self.backprop = None if method == "ed" else baselines.Backprop(net, loss=method)
-        for parameter in net._params.values():
+        for parameter in net.parameters.values():
             parameter.grad = torch.zeros_like(parameter)  # holds the direction in which to go
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
-        self.optimizer = kind(net._params.values(), lr=rate, maximize=True)
+        self.optimizer = kind(net.parameters.values(), lr=rate, maximize=True)
         self.schedule = None
         if steps is not None:
             steps = arrays.check_count("steps", steps)
@@ -50,18 +50,20 @@ class Learner:
         target = check_target(self.net, target, len(x))
         self.find_direction(target - output)
         self.optimizer.step()
+        if self.method == "ed":
+            self.net.keep_signs()
         if self.schedule:
             self.schedule.step()
         return output
 
     def find_direction(self, error):
         """Puts the direction for the last forward pass into each parameter's ``grad``: error (B, K)."""
-        directions = {name: parameter.grad for name, parameter in self.net._params.items()}
+        directions = {name: parameter.grad for name, parameter in self.net.parameters.items()}
         for direction in directions.values():
             direction.zero_()
         if self.method == "ed":
-            with self.net._alone:
-                self.net._add_direction(directions, error, 1.0)
+            with self.net.exclusive():
+                self.net.add_direction(directions, error, 1.0)
         else:
             self.backprop.chain(error)
             self.backprop.add_direction(directions, 1.0)

@@ -3,6 +3,7 @@ library.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -57,11 +58,11 @@ class EDNetwork:
         if on_gpu.possible(self.space):
             self.inner = arrays.space("torch", device, dtype)
         self._gpu = None  # runs the calls on a GPU, see ed_lib.ed.on_gpu
-        self._params = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
-        self._states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
+        self.parameters = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
+        self.states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
         self._hidden_bias = None  # (depth, K, 1, 2W), what the bias adds to the hidden layers' sums
         self._walk = None  # computes states[1:] from states[0]
-        self._activations = None  # set by forward, read by update
+        self.activations = None  # set by forward, read by update
 
     def asarray(self, array):
         """A NumPy array in this network's library, device and dtype."""
@@ -69,24 +70,24 @@ class EDNetwork:
 
     def forward(self, x):
         """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
-        ``update``.
+        ``update``; ``x`` and the outputs are among them, not copied, so write into neither before it.
         """
         x = self.space.check("x", x, ("B", self.n_inputs))
         if gpu := self._on_gpu(len(x)):
             return self.space.adopt(gpu.forward(arrays.as_torch(x)))
-        with self._alone:
-            return self._forward(x)
+        with self.exclusive():
+            return self.respond(x)
 
     def update(self, error):
         """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
-        if self._activations is None:
+        if self.activations is None:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
-        batch = len(self._activations[0])
+        batch = len(self.activations[0])
         error = self.space.check("error", error, (batch, self.n_outputs))
         if gpu := self._on_gpu(batch):
             return gpu.update(arrays.as_torch(error))
-        with self._alone:
-            self._update(error, self.alpha)
+        with self.exclusive():
+            self.learn(error, self.alpha)
 
     def step(self, x, target):
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
@@ -96,9 +97,9 @@ class EDNetwork:
         target = check_target(self, target, len(x))
         if gpu := self._on_gpu(len(x)):
             return self.space.adopt(gpu.step(arrays.as_torch(x), arrays.as_torch(target)))
-        with self._alone:
-            output = self._forward(x)
-            self._update(target - output, self.alpha)
+        with self.exclusive():
+            output = self.respond(x)
+            self.learn(target - output, self.alpha)
         return output
 
     @property
@@ -106,8 +107,8 @@ class EDNetwork:
         """How the path "sweeps" found the last states: see :class:`ed_lib.ed.sweeps.Swept`."""
         return self._walk.swept
 
-    @property
-    def _alone(self):
+    def exclusive(self):
+        """The context in which ``respond`` and ``add_direction`` are to run."""
         return paths.alone(self.path, self.space)
 
     def state_dict(self):
@@ -120,71 +121,78 @@ class EDNetwork:
         """
         if self._gpu:
             self._gpu.settle()
-        return {name: self._unfolded(name, arrays.to_numpy(array)) for name, array in self._params.items()}
+        return {name: self._unfolded(name, arrays.to_numpy(array)) for name, array in self.parameters.items()}
 
     def load_state_dict(self, state):
         """Takes over parameters in the layout of ``state_dict``; all of them are checked before any is
         replaced.
         """
-        if set(state) != set(self._params):
-            raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self._params)}")
+        if set(state) != set(self.parameters):
+            raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self.parameters)}")
         shapes, new = self._shapes(), {}
-        for name in self._params:
+        for name in self.parameters:
             value = np.asarray(state[name])
             arrays.check_shape(f"state[{name!r}]", value.shape, shapes[name])
             value = self.inner.asarray(self._folded(name, value))
-            new[name] = self.inner.check(f"state[{name!r}]", value, tuple(self._params[name].shape))
+            new[name] = self.inner.check(f"state[{name!r}]", value, tuple(self.parameters[name].shape))
             if not bool(self.inner.library.isfinite(value).all()):
                 raise ValueError(f"state[{name!r}] holds NaN or infinity; wanted finite numbers")
             if self.rule == "kaneko" and self._is_signed(name) and not folded.signs_hold(new[name]):
                 wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
                 raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
-        self._params, self._states, self._activations, self._gpu = new, None, None, None
+        self.parameters, self.states, self.activations, self._gpu = new, None, None, None
+
+    def __reduce__(self):
+        """Copies and pickles carry options and weights, and no activations."""
+        sizes = self.n_inputs, self.width, self.depth, self.n_outputs
+        options = {name: getattr(self, name) for name in ("rule", "bias", "alpha", "u0", "device", "path")}
+        options |= {"backend": self.space.backend, "dtype": arrays.dtype_name(self.space.dtype)}
+        return restored, (sizes, options, self.state_dict())
 
     def signs_hold(self):
         """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
-        return all(folded.signs_hold(array) for name, array in self._params.items() if self._is_signed(name))
+        return all(
+            folded.signs_hold(array) for name, array in self.parameters.items() if self._is_signed(name)
+        )
 
     @np.errstate(over="ignore")  # see folded.fire
-    def _forward(self, x):  # x (B, I) → (B, K)
-        p, u0 = self._params, self.u0
+    def respond(self, x):
+        """``forward`` without its checks: x (B, I) → (B, K)."""
+        p, u0 = self.parameters, self.u0
         self._prepare(len(x))
-        weight = p["input.weight"]  # (K, 2I, C): both types of sender send x, so that their weights add up
-        weight = weight[:, : self.n_inputs] + weight[:, self.n_inputs :]  # (K, I, C)
-        x_of_each = self.inner.library.broadcast_to(x, (self.n_outputs, *x.shape))  # (K, B, I)
-        folded.fire(x_of_each, weight, self._bias_term("input"), u0, out=self._states[0])
+        folded.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
         if self.bias == "cells":
             self._hidden_bias[...] = self._bias_term("hidden")
         self._walk()
         # the excitatory and the inhibitory cell; on a GPU always in the same place
         out = self._out if self._gpu else self.inner.empty(self._out.shape)
-        folded.fire(self._states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
-        self._activations = x, out
+        folded.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
+        self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
-    def _update(self, error, alpha):
-        self._add_direction(self._params, error, alpha)
-        if self.rule == "kaneko" and (self.inner.is_gpu or bool((self._activations[0] < 0).any())):
-            folded.stop_at_zero(self._params["input.weight"])  # on inputs ≥ 0 none crosses zero by itself
+    def learn(self, error, alpha):
+        """``update`` without its checks: error (B, K), on a GPU with α as an array of one."""
+        self.add_direction(self.parameters, error, alpha)
+        if self.inner.is_gpu or bool((self.activations[0] < 0).any()):  # else no weight shrinks
+            self.keep_signs()
 
-    def _add_direction(self, p, error, alpha):
+    def keep_signs(self):
+        """Under "kaneko": puts weights that left their sign, on negative inputs, back to zero."""
+        if self.rule == "kaneko":
+            folded.stop_at_zero(self.parameters["input.weight"])
+
+    def add_direction(self, p, error, alpha):
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters.
 
         error (B, K); alpha: a number, or on a GPU an array of one.
         """
-        states, (x, out) = self._states, self._activations
+        states, (x, out) = self.states, self.activations
         step = alpha / len(x)
         if self.inner.is_gpu and self.path in ("kernel", "sweeps"):
             arguments = arrays.as_torch(error), step, self.rule
             return paths.kernels(self.inner).update_stack(p, x, states, out, *arguments)
-        gains = folded.gains(error * step, self.rule)  # (K, 2, B)
-        bias_gains = folded.bias_gains(gains, error * step, self.bias)  # (K, n, B)
-        of_input = gains if self.rule == "kaneko" else gains[:, :1]  # "signed": the same for both types
-        folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, bias_gains)
-        hidden = p["hidden.weight"], p["hidden.bias"]
-        paths.learn_hidden(self.path, self.space, *hidden, states, gains, bias_gains)
-        output = p["output.weight"][None], p["output.bias"][None]
-        folded.learn(*output, states[-1:], out[None], gains, bias_gains)
+        learn_hidden = partial(paths.learn_hidden, self.path, self.space)
+        folded.add_direction(p, x, states, out, error * step, self.rule, self.bias, learn_hidden)
 
     def _on_gpu(self, batch):
         """What runs the calls with such a batch on a GPU; None elsewhere."""
@@ -200,20 +208,20 @@ class EDNetwork:
 
     def _prepare(self, batch):
         """Arrays for a batch of this size, and the walk through the hidden layers, bound to them."""
-        if self._states is not None and self._states.shape[2] == batch:
+        if self.states is not None and self.states.shape[2] == batch:
             return
-        self._states = self._activations = None  # frees the old ones first
+        self.states = self.activations = None  # frees the old ones first
         shape = (self.depth + 1, self.n_outputs, batch, 2 * self.width)
         self._check_memory(f"the activations for a batch of {batch}", math.prod(shape), self.device)
-        self._states = self.inner.empty(shape)
+        self.states = self.inner.empty(shape)
         self._out = self.inner.empty((self.n_outputs, batch, 2))  # the excitatory and the inhibitory cell
         self._hidden_bias = self._bias_term("hidden")
-        weight = self._params["hidden.weight"]
-        self._walk = paths.walk(self.path, self.inner, self._states, weight, self._hidden_bias, self.u0)
+        weight = self.parameters["hidden.weight"]
+        self._walk = paths.walk(self.path, self.inner, self.states, weight, self._hidden_bias, self.u0)
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
-        return folded.bias_term(self._params[f"{layer}.bias"], self.bias)
+        return folded.bias_term(self.parameters[f"{layer}.bias"], self.bias)
 
     def _shapes(self):
         """The shapes in ``state_dict``."""
@@ -263,6 +271,13 @@ class EDNetwork:
         size = elements * np.dtype(arrays.dtype_name(self.space.dtype)).itemsize
         shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
         machine.check_memory(f"{what} of {shape}", size, device)
+
+
+def restored(sizes, options, state):
+    """An EDNetwork of these sizes and options with the parameters ``state``."""
+    net = EDNetwork(*sizes, **options)
+    net.load_state_dict(state)
+    return net
 
 
 def check_target(net, target, batch):

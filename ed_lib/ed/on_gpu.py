@@ -76,13 +76,13 @@ class OnGPU:
         """Fills ``answer``; with NaN, where the flag is up."""
         self.refuse(self.x, -LARGEST, LARGEST)
         self.x.masked_fill_(self.bad, 0)
-        self.answer.copy_(self.net._forward(self.x))
+        self.answer.copy_(self.net.respond(self.x))
         self.answer.masked_fill_(self.bad, float("nan"))
 
     def learn(self):
         """From ``error``; nothing, where the flag is up."""
         self.error.masked_fill_(self.bad, 0)
-        self.net._update(self.error, self.rate.masked_fill(self.bad, 0))
+        self.net.learn(self.error, self.rate.masked_fill(self.bad, 0))
 
     def tell(self):
         """Sends the flag to the host, which does not wait for it."""

@@ -79,11 +79,11 @@ def walk(path, space, states, weight, bias, u0):
 
 
 def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
-    """The update of all hidden-to-hidden layers on a CPU by this path; arguments as in ``folded.learn``."""
+    """The update of all hidden-to-hidden layers on a CPU by this path; see ``folded.learn_hidden``."""
     if path == "kernel" and len(weight):
         kernels(space).update(weight, bias, states, gains, bias_gains)
     else:
-        folded.learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
+        folded.learn_hidden(weight, bias, states, gains, bias_gains)
 
 
 def alone(path, space):

@@ -39,22 +39,25 @@ class RoutedNetwork:
                 self._classes(self.width)[:, None] == np.arange(n_outputs)
             )
         self.centred = centred
-        self._params = {name: self.asarray(value) for name, value in state.items()}
-        self._alone = contextlib.nullcontext()
+        self.parameters = {name: self.asarray(value) for name, value in state.items()}
 
     def asarray(self, array):
         """A NumPy array as a tensor of this network's device and dtype."""
         return self.space.asarray(array)
 
+    def exclusive(self):
+        """The context in which its products run: any."""
+        return contextlib.nullcontext()
+
     def forward(self, x):
         """The outputs: x (B, n_inputs) → (B, C). Keeps the activations for ``add_direction``."""
         x = self.space.check("x", x, ("B", self.n_inputs))
         self._sent = [x.expand(2, *x.shape)]  # (2, B, I), then (2, B, W) for each hidden layer
-        for weight, bias in self._layers(self._params):
+        for weight, bias in self._layers(self.parameters):
             self._sent.append(rules.layer(self._sent[-1][None], weight[None], bias[None], self.u0)[0])
         return self._sent[-1][0]  # (B, C)
 
-    def _add_direction(self, params, error, alpha):
+    def add_direction(self, params, error, alpha):
         """Adds α times the ED direction of the last ``forward`` to ``params``: error (B, C)."""
         layers = list(zip(self._layers(params), self._sent, self._sent[1:], strict=False))
         for n, ((weight, bias), x, y) in enumerate(layers):
@@ -64,6 +67,13 @@ class RoutedNetwork:
             for q, gain in enumerate((d.clip(min=0), d.clip(max=0)) if self.rule == "kaneko" else (d, d)):
                 weight[:, q] += x[q].T @ (gain * rules.slope(y))  # (I, B) @ (2, B, O) → (2, I, O)
             bias += (d * rules.slope(y)).sum(1, keepdim=True)
+
+    def keep_signs(self):
+        """Under "kaneko": puts weights that have left their sign back to zero."""
+        if self.rule == "kaneko":
+            for weight, _ in self._layers(self.parameters):  # (2, 2, I, O) as [p, q, i, o]
+                weight[:, 0].clamp_(min=0)
+                weight[:, 1].clamp_(max=0)
 
     def _classes(self, cells):
         """The class whose error reaches each of these cells: (cells,)."""

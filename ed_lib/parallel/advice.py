@@ -81,7 +81,7 @@ class Plan:
 
 def plans(job, devices):
     """Every way to do the job → a list of :class:`Plan`: one device, and the ways to split it."""
-    return [_alone(job, devices), _data(job, devices), _pipeline(job, devices), _tensor(job, devices)]
+    return [alone(job, devices), data(job, devices), pipeline(job, devices), tensor(job, devices)]
 
 
 def recommend(job, devices):
@@ -104,30 +104,30 @@ def _worth(plan):
     return plan.seconds * (WORTH if plan.name == "one device" else 1)
 
 
-def _layer(job, devices, rows, cells):
+def layer(job, devices, rows, cells):
     """Seconds of one layer's forward pass: ``rows`` samples, ``cells`` of its W outputs."""
     arithmetic = 2 * rows * job.width * cells / devices.rate
     reading = job.width * cells * job.itemsize / devices.bandwidth  # the weights
     return devices.launch + max(arithmetic, reading)
 
 
-def _alone(job, devices):
-    seconds = 3 * job.layers * _layer(job, devices, job.batch, job.width)
+def alone(job, devices):
+    seconds = 3 * job.layers * layer(job, devices, job.batch, job.width)
     memory = 2 * job.parameters + job.layers * job.activations
     return _plan("one device", seconds, seconds, memory, devices)
 
 
-def _data(job, devices):
+def data(job, devices):
     """Each device has all parameters and 1/p of the batch; a ring sums gradients during the backward pass."""
     p, name = devices.count, "data parallel"
-    computing = 3 * job.layers * _layer(job, devices, job.batch / p, job.width)
+    computing = 3 * job.layers * layer(job, devices, job.batch / p, job.width)
     ring = costs.all_reduce("ring", job.parameters, p, devices.link)
     seconds = computing / 3 + max(2 / 3 * computing, ring)
     memory = 2 * job.parameters + job.layers * job.activations / p
     return _plan(name, seconds, computing, memory, devices, (job.batch, "samples"))
 
 
-def _pipeline(job, devices):
+def pipeline(job, devices):
     """Each device has 1/p of the layers, and works by 1F1B on the best number of micro-batches, up to 8p."""
     p, name = devices.count, "pipeline"
     numbers = [m for m in (p, 2 * p, 4 * p, 8 * p) if m <= job.batch] or [job.batch]
@@ -140,7 +140,7 @@ def _pipeline(job, devices):
 
 def _stage(job, devices, m):
     """Seconds of a stage's forward pass for one of m micro-batches."""
-    return job.layers / devices.count * _layer(job, devices, job.batch / m, job.width)
+    return job.layers / devices.count * layer(job, devices, job.batch / m, job.width)
 
 
 def _one_f_one_b(job, devices, m):
@@ -156,10 +156,10 @@ def _one_f_one_b(job, devices, m):
     ).seconds
 
 
-def _tensor(job, devices):
+def tensor(job, devices):
     """Each device has 1/p of every layer; a pair of layers needs an all-reduce forward and one backward."""
     p, name = devices.count, "tensor parallel"
-    computing = 3 * job.layers * _layer(job, devices, job.batch, job.width / p)
+    computing = 3 * job.layers * layer(job, devices, job.batch, job.width / p)
     pairs = -(-job.layers // 2)
     seconds = computing + 2 * pairs * costs.all_reduce("ring", job.activations, p, devices.link)
     # The inputs of a pair are whole on every device, the cells between its two layers are split.

@@ -57,7 +57,7 @@ class Replica:
         for tensor in (*module.parameters(), *module.buffers()):
             _broadcast(tensor.detach())
         self.module, self.calls, self.bytes = module, 0, 0
-        self.buckets = [_bucket(params) for params in _grouped(trained[::-1], bucket_bytes)]
+        self.buckets = [_bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._requests = []  # one for each bucket that was started in this step
         if overlap:
@@ -189,7 +189,7 @@ def _broadcast(tensor):
         tensor.copy_(sent)
 
 
-def _grouped(params, bucket_bytes):
+def grouped(params, bucket_bytes):
     """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
     many bytes unless it is a single parameter."""
     groups, used = [], 0

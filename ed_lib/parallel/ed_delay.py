@@ -44,7 +44,7 @@ class Delayed(learner.Learner):
     def find_direction(self, error):
         """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""
         super().find_direction(error)
-        parameters = self.net._params
+        parameters = self.net.parameters
         self.found.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
         for name, parameter in parameters.items():
             for layer, late in enumerate(self.late):

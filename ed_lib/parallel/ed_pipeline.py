@@ -29,11 +29,14 @@ class EDStage:
             )
         self.net, self.number = net, number
         self.is_first, self.is_last = number == 0, number == stages - 1
-        hidden = np.array_split(np.arange(net.depth), stages)[number]  # its hidden layers
-        here = slice(*(hidden[[0, -1]] + (0, 1))) if len(hidden) else slice(0)
-        names = ["hidden"] + ["input"] * self.is_first + ["output"] * self.is_last
-        whole = {name: net._params[name] for name in net._params if name.split(".")[0] in names}
-        self.params = {n: (p[here] if n.startswith("hidden") else p).clone() for n, p in whole.items()}
+        hidden = np.array_split(np.arange(net.depth), stages)[number].tolist()  # its hidden layers
+        self.params = {}
+        for name, whole in net.parameters.items():
+            layer = name.split(".")[0]
+            if layer == "hidden":
+                self.params[name] = whole[hidden].clone()
+            elif self.is_first if layer == "input" else self.is_last:
+                self.params[name] = whole.clone()
         self.kept = {}
         self.learned = 0  # samples of the batch in work whose updates are made
 
@@ -46,9 +49,7 @@ class EDStage:
         k, cells, b = net.n_outputs, 2 * net.width, x.shape[-2]
         states = net.space.empty((len(p["hidden.weight"]) + 1, k, b, cells))
         if self.is_first:
-            weight = p["input.weight"]  # (K, 2I, C): both types of sender send x
-            weight = weight[:, : net.n_inputs] + weight[:, net.n_inputs :]  # (K, I, C)
-            folded.fire(x.expand(k, *x.shape), weight, self._bias("input"), net.u0, out=states[0])
+            folded.fire_input(x, p["input.weight"], self._bias("input"), net.u0, out=states[0])
         else:
             states[0] = x
         folded.hidden_layers(states, p["hidden.weight"], self._bias("hidden"), net.u0)
@@ -65,16 +66,7 @@ class EDStage:
         With the last of these samples, input weights that have left their sign are put back to zero.
         """
         p, net, (x, states, output) = self.params, self.net, self.kept.pop(i)
-        step = net.alpha / batch
-        gains = folded.gains(error * step, net.rule)  # (K, 2, b)
-        bias_gains = folded.bias_gains(gains, error * step, net.bias)  # (K, n, b)
-        if self.is_first:
-            of_input = gains if net.rule == "kaneko" else gains[:, :1]
-            folded.learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, bias_gains)
-        folded.learn(p["hidden.weight"], p["hidden.bias"], states[:-1], states[1:], gains, bias_gains)
-        if self.is_last:
-            last = p["output.weight"][None], p["output.bias"][None], states[-1:], output[None]
-            folded.learn(*last, gains, bias_gains)
+        folded.add_direction(p, x, states, output, error * (net.alpha / batch), net.rule, net.bias)
         self.learned += len(error)
         if self.learned == batch:  # the whole batch has been added up, as the serial network does
             self.learned = 0
@@ -157,6 +149,6 @@ class EDPipeline:
 
 def merge(net, parts):
     """The parameters of all stages, as each ``stage.params``, put back together into ``net``."""
-    for name, whole in net._params.items():
+    for name, whole in net.parameters.items():
         found = [part[name] for part in parts if name in part]
         whole.copy_(net.space.library.cat(found) if name.startswith("hidden") else found[0])

@@ -21,15 +21,14 @@ def data_parallel_step(net, x, target, algorithm="ring"):
     samples = torch.tensor([float(len(x))], device=x.device)
     dist.all_reduce(samples)  # the global batch; ranks may have different shares of it
     output = net.forward(x)
-    directions = {name: torch.zeros_like(parameter) for name, parameter in net._params.items()}
-    net._add_direction(directions, target - output, net.alpha * len(x) / samples.item())
+    directions = {name: torch.zeros_like(parameter) for name, parameter in net.parameters.items()}
+    net.add_direction(directions, target - output, net.alpha * len(x) / samples.item())
     row = torch.cat([direction.flatten() for direction in directions.values()])
     traffic = collectives.all_reduce(row, algorithm)
     parts = row.split([direction.numel() for direction in directions.values()])
-    for parameter, part in zip(net._params.values(), parts, strict=True):
+    for parameter, part in zip(net.parameters.values(), parts, strict=True):
         parameter += part.view_as(parameter)
-    if net.rule == "kaneko":
-        folded.stop_at_zero(net._params["input.weight"])
+    net.keep_signs()
     return output, traffic
 
 
@@ -56,7 +55,10 @@ class WidthSplit:
         def columns(array):  # (D, K, rows, 2W) → (D, K, rows, 2W/p): both types of this rank's pairs
             return array.unflatten(-1, (2, net.width))[..., mine].flatten(-2).clone()
 
-        self.weight, self.bias = columns(net._params["hidden.weight"]), columns(net._params["hidden.bias"])
+        self.weight, self.bias = (
+            columns(net.parameters["hidden.weight"]),
+            columns(net.parameters["hidden.bias"]),
+        )
 
     def forward(self, first):
         """The answers of all layers: the first hidden layer's (K, B, 2W) → (D + 1, K, B, 2W)."""

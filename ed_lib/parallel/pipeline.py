@@ -86,13 +86,13 @@ class Pipeline:
         self.sent, self.requests = {}, {}
         self.inboxes = {peer: self._inbox(peer) for peer in (self.rank - 1, self.rank + 1)}
         for do in self.program:
-            getattr(self, f"_{do.op}")(do.microbatch, do)
-        self._step()
+            getattr(self, f"do_{do.op}")(do.microbatch, do)
+        self.do_step()
         return Report(float(self.total) if self.rank == self.last else None, self.sent, self.most)
 
     # --- the instructions
 
-    def _forward(self, i, _):
+    def do_forward(self, i, _):
         x = self.inputs[i] if self.rank == 0 else self.arrived.pop(("activation", i)).requires_grad_()
         y = self.module(x)  # (b, …)
         if self.rank == self.last:
@@ -102,20 +102,20 @@ class Pipeline:
         self.most = max(self.most, len(self.kept))
         self.ready["activation", i] = y.detach()
 
-    def _backward(self, i, _):
+    def do_backward(self, i, _):
         x, y = self.kept.pop(i)
         if y.requires_grad:  # a first stage may have no weights
             y.backward(self.arrived.pop(("gradient", i), None))
         self.ready["gradient", i] = x.grad
 
-    def _backward_input(self, i, _):
+    def do_backward_input(self, i, _):
         """The gradient of the stage's input, and no weight's."""
         x, y = self.kept[i]
         if self.rank > 0:
             torch.autograd.backward(y, self.arrived.get(("gradient", i)), inputs=[x], retain_graph=True)
             self.ready["gradient", i] = x.grad
 
-    def _backward_weight(self, i, _):
+    def do_backward_weight(self, i, _):
         """The gradients of the weights, for which autograd walks back through the stage a second time.
 
         With more than one layer in a stage, that costs more than the t_w of the papers, whose workers keep
@@ -126,19 +126,19 @@ class Pipeline:
         if weights := [weight for weight in self.module.parameters() if weight.requires_grad]:
             torch.autograd.backward(y, gradient, inputs=weights)
 
-    def _send(self, i, do):
+    def do_send(self, i, do):
         """Starts to send, and goes on. The tensor is kept until it is known to have been received."""
         tensor = self.ready.pop((do.what, i)).contiguous()
         self.requests[do.what, i] = dist.isend(tensor, do.peer, self.routes[self.rank, do.peer]), tensor
         route = do.what, self.rank, do.peer
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
 
-    def _receive(self, i, do):
+    def do_receive(self, i, do):
         self.arrived[do.what, i] = next(self.inboxes[do.peer])
         if do.what == "gradient":  # so the activation that it belongs to has been received
             self.requests.pop(("activation", i))[0].wait()
 
-    def _step(self, *_):
+    def do_step(self, *_):
         """The batch is done: nothing that was sent is still on its way."""
         for request, _ in self.requests.values():
             request.wait()

@@ -31,17 +31,17 @@ class Instruction(NamedTuple):
 def naive(stage, stages, microbatches):
     """One micro-batch after the other goes all the way forward and back: one stage works at a time."""
     for i in range(microbatches):
-        yield from _forward(stage, stages, i)
-        yield from _backward(stage, stages, i)
+        yield from forward(stage, stages, i)
+        yield from backward(stage, stages, i)
     yield Instruction("step")
 
 
 def gpipe(stage, stages, microbatches):
     """All forward, then all backward. Keeps the activations of m micro-batches."""
     for i in range(microbatches):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
     for i in range(microbatches):
-        yield from _backward(stage, stages, i)
+        yield from backward(stage, stages, i)
     yield Instruction("step")
 
 
@@ -49,11 +49,11 @@ def one_f_one_b(stage, stages, microbatches):
     """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage activations."""
     ahead = min(microbatches, stages - 1 - stage)  # forward passes before the first backward pass
     for i in range(ahead):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
     for i in range(microbatches):
         if i + ahead < microbatches:
-            yield from _forward(stage, stages, i + ahead)
-        yield from _backward(stage, stages, i)
+            yield from forward(stage, stages, i + ahead)
+        yield from backward(stage, stages, i)
     yield Instruction("step")
 
 
@@ -61,11 +61,11 @@ def zb_h1(stage, stages, microbatches):
     """1F1B with the backward pass in two: the weights' gradients wait until there would be a bubble."""
     ahead = min(microbatches, stages - 1 - stage)
     for i in range(ahead):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
     for i in range(microbatches):
         if i + ahead < microbatches:
-            yield from _forward(stage, stages, i + ahead)
-        yield from _backward(stage, stages, i, "backward_input")
+            yield from forward(stage, stages, i + ahead)
+        yield from backward(stage, stages, i, "backward_input")
         if i >= stage:
             yield Instruction("backward_weight", i - stage)
     for i in range(max(0, microbatches - stage), microbatches):
@@ -78,13 +78,13 @@ def zb_h2(stage, stages, microbatches):
     ahead = min(microbatches, 2 * (stages - stage) - 1)
     late = 2 * stage
     for i in range(ahead):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
     for i in range(microbatches):
-        yield from _backward(stage, stages, i, "backward_input")
+        yield from backward(stage, stages, i, "backward_input")
         if i >= late:
             yield Instruction("backward_weight", i - late)
         if i + ahead < microbatches:
-            yield from _forward(stage, stages, i + ahead)
+            yield from forward(stage, stages, i + ahead)
     for i in range(max(0, microbatches - late), microbatches):
         yield Instruction("backward_weight", i)
     yield Instruction("step")
@@ -97,9 +97,9 @@ def ed(stage, stages, microbatches):
     """
     last = stages - 1
     for i in range(microbatches):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
         if stage == last:
-            yield from _tell(stages, i)
+            yield from tell(stages, i)
     for i in range(microbatches):
         if stage < last:
             yield Instruction("receive", i, "error", last)
@@ -115,12 +115,12 @@ def ed_streaming(stage, stages, microbatches):
     last = stages - 1
     ahead = min(microbatches, (stages - stage) // 2)  # ⌈(p − 1 − stage) / 2⌉
     for i in range(ahead):
-        yield from _forward(stage, stages, i)
+        yield from forward(stage, stages, i)
     for i in range(microbatches):
         if i + ahead < microbatches:
-            yield from _forward(stage, stages, i + ahead)
+            yield from forward(stage, stages, i + ahead)
         if stage == last:
-            yield from _tell(stages, i)
+            yield from tell(stages, i)
         else:
             yield Instruction("receive", i, "error", last)
         yield Instruction("update", i)
@@ -151,7 +151,7 @@ SCHEDULES = {
 }
 
 
-def _forward(stage, stages, i):
+def forward(stage, stages, i):
     if stage > 0:
         yield Instruction("receive", i, "activation", stage - 1)
     yield Instruction("forward", i)
@@ -159,7 +159,7 @@ def _forward(stage, stages, i):
         yield Instruction("send", i, "activation", stage + 1)
 
 
-def _backward(stage, stages, i, op="backward"):
+def backward(stage, stages, i, op="backward"):
     if stage < stages - 1:
         yield Instruction("receive", i, "gradient", stage + 1)
     yield Instruction(op, i)
@@ -167,7 +167,7 @@ def _backward(stage, stages, i, op="backward"):
         yield Instruction("send", i, "gradient", stage - 1)
 
 
-def _tell(stages, i):
+def tell(stages, i):
     """The last stage sends the error to all others: one number for each sample and output."""
     for peer in range(stages - 1):
         yield Instruction("send", i, "error", peer)

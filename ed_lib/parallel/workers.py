@@ -47,7 +47,7 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
         for number in range(n_workers):
             workers.append(_Worker(number, pauses[number]))
         watchdog.start()  # for a worker that stops in the middle of a message
-        return _serve(dispatcher, workers, payload, end)
+        return serve(dispatcher, workers, payload, end)
     except WorkerError as error:
         if time.monotonic() < end:
             raise
@@ -87,7 +87,7 @@ class _Worker:
         return value
 
 
-def _serve(dispatcher, workers, payload, end):
+def serve(dispatcher, workers, payload, end):
     """The server's life → the :class:`Run`."""
     _wait_for_all(workers, payload, end)
     spans, lost, tasks, zero = [], [], {}, time.monotonic()  # tasks: worker → (task, start)

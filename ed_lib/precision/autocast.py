@@ -96,12 +96,12 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         if not inputs:
             return func(*args, **kwargs)
         if kind == LOW:
-            return self._product(func, args, kwargs)
+            return self.product(func, args, kwargs)
         if kind == WIDEST and torch.float32 not in inputs:
             return func(*args, **kwargs)
         return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
-    def _product(self, func, args, kwargs):
+    def product(self, func, args, kwargs):
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
         if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):
             return func(*args, **kwargs)  # a device that has such products

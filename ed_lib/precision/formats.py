@@ -119,7 +119,7 @@ def round_to(x, format, *, saturate=False):
     arrays.check_choice("format", format, FORMATS)
     _check(x)
     with np.errstate(invalid="ignore"):  # NaN and infinity are meant to pass
-        return _float32(_nearest(_float64(x), FORMATS[format], saturate))
+        return _float32(nearest(_float64(x), FORMATS[format], saturate))
 
 
 def round_blocks(x, format):
@@ -145,7 +145,7 @@ def round_blocks(x, format):
     blocks = _float64(x).reshape(-1, f.size)  # (…, n) → (blocks, size)
     largest = xp.amax(abs(blocks), axis=1, keepdims=True)  # → (blocks, 1)
     scale = _power_of_two(largest, f.element) if f.scale == "power of two" else _two_scales(largest, f)
-    rounded = _nearest(_quotient(blocks, scale), f.element, saturate=True) * scale  # (blocks, size)
+    rounded = nearest(_quotient(blocks, scale), f.element, saturate=True) * scale  # (blocks, size)
     return _float32(rounded.reshape(x.shape))
 
 
@@ -163,7 +163,7 @@ def values(format):
     return every[every <= f.largest]
 
 
-def _nearest(x, f, saturate):
+def nearest(x, f, saturate):
     """float64 → float64. Where two neighbours in the format are 2ᵏ apart, round x / 2ᵏ to a whole number."""
     xp = arrays.library(x)
     spacing = xp.clip(_floor_power(x), f.smallest_normal, None) * f.epsilon
@@ -191,7 +191,7 @@ def _two_scales(largest, f):
     kind = FORMATS[f.scale]
     overall = _float64(_float32(largest.max() / (f.element.largest * kind.largest)))
     wanted = _quotient(largest / f.element.largest, overall)
-    return _nearest(wanted, kind, saturate=True) * overall
+    return nearest(wanted, kind, saturate=True) * overall
 
 
 def _quotient(x, y):

@@ -68,11 +68,11 @@ def choose_grid(x, bits=8, *, scheme="symmetric", axis=None, span="min-max"):
     # → (1 or C, the rest)
     rows = x.reshape(1, -1) if axis is None else x.movedim(axis, 0).reshape(x.shape[axis], -1)
     least, most = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)  # (1 or C,)
-    grid = _grid(least, most, bits, scheme)
+    grid = make_grid(least, most, bits, scheme)
     if span == "mse":
         error = _squared_error(rows, grid)
         for share in range(1, 100):
-            other = _grid(least * (share / 100), most * (share / 100), bits, scheme)
+            other = make_grid(least * (share / 100), most * (share / 100), bits, scheme)
             its = _squared_error(rows, other)
             better = its < error  # (1 or C,)
             scale = torch.where(better, other.scale, grid.scale)
@@ -95,7 +95,7 @@ def quantize(x, grid):
 
 def encode(x, grid):
     """As :func:`quantize`, without looking at x first, for where that would take time."""
-    return _rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
+    return rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
 
 
 def dequantize(codes, grid):
@@ -108,15 +108,15 @@ def fake_quantize(x, grid):
     """dequantize(quantize(x)), for training: float32 in and out. The gradient goes *straight through* the
     rounding, as if it were not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
     """
-    return _StraightThrough.apply(x, grid)
+    return StraightThrough.apply(x, grid)
 
 
-class _StraightThrough(torch.autograd.Function):
+class StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, grid):
-        rounded = _rounded(x, grid)
-        ctx.save_for_backward((rounded >= grid.low) & (rounded <= grid.high))
-        return dequantize(rounded.clamp_(grid.low, grid.high), grid)
+        codes = rounded(x, grid)
+        ctx.save_for_backward((codes >= grid.low) & (codes <= grid.high))
+        return dequantize(codes.clamp_(grid.low, grid.high), grid)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -222,7 +222,7 @@ def plain(layer, weight, bias):
     return new
 
 
-def _grid(least, most, bits, scheme):
+def make_grid(least, most, bits, scheme):
     """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
     if scheme == "symmetric":
         high = 2 ** (bits - 1) - 1
@@ -234,14 +234,14 @@ def _grid(least, most, bits, scheme):
     return Grid(scale, zero_point, 0, high, 0)
 
 
-def _rounded(x, grid):
+def rounded(x, grid):
     """round(x / scale) + zero_point in float32, not clamped yet; by a product with 1 / scale, as in torch."""
     scale, zero_point = grid.along(x)
     return (x * (1 / scale)).round_().add_(zero_point)
 
 
 def _squared_error(rows, grid):
-    near = dequantize(_rounded(rows, grid).clamp_(grid.low, grid.high), grid)
+    near = dequantize(rounded(rows, grid).clamp_(grid.low, grid.high), grid)
     return (near - rows).square_().sum(dim=1)  # (R, n) → (R,)
 
 

@@ -123,14 +123,14 @@ class GradScaler:
         if new_scale is not None:
             self._scale = _check_scale("new_scale", new_scale)
         elif checked:
-            self._adapt(overflow)
+            self.adapt(overflow)
         else:
             raise RuntimeError("update() came with no gradient looked at; wanted step() or unscale_() before")
         self._turns = {}
         if checked:
             self._watch(before, overflow, checked)
 
-    def _adapt(self, overflow):
+    def adapt(self, overflow):
         if overflow:
             self._scale, self._tracker = _float32(self._scale * self._backoff_factor), 0
             return
@@ -232,7 +232,7 @@ class StaticScaler(GradScaler):
     def __init__(self, scale, device="cuda", enabled=True):
         super().__init__(device, scale, enabled=enabled)
 
-    def _adapt(self, overflow):
+    def adapt(self, overflow):
         pass
 
 

@@ -71,7 +71,7 @@ def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
         loss = autograd.step(x, target)
         error = target - by_hand.step(x, target)
         assert loss.item() == pytest.approx((error**2).sum().item() / 12)
-    p = net._params
+    p = net.parameters
     theirs = [p["input.weight"], p["input.bias"]]
     theirs += [t for pair in zip(p["hidden.weight"], p["hidden.bias"], strict=True) for t in pair]
     theirs += [p["output.weight"], p["output.bias"]]

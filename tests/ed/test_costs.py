@@ -14,7 +14,7 @@ def test_the_counts_are_those_of_the_arrays():
     state = net.state_dict()
     assert shape.hidden_weights == state["hidden.weight"].size
     assert shape.weights == sum(value.size for name, value in state.items() if "weight" in name)
-    assert shape.activations == net._states.size
+    assert shape.activations == net.states.size
     products = np.broadcast_shapes((4, 2, 1, 2, 6, 3, 1), (4, 2, 2, 1, 6, 1, 3))  # sent × received
     assert costs.batch_axis(shape) == 4 * math.prod(products)
 

@@ -62,9 +62,9 @@ def test_a_step_takes_at_most_the_weights_and_the_activations_in_extra_memory(sh
     n_inputs, width, depth, k, batch = shape
     net = EDNetwork(n_inputs, width, depth, k, rule=rule, path="layers")
     x, target = net.asarray(rng.random((batch, n_inputs))), net.asarray(np.ones((batch, k)))
-    weights = sum(array.nbytes for array in net._params.values())
+    weights = sum(array.nbytes for array in net.parameters.values())
     first = peak_of(lambda: net.step(x, target))  # allocates the activations
-    activations, slack = net._states.nbytes, 60_000  # slack, bytes: the checks of a batch, Python's objects
+    activations, slack = net.states.nbytes, 60_000  # slack, bytes: the checks of a batch, Python's objects
     again = peak_of(lambda: net.step(x, target))
     assert again <= weights + activations + slack
     if depth == 600:  # a network that no cache holds: the temporaries no longer count
@@ -73,12 +73,12 @@ def test_a_step_takes_at_most_the_weights_and_the_activations_in_extra_memory(sh
 
 def test_updates_write_into_the_arrays_that_are_there(backend, rng):
     net = EDNetwork(5, 3, 2, 2, **backend)
-    before = {name: (id(array), array.shape) for name, array in net._params.items()}
+    before = {name: (id(array), array.shape) for name, array in net.parameters.items()}
     net.step(net.asarray(rng.random((4, 5))), net.asarray(rng.random((4, 2))))
-    states = net._states
+    states = net.states
     net.step(net.asarray(rng.random((4, 5))), net.asarray(rng.random((4, 2))))
-    assert before == {name: (id(array), array.shape) for name, array in net._params.items()}
-    assert net._states is states
+    assert before == {name: (id(array), array.shape) for name, array in net.parameters.items()}
+    assert net.states is states
 
 
 @pytest.mark.gpu
@@ -90,13 +90,13 @@ def test_a_gpu_takes_at_most_the_weights_and_the_activations_in_extra_memory(rng
         net = EDNetwork(20, 32, 200, 2, backend="torch", device="cuda", path=path)
         x, target = net.asarray(rng.random((64, 20))), net.asarray(np.ones((64, 2)))
         net.step(x, target)
-        weights = sum(array.nbytes for array in net._params.values())
+        weights = sum(array.nbytes for array in net.parameters.values())
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         net.step(x, target)
         extra = torch.cuda.max_memory_allocated() - before
-        assert extra <= weights + net._states.nbytes, path
+        assert extra <= weights + net.states.nbytes, path
 
 
 def test_a_network_beyond_memory_is_refused_before_anything_is_allocated(monkeypatch):

@@ -30,6 +30,17 @@ def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
         np.testing.assert_allclose(learner.net.state_dict()[name], value, rtol=1e-11, atol=1e-13)
 
 
+def test_under_kaneko_no_weight_changes_its_sign_on_negative_inputs():
+    x, target = torch.tensor([[-1.0, -0.5, 0.3]]), torch.ones(1, 1)
+    options = dict(backend="torch", rule="kaneko", alpha=5.0)
+    own, learner = EDNetwork(3, 4, 1, **options), Learner(EDNetwork(3, 4, 1, **options), "ed", "sgd", 5.0)
+    for _ in range(20):
+        own.step(x, target), learner.step(x, target)
+    assert learner.net.signs_hold()
+    for name, value in own.state_dict().items():
+        np.testing.assert_allclose(learner.net.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
 def loss_of(net, parameters, x, target, loss):
     """The loss of the folded weights, by PyTorch's own layers and losses, for autograd."""
     y = x.expand(net.n_outputs, *x.shape)  # (K, B, I)
@@ -50,7 +61,7 @@ def loss_of(net, parameters, x, target, loss):
 def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
     """Three steps against PyTorch's autograd with the same optimizer, minimizing."""
     learner = Learner(a_net(), loss, optimizer, 0.01)
-    twin = {name: value.clone().requires_grad_() for name, value in learner.net._params.items()}
+    twin = {name: value.clone().requires_grad_() for name, value in learner.net.parameters.items()}
     theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](twin.values(), lr=0.01)
     for _ in range(3):
         x, target = batch(rng, learner.net)
@@ -60,7 +71,7 @@ def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
         learner.step(x, target)
         for name, value in twin.items():
             # The output's inhibitory cell has no gradient at all, where ours has one of zero
-            torch.testing.assert_close(learner.net._params[name], value.detach(), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(learner.net.parameters[name], value.detach(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("method", ["ed", "squared"])

@@ -1,5 +1,8 @@
 """EDNetwork: one step against plain loops, the same on every library, signs, errors."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -261,7 +264,7 @@ def test_a_tensor_that_autograd_follows_leaves_no_graph_behind():
     torch = pytest.importorskip("torch")
     net = EDNetwork(**GOOD, backend="torch")
     output = net.step(torch.ones(4, 3, requires_grad=True), torch.ones(4, 1))
-    assert not output.requires_grad and not net._params["input.weight"].requires_grad
+    assert not output.requires_grad and not net.parameters["input.weight"].requires_grad
 
 
 def test_a_bad_state_is_named_and_changes_nothing():
@@ -292,3 +295,22 @@ def test_the_inhibitory_output_cell_is_never_read(rng):
     before = net.forward(x)
     net.load_state_dict(state)
     np.testing.assert_array_equal(net.forward(x), before)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("how", ["copy", "deepcopy", "pickle"])
+def test_copies_are_whole_and_share_no_weight(backend, how):
+    options = dict(rule="signed", bias="cells", alpha=0.3, u0=0.7, seed=5, dtype="float64")
+    net = EDNetwork(3, 4, 2, 2, backend=backend, **options)
+    ways = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+    ways["pickle"] = lambda net: pickle.loads(pickle.dumps(net))
+    other, rng = ways[how](net), np.random.default_rng(0)
+    x, target = (net.asarray(rng.random(shape)) for shape in ((5, 3), (5, 2)))
+    np.testing.assert_array_equal(net.forward(x), other.forward(x))
+    before = net.state_dict()
+    other.step(x, target)
+    for name, value in net.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+    net.step(x, target)
+    for name, value in net.state_dict().items():
+        np.testing.assert_array_equal(value, other.state_dict()[name])

@@ -53,7 +53,7 @@ def test_large_sums_become_zero_or_one_and_never_nan():
     exact, net = (EDNetwork(6, 5, 20, path=path) for path in ("layers", "kernel"))
     x = np.full((40, 6), 1e6, np.float32)
     np.testing.assert_allclose(net.forward(x), exact.forward(x), atol=1e-6)
-    assert np.isfinite(net._states).all()
+    assert np.isfinite(net.states).all()
 
 
 def test_a_new_batch_size_and_a_new_state_are_taken_over():

@@ -24,7 +24,7 @@ def sigma(u):
 def test_a_step_agrees_with_loops_over_single_weights(rule, centred, rng):
     net = RoutedNetwork(4, 5, 1, 3, rule=rule, centred=centred, **OPTIONS)
     x, target = batch(rng, net)
-    state = {name: value.numpy().copy() for name, value in net._params.items()}
+    state = {name: value.numpy().copy() for name, value in net.parameters.items()}
     layers = [
         (state["input.weight"], state["input.bias"]),
         (state["hidden.weight"][0], state["hidden.bias"][0]),
@@ -51,7 +51,7 @@ def test_a_step_agrees_with_loops_over_single_weights(rule, centred, rng):
                     bias[p, 0, o] += 0.5 / 5 * d * y * (1 - y)
             weight[p, q, i, o] += 0.5 / 5 * change
     for name, value in state.items():
-        np.testing.assert_allclose(net._params[name].numpy(), value, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(net.parameters[name].numpy(), value, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("rule", ["kaneko", "signed"])
@@ -63,7 +63,7 @@ def test_between_walls_they_are_separate_networks(rule, rng):
     for name in state:
         if name.startswith("hidden"):
             continue
-        value = net._params[name].numpy()
+        value = net.parameters[name].numpy()
         for k in range(3):  # cells k, k + 3 are those of class k
             if name.startswith("input"):
                 state[name][k] = value[..., k::3]
@@ -75,7 +75,8 @@ def test_between_walls_they_are_separate_networks(rule, rng):
     learner = Learner(net, "ed", "sgd", 0.5)
     torch.testing.assert_close(learner.step(x, target), apart.step(x, target), rtol=1e-12, atol=1e-14)
     for k in range(3):
-        mine, theirs = net._params["input.weight"].numpy()[..., k::3], apart.state_dict()["input.weight"][k]
+        mine = net.parameters["input.weight"].numpy()[..., k::3]
+        theirs = apart.state_dict()["input.weight"][k]
         np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-13)
 
 
@@ -83,10 +84,10 @@ def test_without_walls_it_starts_like_other_networks():
     net = RoutedNetwork(4, 6, 2, 3, **OPTIONS)
     shared = EDNetwork(4, 6, 2, rule="signed", init="fan_in", **OPTIONS).state_dict()
     for name in ("input.weight", "input.bias"):
-        np.testing.assert_array_equal(net._params[name].numpy(), shared[name][0])
+        np.testing.assert_array_equal(net.parameters[name].numpy(), shared[name][0])
     for name in ("hidden.weight", "hidden.bias"):
-        np.testing.assert_array_equal(net._params[name].numpy(), shared[name][:, 0])
-    weight = net._params["output.weight"].numpy()
+        np.testing.assert_array_equal(net.parameters[name].numpy(), shared[name][:, 0])
+    weight = net.parameters["output.weight"].numpy()
     assert weight.shape == (2, 2, 6, 3) and (weight[:, 0] > 0).all() and (weight[:, 1] < 0).all()
 
 

@@ -96,12 +96,12 @@ def shards():
     split = WidthSplit(net)
     (x, target), *_ = batches(1, 10)
     net.forward(x)
-    states = split.forward(net._states[0].clone())
+    states = split.forward(net.states[0].clone())
     error = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(10, 2)
     after = split.traffic
     split.update(error)
-    same = torch.equal(states, net._states), (states - net._states).abs().max().item()
+    same = torch.equal(states, net.states), (states - net.states).abs().max().item()
     assert split.traffic == after, "the update sent something"
     net.update(error)
-    found["width"] = same, split.weight, split.bias, net._params, after
+    found["width"] = same, split.weight, split.bias, net.parameters, after
     return found

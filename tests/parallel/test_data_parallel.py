@@ -272,6 +272,6 @@ def test_the_shard_of_a_rank_is_tensor_split(n, p):
 )
 def test_buckets_go_backwards_and_hold_no_more_than_they_may(limit, lengths):
     params = list(net(0, torch.float32).parameters())[::-1]  # of 16, 48, 12, 84, 28 and 140 bytes
-    groups = data_parallel._grouped(params, limit)
+    groups = data_parallel.grouped(params, limit)
     assert [id(p) for group in groups for p in group] == [id(p) for p in params]
     assert [len(group) for group in groups] == lengths
