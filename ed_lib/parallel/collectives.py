@@ -213,7 +213,7 @@ def _run(algorithm, tensor, group, call):
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
     wire = Wire(group)
     with torch.no_grad():
-        flat = tensor.detach().reshape(-1)  # a view, if the tensor is contiguous
+        flat = tensor.detach().contiguous().view(-1)  # the same memory, if the tensor is contiguous
         algorithm(flat, wire)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))

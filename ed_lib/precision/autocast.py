@@ -2,7 +2,8 @@
 to it, on a CPU without half-precision arithmetic too.
 
 The classes are those of PyTorch's autocast for CUDA (2.15; ``ATen/autocast_mode.h``, ``docs/source/amp.md``),
-under the names that the operations have in Python. CPU autocast has other, shorter lists.
+under the names that the operations have in Python, with their aliases and what is made of them. CPU autocast
+has other, shorter lists.
 """
 
 import torch
@@ -19,7 +20,7 @@ LISTS = {
         conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
         prelu linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul
         linalg_vecdot linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-        scaled_dot_product_attention __matmul__ __rmatmul__
+        scaled_dot_product_attention __matmul__ __rmatmul__ linalg_matmul
         """,
     FLOAT32: """
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
@@ -33,15 +34,24 @@ LISTS = {
         prod softmax softmin log_softmax cumprod cumsum sum
         linalg_vector_norm linalg_matrix_norm vector_norm matrix_norm
         __pow__ __rpow__ __rdiv__ __rtruediv__
+        arccos arcsin square sum_to_size trapz trapezoid cumulative_trapezoid linalg_norm
+        special_erfinv special_expm1 special_log1p special_softmax special_log_softmax special_logsumexp
+        gaussian_nll_loss multilabel_soft_margin_loss triplet_margin_with_distance_loss pairwise_distance
+        gumbel_softmax local_response_norm lp_pool1d lp_pool2d lp_pool3d
+        interpolate upsample upsample_nearest upsample_bilinear
         """,
     WIDEST: """
         addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler grid_sample index_put tensordot scatter_add
+        arctan2 inner
         """,
     BANNED: "binary_cross_entropy",
 }
 CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}
 DTYPES = (torch.float16, torch.bfloat16)
-OPAQUE = ("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu")  # made of several classes
+OPAQUE = """
+    multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
+    matrix_power linalg_matrix_power pinverse linalg_pinv
+    """.split()  # made of several classes
 
 
 def op_class(name):
@@ -67,10 +77,12 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
     As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
     is left alone, and so are operations in place. Other than there, a weight that is used twice is rounded
-    twice: nothing is cached.
+    twice, since nothing is cached; and a loss or norm that Python puts together, and every interpolation, is
+    float32 from its first step to its last.
 
     TypeError for a dtype other than torch.float16 and torch.bfloat16. RuntimeError, at the call, for
-    binary_cross_entropy, and for functions that hide several operations (multi-head attention, whole LSTMs).
+    binary_cross_entropy, and for functions that hide several operations (multi-head attention, whole LSTMs,
+    powers of matrices).
     """
 
     def __init__(self, dtype=torch.float16):
@@ -83,7 +95,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         kind = CLASSES.get(name, FOLLOWS)
-        if name in OPAQUE:
+        if name in OPAQUE and any(_eligible(t) for t in _tensors([args, kwargs])):
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
         if kind == FOLLOWS or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
             return func(*args, **kwargs)

@@ -33,10 +33,13 @@ def loss(student, teacher, labels, temperature=4.0, alpha=0.9):
 
 
 def divergence(student, teacher, temperature):
-    """KL(p ‖ q) = Σ p (log p − log q), the mean; p, q are the softmax of teacher / T, student / T."""
+    """KL(p ‖ q) = Σ p (log p − log q), the mean; p, q are the softmax of teacher / T, student / T.
+    A class with p = 0, of the score −∞, adds 0.
+    """
     log_p = torch.log_softmax(teacher.detach() / temperature, dim=1)  # (B, classes)
     log_q = torch.log_softmax(student / temperature, dim=1)
-    return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()  # (B, classes) → (B,) → ()
+    p = log_p.exp()
+    return (p * (log_p - log_q).masked_fill(p == 0, 0)).sum(dim=1).mean()  # (B, classes) → (B,) → ()
 
 
 def targets(teacher, images, labels):

@@ -18,6 +18,7 @@ from ed_lib import arrays
 SCHEMES = ("symmetric", "asymmetric")
 SPANS = ("min-max", "mse")
 LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
+LARGEST = torch.finfo(torch.float32).max
 TINY = torch.finfo(torch.float32).tiny  # the least scale: its inverse is still finite
 
 
@@ -99,9 +100,9 @@ def encode(x, grid):
 
 
 def dequantize(codes, grid):
-    """The float32 numbers that codes stand for, shaped as they are."""
+    """The float32 numbers that codes stand for, shaped as they are; finite, where torch's may overflow."""
     scale, zero_point = grid.along(codes)
-    return (codes.to(torch.float32) - zero_point) * scale
+    return ((codes.to(torch.float32) - zero_point) * scale).clamp_(-LARGEST, LARGEST)
 
 
 def fake_quantize(x, grid):

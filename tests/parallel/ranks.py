@@ -1,5 +1,7 @@
 """What the tests launch: functions that other processes can import; and several worlds in one launch."""
 
+import functools
+import itertools
 import os
 import signal
 import sys
@@ -133,6 +135,8 @@ def check_collectives():
                     found[p, algorithm, len(values)] = traffic
             check_any_floats(algorithm, p, group)
         check_parts(p, group)
+        if p in (3, 4):
+            check_strided(p, group)
         if p == 3:
             told = disagree(group)
     return found, told
@@ -153,6 +157,36 @@ def check_any_floats(algorithm, p, group):
     number = torch.tensor(float(dist.get_rank()))  # no axes at all
     collectives.all_reduce(number, algorithm, group)
     assert number == sum(range(p))
+
+
+STRIDED = (
+    lambda base: base.view(-1)[::2],
+    lambda base: base[:, 1],
+    lambda base: base.T,
+    lambda base: base.view(2, 3, 5, 2).permute(0, 3, 1, 2),  # channels last
+)
+
+
+def check_strided(p, group):
+    """Views, on some ranks or on all: each collective does in place what it does with contiguous tensors, and
+    sends as much. The sums are torch.distributed's, of copies: gloo itself sums other numbers than a view's.
+    """
+    calls = {a: functools.partial(collectives.all_reduce, algorithm=a) for a in collectives.ALGORITHMS}
+    calls |= {name: getattr(collectives, name) for name in ("broadcast", "reduce_scatter", "all_gather")}
+    rank = dist.get_rank()
+    for (name, call), view in itertools.product(calls.items(), STRIDED):
+        for strided in (range(p), range(0, p, 2)):  # the ranks on which it is
+            base = torch.arange(60.0).view(6, 10) + 1000 * rank
+            tensor, kept = view(base), base.clone()
+            right, total = (tensor.clone(memory_format=torch.contiguous_format) for _ in range(2))
+            tensor = tensor if rank in strided else right.clone()
+            sent = call(right, group=group)
+            assert call(tensor, group=group) == sent, name
+            assert torch.equal(tensor, right), name
+            view(kept).copy_(view(base))
+            assert torch.equal(base, kept), "changed what does not belong to the view"
+            dist.all_reduce(total, group=group)
+            assert name not in collectives.ALGORITHMS or torch.equal(tensor, total), name
 
 
 def check_parts(p, group):

@@ -42,6 +42,33 @@ def test_scores_that_saturate_stay_finite():
     assert torch.isfinite(loss) and torch.isfinite(student.grad).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_score_of_minus_infinity_is_a_class_that_is_left_out(dtype, random):
+    student, teacher = (scores(random, 6, 5).to(dtype) for _ in range(2))
+    labels = torch.randint(3, (6,), generator=random)
+    out = torch.rand(6, 5, generator=random) < 0.4
+    out[:, 0] = False
+    # The teacher's alone: as in F.kl_div, whose target is probabilities.
+    masked = teacher.masked_fill(out, -torch.inf)
+    mine, other = (student.clone().requires_grad_() for _ in range(2))
+    found = distill.divergence(mine, masked, 2.0)
+    wanted = F.kl_div(F.log_softmax(other / 2, dim=1), F.softmax(masked / 2, dim=1), reduction="batchmean")
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(mine.grad, other.grad)
+    assert torch.isfinite(mine.grad).all()
+    # The student's too: as without these classes.
+    mine, other = student.clone().requires_grad_(), student[:, :3].clone().requires_grad_()
+    hidden = torch.tensor([0.0, 0.0, 0.0, -torch.inf, -torch.inf])
+    found = distill.loss(mine + hidden, teacher + hidden, labels)
+    wanted = distill.loss(other, teacher[:, :3], labels)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(mine.grad, F.pad(other.grad, (0, 2)))
+
+
 def test_a_hot_softmax_matches_scores(random):
     """Hinton et al., 2015, section 2.1: for high temperatures and scores of mean zero, the gradient of T² KL
     is (student − teacher) / classes."""

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObserver
 
 from ed_lib.precision import int8, models, storage
 from ed_lib.precision.quantize import (
+    LARGEST,
     SCHEMES,
     Grid,
     Quantized,
@@ -96,6 +99,21 @@ def test_fake_quantization_and_its_gradient_are_torchs_bit_for_bit(bits, scheme,
                 y.backward(incoming)
                 wanted.backward(incoming)
                 assert torch.equal(mine.grad, other.grad)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-LARGEST, LARGEST, width=32) | st.sampled_from([LARGEST, -LARGEST]), min_size=1),
+    st.integers(2, 8),
+)
+@example([3.4e38, -3.4e38], 8)
+def test_finite_numbers_stay_finite_and_are_torchs_where_its_own_are(scheme, x, bits):
+    x = torch.tensor(x)
+    grid = choose_grid(x, bits, scheme=scheme)
+    found, wanted = fake_quantize(x, grid), theirs_fake(x, grid)
+    assert torch.equal(found, wanted.clamp(-LARGEST, LARGEST))
+    assert torch.equal(found, dequantize(quantize(x, grid), grid))
 
 
 @pytest.mark.parametrize("zero_point", [0, 3, 128, 255])
