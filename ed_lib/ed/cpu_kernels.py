@@ -70,6 +70,7 @@ def _libraries():
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
 def walk_layers(states, weight, bias, scale, tiles):
+    """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers, in a core's cache."""
     depth, networks, cells = weight.shape[:3]
     batch = states.shape[2]
     rows = (batch + tiles - 1) // tiles
@@ -111,6 +112,7 @@ def fire(t, exponent, power):
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
 def learn_layers(weight, bias, states, gains, bias_gains, tiles):
+    """The update: each of ``tiles`` takes every so many-th layer, with temporaries that stay in its cache."""
     depth, networks, cells = weight.shape[:3]
     batch, half = states.shape[2], cells // 2
     for tile in prange(tiles):

@@ -112,6 +112,7 @@ def layer(job, devices, rows, cells):
 
 
 def alone(job, devices):
+    """All on one device."""
     seconds = 3 * job.layers * layer(job, devices, job.batch, job.width)
     memory = 2 * job.parameters + job.layers * job.activations
     return _plan("one device", seconds, seconds, memory, devices)

@@ -93,6 +93,7 @@ class Pipeline:
     # --- the instructions
 
     def do_forward(self, i, _):
+        """Keeps what the backward pass needs; on the last stage this ends in the loss."""
         x = self.inputs[i] if self.rank == 0 else self.arrived.pop(("activation", i)).requires_grad_()
         y = self.module(x)  # (b, …)
         if self.rank == self.last:
@@ -103,6 +104,7 @@ class Pipeline:
         self.ready["activation", i] = y.detach()
 
     def do_backward(self, i, _):
+        """All gradients of micro-batch i at this stage."""
         x, y = self.kept.pop(i)
         if y.requires_grad:  # a first stage may have no weights
             y.backward(self.arrived.pop(("gradient", i), None))
@@ -134,6 +136,7 @@ class Pipeline:
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
 
     def do_receive(self, i, do):
+        """Waits for what this instruction names."""
         self.arrived[do.what, i] = next(self.inboxes[do.peer])
         if do.what == "gradient":  # so the activation that it belongs to has been received
             self.requests.pop(("activation", i))[0].wait()

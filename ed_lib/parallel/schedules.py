@@ -152,6 +152,7 @@ SCHEDULES = {
 
 
 def forward(stage, stages, i):
+    """Micro-batch i forward through this stage: what comes in, the work, what goes out."""
     if stage > 0:
         yield Instruction("receive", i, "activation", stage - 1)
     yield Instruction("forward", i)
@@ -160,6 +161,7 @@ def forward(stage, stages, i):
 
 
 def backward(stage, stages, i, op="backward"):
+    """The same backward."""
     if stage < stages - 1:
         yield Instruction("receive", i, "gradient", stage + 1)
     yield Instruction(op, i)

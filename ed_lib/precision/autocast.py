@@ -114,6 +114,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
     def product(self, func, args, kwargs):
+        """A product with all its tensors in ``dtype``."""
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
         if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):
             return func(*args, **kwargs)  # a device that has such products

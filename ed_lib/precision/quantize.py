@@ -113,6 +113,8 @@ def fake_quantize(x, grid):
 
 
 class StraightThrough(torch.autograd.Function):
+    """Rounding that lets the gradient through where nothing was cut off, and stops it elsewhere."""
+
     @staticmethod
     def forward(ctx, x, grid):
         codes = rounded(x, grid)

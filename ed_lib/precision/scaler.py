@@ -131,6 +131,7 @@ class GradScaler:
             self._watch(before, overflow, checked)
 
     def adapt(self, overflow):
+        """The scale after a step: smaller after an overflow, larger after ``growth_interval`` steps without."""
         if overflow:
             self._scale, self._tracker = _float32(self._scale * self._backoff_factor), 0
             return
@@ -233,7 +234,7 @@ class StaticScaler(GradScaler):
         super().__init__(device, scale, enabled=enabled)
 
     def adapt(self, overflow):
-        pass
+        """It stays as it is."""
 
 
 class _Turn:
