@@ -70,7 +70,7 @@ def _libraries():
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
 def walk_layers(states, weight, bias, scale, tiles):
-    """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers, in a core's cache."""
+    """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers, in cache."""
     depth, networks, cells = weight.shape[:3]
     batch = states.shape[2]
     rows = (batch + tiles - 1) // tiles
