@@ -46,7 +46,7 @@ class ArticleNetwork:
         return both[0]
 
     def layer(self, x, weight, bias):
-        """One layer as the article writes it: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
+        """One layer, as the article: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
         lib, answers = arrays.library(x), []
         for p, sign in enumerate((1, -1)):
             u = sign * (x[0] @ weight[p, 0] + x[1] @ weight[p, 1] + bias[p])

@@ -131,7 +131,7 @@ class GradScaler:
             self._watch(before, overflow, checked)
 
     def adapt(self, overflow):
-        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without (by default)."""
+        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
         if overflow:
             self._scale, self._tracker = _float32(self._scale * self._backoff_factor), 0
             return
