@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,28 @@ def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
     assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
     assert build == [path] and "Not made on this machine" not in shown(path).cells[1].source
+
+
+@pytest.mark.parametrize("content", [b'{"cells": [', b"", b"[]", b"{}", b"\xff"])
+def test_a_broken_copy_counts_as_none(content, build, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **options: None)
+    for _ in range(2):
+        book.prepare(CHAPTERS[0])
+    made = shown(CHAPTERS[0])
+    (book.SOURCE / CHAPTERS[0]).write_bytes(content)
+    assert "unchanged" in book.prepare(CHAPTERS[0]) and shown(CHAPTERS[0]) == made
+    (book.EXECUTED / CHAPTERS[0]).write_bytes(content)
+    assert "executed in" in book.prepare(CHAPTERS[0]) and "unchanged" in book.prepare(CHAPTERS[0])
+
+
+def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "chapter.ipynb").write_text((ROOT / CHAPTERS[0]).read_text()[:5000])
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "chapters", lambda: [Path("book/chapter.ipynb")])
+    monkeypatch.setattr(book, "stage", lambda: None)
+    with pytest.raises(SystemExit, match=r"chapter\.ipynb is no notebook: .*JSON"):
+        book.main([])
 
 
 def test_a_book_that_is_only_rendered_executes_nothing(build, no_data):

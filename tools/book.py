@@ -41,14 +41,22 @@ def main(arguments=None):
     parser.add_argument("--need-data", action="store_true", help="stop where a chapter's data cannot be had")
     parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
     options = parser.parse_args(arguments)
+    try:
+        build(options.need_data, options.render_only)
+    except notebooks.BrokenNotebook as error:
+        sys.exit(f"No book: {error}")
+
+
+def build(need_data, render_only):
+    """The whole book, or SystemExit with what is in its way."""
     start, chapters = time.monotonic(), notebooks.chapters()
-    if problem := options.need_data and first_problem(chapters):
+    if problem := need_data and first_problem(chapters):
         sys.exit(f"No book: {problem}")
     stage()
     cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
     for number, path in enumerate(chapters):
         try:
-            done = prepare(path, options.render_only)
+            done = prepare(path, render_only)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{error}")
         seconds = time.monotonic() - start
@@ -107,7 +115,7 @@ def configuration():
 def prepare(path, render_only=False):
     """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
-    old = notebooks.read(copy) if copy.exists() else None
+    old = notebooks.read_copy(copy)
     if not render_only and (problem := notebooks.no_data(nb)):
         page(nb, path, BANNER.format(problem=problem, **nb.metadata.ed_lib))
         return "its data cannot be had, committed outputs shown"
@@ -140,7 +148,7 @@ def page(nb, path, banner=None):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
-    if not (SOURCE / path).exists() or notebooks.read(SOURCE / path) != nb:
+    if notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
 
 

@@ -10,6 +10,7 @@ Jupyter's libraries are imported where they are used: the page of measurements n
 
 import argparse
 import ast
+import contextlib
 import copy
 import datetime
 import functools
@@ -32,10 +33,25 @@ def chapters():
     return [path for path in paths if (ROOT / path).exists()]
 
 
+class BrokenNotebook(ValueError):
+    """A file that holds no notebook."""
+
+
 def read(path):
+    """The notebook in a file; :class:`BrokenNotebook`, which names the file, if it holds none."""
     import nbformat
 
-    return nbformat.read(path, as_version=4)
+    with open(path, encoding="utf-8") as file:
+        try:
+            return nbformat.read(file, as_version=4)
+        except Exception as error:  # no text, no JSON, no notebook
+            raise BrokenNotebook(f"{path} is no notebook: {error}") from error
+
+
+def read_copy(path):
+    """The notebook in a file that can be made again; None if there is none, or it is broken."""
+    with contextlib.suppress(FileNotFoundError, BrokenNotebook):
+        return read(path)
 
 
 def tags(cell):
@@ -153,10 +169,13 @@ def _merged(outputs):
 
 
 def write(nb, path):
+    """Writes the file whole or not at all, whatever ends this process."""
     import nbformat
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(nbformat.writes(nb).rstrip("\n") + "\n")
+    beside = path.with_suffix(".part")
+    beside.write_text(nbformat.writes(nb).rstrip("\n") + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 def main(arguments=None):
@@ -173,6 +192,8 @@ def main(arguments=None):
             write(execute(read(ROOT / path), path), options.out / path)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed; no file was changed.\n{error}")
+        except BrokenNotebook as error:
+            sys.exit(str(error))
         print(f"{path}: outputs written")
 
 
