@@ -7,7 +7,9 @@ keeps the outputs it has there; one whose data cannot be had is shown with the o
 """
 
 import argparse
+import contextlib
 import datetime
+import fcntl
 import re
 import shutil
 import subprocess
@@ -42,9 +44,25 @@ def main(arguments=None):
     parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
     options = parser.parse_args(arguments)
     try:
-        build(options.need_data, options.render_only)
+        with alone():
+            build(options.need_data, options.render_only)
     except notebooks.BrokenNotebook as error:
         sys.exit(f"No book: {error}")
+    except KeyboardInterrupt:
+        print("Interrupted. The next build goes on with the chapter where this one ended.", file=sys.stderr)
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def alone():
+    """While one build is at work in _build, a second one leaves at once. The lock ends with its process."""
+    BUILD.mkdir(exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"No book: another build is at work in {BUILD}. Wait for it, or end it.")
+        yield
 
 
 def build(need_data, render_only):
@@ -157,13 +175,16 @@ def render():
     print("rendering ...", flush=True)
     program = Path(sys.executable).with_name("jupyter-book")
     options = ["--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
-    result = subprocess.run(
-        [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if result.returncode:
-        for folder in ("html", ".doctrees"):  # so that the next build does not pass over the same fault
+    try:
+        result = subprocess.run(
+            [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if result.returncode:
+            sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
+    except BaseException:  # so that the next build passes over neither a fault nor half a page
+        for folder in ("html", ".doctrees"):
             shutil.rmtree(BUILD / folder, ignore_errors=True)
-        sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
+        raise
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Jupyter's libraries are imported where they are used: the page of measurements n
 
 import argparse
 import ast
+import asyncio
 import contextlib
 import copy
 import datetime
@@ -102,7 +103,8 @@ def fingerprint(nb):
 def execute(nb, path):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
-    Shows progress on a terminal. Raises CellExecutionError when a cell fails.
+    Shows progress on a terminal. Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a
+    SIGINT, once the kernel has ended.
     """
     from nbclient import NotebookClient
     from tqdm import tqdm
@@ -113,12 +115,13 @@ def execute(nb, path):
             nb,
             timeout=600,  # seconds for a cell; generous, for a machine that is busy
             kernel_name="python3",
+            shutdown_kernel="immediate",  # a kernel that is asked to end in the middle of a cell complains
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str((ROOT / path).parent)}},
             record_timing=False,
             on_cell_executed=lambda **_: bar.update(),
         )
-        client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
+        asyncio.run(_run(client))
     nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
         "machine": f"{notebook.cpu()} · {notebook.gpu()}",
@@ -126,6 +129,22 @@ def execute(nb, path):
         "fingerprint": fingerprint(nb),
     }
     return canonical(nb)
+
+
+async def _run(client):
+    """Executes all cells. At a SIGINT asyncio cancels this, and nbclient ends its kernel."""
+    from nbclient.exceptions import DeadKernelError
+
+    def refuse(*_):  # nbclient's own handlers, which end the kernel and then trip over its absence
+        raise RuntimeError
+
+    asyncio.get_running_loop().add_signal_handler = refuse
+    try:
+        await client.async_execute(env=os.environ | {"TQDM_DISABLE": "1"})
+    except DeadKernelError:  # which nbclient says when it is cancelled within a cell
+        if asyncio.current_task().cancelling():
+            raise asyncio.CancelledError from None
+        raise
 
 
 def canonical(nb):
