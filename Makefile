@@ -50,6 +50,7 @@ clean:  ## remove what was built, but not .venv
 
 setup: .venv/ready  ## set up .venv, once; the other targets do it by themselves
 .venv/ready: requirements.txt constraints.txt pyproject.toml
+	@[ ! -L .venv ] || { echo "Setting up .venv would empty the folder that it is a link to, $$(readlink .venv). Remove the link (rm .venv), or, if what is there will do: touch .venv/ready"; exit 1; }
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "This needs Python 3.11 or newer; $(PYTHON) is older, or does not run."; exit 1; }

@@ -32,7 +32,7 @@ MIRRORS = {
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ],
 }
-# In the order of Dataset's arrays: SHA256 of the decompressed bytes, MD5 of the .gz that the mirrors serve.
+# In the order of Dataset's arrays; SHA256 of the decompressed bytes.
 FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 SHA256 = {
     "mnist": [
@@ -48,12 +48,6 @@ SHA256 = {
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ],
 }
-MD5 = {
-    "mnist": ["f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
-              "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"],
-    "fashion-mnist": ["8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-                      "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"],
-}  # fmt: skip
 TIMEOUT = 5.0  # seconds that a mirror may stay silent
 
 
@@ -97,34 +91,43 @@ def load(name="mnist", *, offline=False):
 
 
 def _open(folder, name, source):
-    arrays = [_read(_find(folder, file), sha256) for file, sha256 in zip(FILES, SHA256[name], strict=True)]
+    arrays = (_read(_copies(folder, file), sha256) for file, sha256 in zip(FILES, SHA256[name], strict=True))
     return Dataset(*arrays, TITLES[name], CLASSES[name], source)
 
 
-def _find(folder, file):
-    return next((path for path in (folder / f"{file}.gz", folder / file) if os.path.isfile(path)), None)
+def _copies(folder, file):
+    return [path for path in (folder / f"{file}.gz", folder / file) if os.path.isfile(path)]
 
 
 def _missing(folder):
-    return [file for file in FILES if _find(folder, file) is None]
+    return [file for file in FILES if not _copies(folder, file)]
 
 
-def _read(path, sha256):
-    """The values of an IDX file, uint8, shaped as its header says; DataError unless it is as published."""
-    content, state = path.read_bytes(), "decompressed"
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error):
-            state = "as it is"
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        problem = "cannot be decompressed" if state == "as it is" else "is not the published file"
-        raise DataError(f"{path} {problem}: SHA-256 {found} {state}; wanted {sha256}. Delete or replace it.")
+def _read(paths, sha256):
+    """The values of the first of these IDX files that is as published, uint8, shaped as its header says."""
+    try:
+        content = _checked(paths[0].read_bytes(), sha256, paths[0])
+    except DataError:
+        if len(paths) == 1:
+            raise
+        return _read(paths[1:], sha256)
     # Two zero bytes, 8 for uint8, the number of dimensions, each dimension in four bytes, the values.
     shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     return values.reshape(shape).copy()  # frombuffer's arrays are read-only
+
+
+def _checked(content, sha256, place):
+    """The decompressed content of a file, gzip'ed or not; DataError unless it is the published one."""
+    problem = "is not the published file"
+    if content.startswith(b"\x1f\x8b"):  # as all of gzip's
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error):
+            problem = "cannot be decompressed"
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(f"{place} {problem}: SHA-256 {found}; wanted {sha256} once decompressed")
+    return content
 
 
 def _ed_data(name):
@@ -166,49 +169,50 @@ def _writable_cache(name):
     raise OSError(f"No folder for a download: {' and '.join(map(str, _caches()))} are read-only")
 
 
-def _reachable(url):
-    """Whether a server answers within TIMEOUT. In a thread, to bound DNS and a host's many addresses."""
+def _answers(url):
+    """Whether a server is up, within TIMEOUT. In a thread, to bound DNS and a host's many addresses."""
     import requests
 
     answers = []
 
     def ask():
         with contextlib.suppress(requests.RequestException):
-            answers.append(requests.head(url, timeout=TIMEOUT))
+            answers.append(requests.head(url, timeout=TIMEOUT).status_code < 500)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    return bool(answers)
+    return any(answers)
 
 
 def _download(name):
     """Fetch what the cache lacks, from the first mirror that serves it, and return the folder."""
     import requests
 
-    wrong, failure, folder = None, "No network", None
-    for mirror in filter(_reachable, MIRRORS[name]):
+    wrong, failure, folder = None, "No mirror answers", None
+    for mirror in 2 * list(filter(_answers, MIRRORS[name])):
         folder = folder or _writable_cache(name)
         try:
-            _fetch(mirror, name, folder)
+            for file in _missing(folder):
+                _fetch(f"{mirror}{file}.gz", folder / f"{file}.gz", SHA256[name][FILES.index(file)])
             return folder
         except requests.RequestException as error:  # refused, cut off or timed out
             failure = f"No download ({type(error).__name__})"
-        except ValueError as error:  # it came, and its hash is wrong
-            wrong = DataError(f"{mirror} served a wrong file. {error}")
+        except DataError as error:
+            wrong = error
     raise wrong or ConnectionError(
         f"{failure}, and no copy of {TITLES[name]}: let ED_DATA name a folder with {name}/, or connect once"
     )
 
 
-def _fetch(mirror, name, folder):
-    pooch = _pooch()
-    pooch.get_logger().setLevel("WARNING")  # what it says below that names local folders
-    hashes = {f"{file}.gz": f"md5:{md5}" for file, md5 in zip(FILES, MD5[name], strict=True)}
-    files = pooch.create(path=folder, base_url=mirror, registry=hashes, retry_if_failed=1)
-    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=65536, timeout=TIMEOUT)
-    for file in _missing(folder):
-        files.fetch(f"{file}.gz", downloader=downloader)
+def _fetch(url, path, sha256):
+    """Downloads a file whole and as published, or raises and leaves none."""
+    get = _pooch().HTTPDownloader(progressbar=True, chunk_size=65536, timeout=TIMEOUT)
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        part = Path(beside) / path.name
+        get(url, str(part), None)
+        _checked(part.read_bytes(), sha256, url)
+        part.replace(path)
 
 
 def _digits(title):
@@ -232,7 +236,10 @@ def as_inputs(images, dtype="float32"):
     """
     check_choice("dtype", dtype, DTYPES)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        raise TypeError(f"images is {_kind(images)}; wanted a NumPy array of uint8")
+        kind = (
+            f"an array of {images.dtype}" if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
+        )
+        raise TypeError(f"images is {kind}; wanted a NumPy array of uint8")
     check_shape("images", images.shape, ("N", 28, 28))
     return np.divide(images.reshape(-1, 784), 255, dtype=dtype)  # (N, 28, 28) → (N, 784)
 
@@ -287,7 +294,3 @@ def _check_labels(labels):
         raise TypeError(f"labels is an array of {labels.dtype}; wanted integers")
     check_shape("labels", labels.shape, ("N",))
     return labels
-
-
-def _kind(value):
-    return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"

@@ -1,9 +1,15 @@
 """What `make book` shows: chapters executed here, committed outputs where data are missing, live buttons."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
@@ -26,6 +32,7 @@ def build(tmp_path, monkeypatch):
         nb.metadata.ed_lib.fingerprint = notebooks.fingerprint(nb)
         return nb
 
+    monkeypatch.setattr(book, "BUILD", tmp_path)
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
     monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
     monkeypatch.setattr(notebooks, "execute", execute)
@@ -87,6 +94,28 @@ def test_the_end_of_a_build_says_what_was_not_executed(build, no_data, monkeypat
     assert "No network, and no copy of" in last
 
 
+@pytest.mark.parametrize("content", [b'{"cells": [', b"", b"[]", b"{}", b"\xff"])
+def test_a_broken_copy_counts_as_none(content, build, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **options: None)
+    for _ in range(2):
+        book.prepare(CHAPTERS[0])
+    made = shown(CHAPTERS[0])
+    (book.SOURCE / CHAPTERS[0]).write_bytes(content)
+    assert "unchanged" in book.prepare(CHAPTERS[0]) and shown(CHAPTERS[0]) == made
+    (book.EXECUTED / CHAPTERS[0]).write_bytes(content)
+    assert "executed in" in book.prepare(CHAPTERS[0]) and "unchanged" in book.prepare(CHAPTERS[0])
+
+
+def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "chapter.ipynb").write_text((ROOT / CHAPTERS[0]).read_text()[:5000])
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "chapters", lambda: [Path("book/chapter.ipynb")])
+    monkeypatch.setattr(book, "stage", lambda: None)
+    with pytest.raises(SystemExit, match=r"chapter\.ipynb is no notebook: .*JSON"):
+        book.main([])
+
+
 def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
     monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
@@ -123,6 +152,58 @@ def test_a_build_that_needs_data_stops_without_them(build, no_data, monkeypatch)
     monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
     with pytest.raises(SystemExit, match="No book: No network, and no copy of"):
         book.main(["--need-data"])
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from tools import book, notebooks
+
+book.ROOT = notebooks.ROOT = Path(sys.argv[1])
+book.BUILD = book.ROOT / "_build"
+book.EXECUTED, book.SOURCE = book.BUILD / "executed", book.BUILD / "source"
+book.stage = lambda: None
+notebooks.chapters = lambda: [Path("chapter.ipynb")]
+book.main(sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def sleeping_build(tmp_path):
+    """A build whose only chapter waits in its second cell, and the kernel's process."""
+    first = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n')"
+    cells = [nbformat.v4.new_code_cell(source) for source in (first, "import time; time.sleep(1000)")]
+    notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    build = subprocess.Popen([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, **pipes)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+        assert build.poll() is None, build.stderr.read()
+        time.sleep(0.1)
+    kernel = psutil.Process(int((tmp_path / "pid").read_text()))
+    yield build, kernel
+    build.kill()
+    build.communicate()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        kernel.kill()
+
+
+def test_an_interrupted_build_ends_in_a_line_and_leaves_no_kernel(sleeping_build):
+    build, kernel = sleeping_build
+    time.sleep(1)  # into the second cell
+    build.send_signal(signal.SIGINT)
+    said, errors = build.communicate(timeout=60)
+    assert build.returncode == 130 and said == ""
+    assert errors.startswith("Interrupted. ") and errors.count("\n") == 1
+    assert not kernel.is_running()
+
+
+@pytest.mark.parametrize("options", [[], ["--render-only"]])
+def test_a_second_build_at_once_says_so_and_ends(sleeping_build, options, tmp_path):
+    second = [sys.executable, "-c", BUILD, tmp_path, *options]
+    done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("No book: another build is at work in ") and done.stderr.count("\n") == 1
+    assert sleeping_build[0].poll() is None
 
 
 @pytest.mark.parametrize("url, buttons", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])

@@ -218,6 +218,20 @@ def test_canonical_form_does_not_depend_on_who_saved_it():
     assert notebooks.canonical(made) == made
 
 
+def test_a_notebook_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, nb = tmp_path / "a" / "chapter.ipynb", nbformat.v4.new_notebook()
+    notebooks.write(nb, path)
+    before = path.read_text()
+    monkeypatch.setattr(notebooks.os, "replace", lambda *paths: pytest.fail("killed before the end"))
+    nb.cells.append(nbformat.v4.new_markdown_cell("more"))
+    with pytest.raises(pytest.fail.Exception):
+        notebooks.write(nb, path)
+    assert path.read_text() == before
+    monkeypatch.undo()
+    notebooks.write(nb, path)
+    assert notebooks.read(path) == nb and [file.name for file in path.parent.iterdir()] == ["chapter.ipynb"]
+
+
 def test_every_page_of_the_table_of_contents_exists():
     for name in pages():
         assert len([s for s in (".md", ".ipynb") if (ROOT / f"{name}{s}").exists()]) == 1, name

@@ -147,6 +147,19 @@ def test_make_help_lists_every_target():
     assert all(f"make {target} " in shown for target in targets if target not in ("help", "setup"))
 
 
+def test_an_environment_behind_a_link_is_not_emptied(tmp_path):
+    for name in ("Makefile", "requirements.txt", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".venv").symlink_to("elsewhere")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" != -m ] || { touch called; exit 1; }')  # no venv is made here
+    python.chmod(0o755)
+    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and not (tmp_path / "called").exists()
+    assert "it is a link to, elsewhere. Remove the link" in done.stdout
+
+
 @needs_the_books_tools
 @pytest.mark.filterwarnings("ignore")
 def test_the_libraries_that_later_parts_stand_on_are_really_there():

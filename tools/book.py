@@ -7,7 +7,9 @@ keeps the outputs it has there; one whose data cannot be had is shown with the o
 """
 
 import argparse
+import contextlib
 import datetime
+import fcntl
 import re
 import shutil
 import subprocess
@@ -40,12 +42,36 @@ def main(arguments=None):
     parser.add_argument("--need-data", action="store_true", help="stop where a chapter's data cannot be had")
     parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
     options = parser.parse_args(arguments)
+    try:
+        with alone():
+            build(options.need_data, options.render_only)
+    except notebooks.BrokenNotebook as error:
+        sys.exit(f"No book: {error}")
+    except KeyboardInterrupt:
+        print("Interrupted. The next build goes on with the chapter where this one ended.", file=sys.stderr)
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def alone():
+    """While one build is at work in _build, a second one leaves at once. The lock ends with its process."""
+    BUILD.mkdir(exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"No book: another build is at work in {BUILD}. Wait for it, or end it.")
+        yield
+
+
+def build(need_data, render_only):
+    """The whole book, or SystemExit with what is in its way."""
     start, chapters = time.monotonic(), notebooks.chapters()
     try:
         problem = first_problem(chapters)
     except (OSError, ValueError) as error:  # a damaged file, a folder that is not there
         sys.exit(f"No book: {error}")
-    if options.need_data and problem:
+    if need_data and problem:
         sys.exit(f"No book: {problem}")
     stage()
     cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
@@ -53,7 +79,7 @@ def main(arguments=None):
     for number, path in enumerate(chapters):
         began = time.monotonic()
         try:
-            done = prepare(path, options.render_only)
+            done = prepare(path, render_only)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
         left_out += done.startswith("not executed")
@@ -116,7 +142,7 @@ def configuration():
 def prepare(path, render_only=False):
     """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
-    old = notebooks.read(copy) if copy.exists() else None
+    old = notebooks.read_copy(copy)
     made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
     if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of:
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
@@ -148,7 +174,7 @@ def page(nb, path, banner=None):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
-    if not (SOURCE / path).exists() or notebooks.read(SOURCE / path) != nb:
+    if notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
 
 
@@ -157,13 +183,16 @@ def render():
     print("rendering ...", flush=True)
     program = Path(sys.executable).with_name("jupyter-book")
     options = ["--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
-    result = subprocess.run(
-        [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if result.returncode:
-        for folder in ("html", ".doctrees"):  # so that the next build does not pass over the same fault
+    try:
+        result = subprocess.run(
+            [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if result.returncode:
+            sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
+    except BaseException:  # so that the next build passes over neither a fault nor half a page
+        for folder in ("html", ".doctrees"):
             shutil.rmtree(BUILD / folder, ignore_errors=True)
-        sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
+        raise
 
 
 if __name__ == "__main__":

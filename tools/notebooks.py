@@ -10,6 +10,8 @@ Jupyter's libraries are imported where they are used: the page of measurements n
 
 import argparse
 import ast
+import asyncio
+import contextlib
 import copy
 import datetime
 import functools
@@ -32,10 +34,25 @@ def chapters():
     return [path for path in paths if (ROOT / path).exists()]
 
 
+class BrokenNotebook(ValueError):
+    """A file that holds no notebook."""
+
+
 def read(path):
+    """The notebook in a file; :class:`BrokenNotebook`, which names the file, if it holds none."""
     import nbformat
 
-    return nbformat.read(path, as_version=4)
+    with open(path, encoding="utf-8") as file:
+        try:
+            return nbformat.read(file, as_version=4)
+        except Exception as error:  # no text, no JSON, no notebook
+            raise BrokenNotebook(f"{path} is no notebook: {error}") from error
+
+
+def read_copy(path):
+    """The notebook in a file that can be made again; None if there is none, or it is broken."""
+    with contextlib.suppress(FileNotFoundError, BrokenNotebook):
+        return read(path)
 
 
 def tags(cell):
@@ -91,7 +108,8 @@ def fingerprint(nb):
 def execute(nb, path):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
-    Shows progress on a terminal. Raises CellExecutionError when a cell fails.
+    Shows progress on a terminal. Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a
+    SIGINT, once the kernel has ended.
     """
     from nbclient import NotebookClient
     from tqdm import tqdm
@@ -102,12 +120,13 @@ def execute(nb, path):
             nb,
             timeout=600,  # seconds for a cell; generous, for a machine that is busy
             kernel_name="python3",
+            shutdown_kernel="immediate",  # a kernel that is asked to end in the middle of a cell complains
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str((ROOT / path).parent)}},
             record_timing=False,
             on_cell_executed=lambda **_: bar.update(),
         )
-        client.execute(env=os.environ | {"TQDM_DISABLE": "1"})
+        asyncio.run(_run(client))
     nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
         "machine": f"{notebook.cpu()} · {notebook.gpu()}",
@@ -115,6 +134,22 @@ def execute(nb, path):
         "fingerprint": fingerprint(nb),
     }
     return canonical(nb)
+
+
+async def _run(client):
+    """Executes all cells. At a SIGINT asyncio cancels this, and nbclient ends its kernel."""
+    from nbclient.exceptions import DeadKernelError
+
+    def refuse(*_):  # nbclient's own handlers, which end the kernel and then trip over its absence
+        raise RuntimeError
+
+    asyncio.get_running_loop().add_signal_handler = refuse
+    try:
+        await client.async_execute(env=os.environ | {"TQDM_DISABLE": "1"})
+    except DeadKernelError:  # which nbclient says when it is cancelled within a cell
+        if asyncio.current_task().cancelling():
+            raise asyncio.CancelledError from None
+        raise
 
 
 def canonical(nb):
@@ -158,10 +193,13 @@ def _merged(outputs):
 
 
 def write(nb, path):
+    """Writes the file whole or not at all, whatever ends this process."""
     import nbformat
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(nbformat.writes(nb).rstrip("\n") + "\n")
+    beside = path.with_suffix(".part")
+    beside.write_text(nbformat.writes(nb).rstrip("\n") + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 def main(arguments=None):
@@ -178,6 +216,8 @@ def main(arguments=None):
             write(execute(read(ROOT / path), path), options.out / path)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
+        except BrokenNotebook as error:
+            sys.exit(str(error))
         print(f"{path}: outputs written")
 
 

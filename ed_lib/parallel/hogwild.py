@@ -6,6 +6,7 @@ Wright, "Hogwild!: a lock-free approach to parallelizing stochastic gradient des
 touches few of many parameters, updates rarely meet, and little is lost.
 """
 
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,9 @@ def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
     arrays.check_count("steps", steps)
     arrays.check_positive("lr", lr)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+        memory = shared(folder, len(problem.truth))
         launch(work, n_workers, folder, problem, steps, lr, seed, timeout=timeout)
-        return tuple(memory.clone() for memory in shared(folder, len(problem.truth)))
+        return tuple(tensor.clone() for tensor in memory)
 
 
 def work(folder, problem, steps, lr, seed):
@@ -78,6 +80,7 @@ def work(folder, problem, steps, lr, seed):
     params, moved = shared(folder, len(problem.truth))
     order = np.random.default_rng(seed).integers(len(problem.targets), size=steps)
     dist.barrier()  # so that they run at the same time
+    shutil.rmtree(folder, ignore_errors=True)  # all have mapped its files: nothing is left, whoever is killed
     for row in order[dist.get_rank() :: dist.get_world_size()]:
         problem.descend(params, row, lr)
         moved[problem.columns[row]] += 1

@@ -11,21 +11,16 @@ import functools
 import itertools
 import os
 import pickle
-import signal
+import socket
 import sys
-import tempfile
-import threading
 import time
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection
-from pathlib import Path
 
 from ed_lib import arrays
 from ed_lib.parallel import processes
-from ed_lib.parallel.processes import GRACE
 
 BACKENDS = ("gloo", "nccl")
+MARGIN = 0.5  # seconds before the timeout when ranks are asked where they are
 JOINED = itertools.count()  # numbers the groups that were joined under torchrun
 WAITING = "torch/distributed"  # what the stack of a rank shows that waits for another
 
@@ -50,29 +45,19 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
     that cannot be sent, a world_size below 1, a backend that is unknown, missing, or lacks GPUs. Under
     torchrun: ValueError unless ``world_size`` is what torchrun started.
     """
+    start = time.monotonic()
     world_size = arrays.check_count("world_size", world_size)
     timeout = arrays.check_positive("timeout", timeout)
     _check_backend(backend, world_size)
     if under_torchrun():
         return _join(fn, world_size, args, backend, timeout)
-    payload = processes.pickled(fn, args)
-    deadline = time.monotonic() + max(timeout - GRACE, timeout / 2)
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
-        _call(folder).write_bytes(payload)
-        ranks = []
-        watchdog = threading.Timer(timeout, lambda: [rank.process.kill() for rank in ranks])
-        watchdog.start()  # for a rank that stops in the middle of its result
-        try:
-            for number in range(world_size):
-                ranks.append(_start(number, world_size, backend, folder, timeout))
-            results = _collect(ranks, deadline, timeout)
-            for rank in ranks:
-                rank.process.join(GRACE)  # they have only to leave
-            return results
-        finally:
-            watchdog.cancel()
-            for rank in ranks:
-                processes.stop(rank.process, rank.channel)
+    payload, store = processes.pickled(fn, args), _store_here()
+    end = start + max(timeout - MARGIN, timeout / 2)
+    call = [(number, world_size, backend, store.port, timeout, end) for number in range(world_size)]
+    with processes.team("rank", _run, call, start + timeout) as ranks:
+        for rank in ranks:
+            rank.send(payload)
+        return _collect(ranks, end, timeout)
 
 
 def device():
@@ -93,119 +78,91 @@ def under_torchrun():
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-@dataclass
-class _Rank:
-    """A process as the parent sees it."""
+def _store_here():
+    """Where the ranks find each other: in this process, and for this machine only."""
+    import torch.distributed as dist
 
-    number: int
-    process: object
-    channel: object  # what it reports through
-    trace: Path  # where it writes its stack when told to
-    report: tuple | None = None  # ("done", result) or ("raised", (time, traceback))
-
-    def take_report(self):
-        try:
-            if self.channel.poll():
-                self.report = pickle.loads(self.channel.recv_bytes())
-        except (EOFError, OSError):  # it ended without one, or in the middle of it
-            pass
-
-    @property
-    def is_done(self):
-        return self.report is not None and self.report[0] == "done"
-
-    @property
-    def has_failed(self):
-        return not self.is_done and (self.report is not None or not self.process.is_alive())
+    server = socket.create_server(("127.0.0.1", 0))  # any port that is free
+    host, port = server.getsockname()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
-def _start(number, world_size, backend, folder, timeout):
-    arguments = number, world_size, backend, folder, timeout
-    process, channel = processes.start(_run, *arguments, name=f"rank {number}")
-    return _Rank(number, process, channel, _trace(folder, number))
-
-
-def _trace(folder, number):
-    return Path(folder) / f"trace-{number}"
-
-
-def _call(folder):
-    """The file that holds fn and its arguments: a pipe would block on a process that never reads it."""
-    return Path(folder) / "call"
-
-
-def _collect(ranks, deadline, timeout):
-    """The results, once all have reported; RankError for the first that failed, or at the deadline."""
-    while waiting := [rank for rank in ranks if not rank.is_done]:
-        sources = {rank.channel: rank for rank in waiting} | {rank.process.sentinel: rank for rank in waiting}
-        ready = connection.wait(sources, max(0, deadline - time.monotonic()))
-        if not ready:
-            raise _too_late(waiting, timeout)
-        for rank in {id(sources[source]): sources[source] for source in ready}.values():
-            rank.take_report()
-        if any(rank.has_failed for rank in waiting):
-            raise _cause(waiting) if time.monotonic() < deadline else _too_late(waiting, timeout)
-    return [rank.report[1] for rank in ranks]
-
-
-def _cause(ranks):
-    """The error of the rank that failed first. Others often fail just after, because it is gone."""
-    time.sleep(GRACE)
-    for rank in ranks:
-        if rank.report is None:
-            rank.take_report()
-    for rank in ranks:
-        if rank.report is None and not rank.process.is_alive():
-            return RankError(rank.number, f"rank {rank.number} {processes.ending(rank.process.exitcode)}")
-    raised = [rank for rank in ranks if rank.report is not None and not rank.is_done]
-    first = min(raised, key=lambda rank: rank.report[1][0])
-    return RankError(first.number, f"rank {first.number} raised an error:\n{first.report[1][1]}")
+def _collect(ranks, end, timeout):
+    """The results, once all have reported; RankError for the first that failed, or at the end."""
+    results, failures, waiting, until = {}, [], list(ranks), end
+    while waiting and time.monotonic() < until:
+        since = time.monotonic()
+        for rank in processes.ready(waiting, until):
+            kind, value = rank.receive() or ("ended", None)
+            if time.monotonic() >= end:
+                break
+            waiting.remove(rank)
+            if kind == "done":
+                results[rank.number] = value
+            elif kind == "raised":
+                failures.append((value[0], rank.number, f"raised an error:\n{value[1]}"))
+            else:  # dated before the errors of others, which it causes
+                failures.append((since, rank.number, rank.ending()))
+        if failures and until == end:  # one that failed before may be slower to say so
+            until = min(end, time.monotonic() + processes.GRACE)
+    if failures:
+        _, number, text = min(failures)
+        raise RankError(number, f"rank {number} {text}")
+    if waiting:
+        raise _too_late(waiting, timeout)
+    return [results[rank.number] for rank in ranks]
 
 
 def _too_late(ranks, timeout):
     """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
+    time.sleep(MARGIN / 2)  # they say where they are
     texts = {}
     for rank in ranks:
-        if rank.trace.exists() and rank.process.is_alive():  # it has got as far as listening to the signal
-            os.kill(rank.process.pid, signal.SIGUSR1)
-    time.sleep(GRACE)
-    for rank in ranks:
-        texts[rank.number] = rank.trace.read_text() if rank.trace.exists() else "It was still starting.\n"
+        _, _, where = rank.rest().decode(errors="replace").partition(")!\n")  # after faulthandler's headline
+        texts[rank.number] = where or "It was still starting, or stopped.\n"
     numbers = sorted(texts, key=lambda number: (WAITING in texts[number], number))
     where = "\n".join(f"rank {number} was here:\n{texts[number]}" for number in numbers)
     names = ", ".join(f"rank {number}" for number in numbers)
     return RankError(numbers[0], f"{names} did not end within {timeout:g} s\n{where}")
 
 
-def _run(channel, number, world_size, backend, folder, timeout):
-    """What a started process does."""
-    trace = open(_trace(folder, number), "w")  # noqa: SIM115  open as long as the process is
-    faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    try:
-        import torch.distributed as dist
-
-        _prepare(backend)
-        fn, args = pickle.loads(_call(folder).read_bytes())
-        where = {"init_method": f"file://{folder}/rendezvous", "rank": number, "world_size": world_size}
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **where)
-        result = fn(*args)
-        dist.barrier()  # none leaves while another still waits for what it has sent
-        report = pickle.dumps(("done", result))
-    except BaseException as error:  # SystemExit as well: a rank that leaves early leaves the others waiting
-        report = pickle.dumps(("raised", (time.monotonic(), processes.error_text(error, __file__))))
+def _run(channel, number, world_size, backend, port, timeout, end):
+    """What a started process does. At ``end`` the parent takes no more reports: it says where it is."""
+    wait = max(end + MARGIN / 5 - time.monotonic(), 0.001)
+    faulthandler.dump_traceback_later(wait, file=channel.fileno())
+    report = processes.attempt(_result, channel.recv_bytes(), number, world_size, backend, port, timeout)
+    faulthandler.cancel_dump_traceback_later()
     channel.send_bytes(report)  # before the group is destroyed, which makes errors in the others
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _prepare(backend):
+def _result(payload, number, world_size, backend, port, timeout):
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    fn, args = pickle.loads(payload)
+    _enter(dist.TCPStore("127.0.0.1", port), backend, timeout)
+    result = fn(*args)
+    dist.barrier()  # none leaves while another still waits for what it has sent
+    return result
+
+
+def _enter(store, backend, timeout):
+    """Makes this process the rank that its environment says, in the group that meets in this store."""
+    import torch
+    import torch.distributed as dist
+
     processes.one_thread()
     if backend == "nccl":
-        import torch
-
         torch.cuda.set_device(local_rank())
+    limit = timedelta(seconds=timeout)
+    store.set_timeout(limit)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 
 def _join(fn, world_size, args, backend, timeout):
@@ -215,11 +172,8 @@ def _join(fn, world_size, args, backend, timeout):
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
-    _prepare(backend)
     store = dist.PrefixStore(f"launch {next(JOINED)}", _store())  # it keeps what earlier groups wrote in it
-    store.set_timeout(timedelta(seconds=timeout))
-    where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": world_size}
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **where)
+    _enter(store, backend, timeout)
     try:
         results = [None] * world_size
         dist.all_gather_object(results, fn(*args))

@@ -8,9 +8,7 @@ when its pipe has ended without that, each is applied exactly once, whenever a w
 
 import contextlib
 import pickle
-import threading
 import time
-from multiprocessing import connection
 
 import torch
 
@@ -41,50 +39,16 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
     if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
     payload, dispatcher = processes.pickled(gradient), Dispatcher(server, n_tasks)
-    workers, end = [], time.monotonic() + timeout
-    watchdog = threading.Timer(timeout, lambda: [worker.process.kill() for worker in workers])
+    end = time.monotonic() + timeout
     try:
-        for number in range(n_workers):
-            workers.append(_Worker(number, pauses[number]))
-        watchdog.start()  # for a worker that stops in the middle of a message
-        return serve(dispatcher, workers, payload, end)
+        with processes.team("worker", _work, [(seconds,) for seconds in pauses], end) as workers:
+            return serve(dispatcher, workers, payload, end)
     except WorkerError as error:
         if time.monotonic() < end:
             raise
         held = ", ".join(f"worker {number} held {task}" for number, (task, _) in dispatcher.held.items())
         late = f"{dispatcher.unfinished} of {n_tasks} tasks were not done within {timeout:g} s"
         raise WorkerError(f"{late}; {held or error}") from None
-    finally:
-        watchdog.cancel()
-        for worker in workers:
-            processes.stop(worker.process, worker.channel)
-
-
-class _Worker:
-    """A worker as the server sees it."""
-
-    def __init__(self, number, pause):
-        self.number, self.is_alive = number, True
-        self.process, self.channel = processes.start(_work, pause, name=f"worker {number}")
-
-    def send(self, message):
-        """False if it is gone."""
-        try:
-            self.channel.send_bytes(message)
-        except OSError:
-            self.is_alive = False
-        return self.is_alive
-
-    def receive(self):
-        """The next message, or None if it is gone, before a message or in the middle of one."""
-        try:
-            kind, value = pickle.loads(self.channel.recv_bytes())
-        except (EOFError, OSError):
-            self.is_alive = False
-            return None
-        if kind == "raised":
-            raise WorkerError(f"worker {self.number} raised an error:\n{value}")
-        return value
 
 
 def serve(dispatcher, workers, payload, end):
@@ -110,7 +74,7 @@ def serve(dispatcher, workers, payload, end):
     start_the_idle()
     while dispatcher.unfinished:
         for worker in _ready(workers, end):
-            if (answer := worker.receive()) is None:
+            if (answer := _answer(worker)) is None:
                 bury(worker)
             else:
                 dispatcher.receive(worker.number, torch.from_numpy(answer[0]))
@@ -120,8 +84,6 @@ def serve(dispatcher, workers, payload, end):
     seconds = time.monotonic() - zero
     for worker in workers:
         worker.send(pickle.dumps(None))  # the sentinel: there is no more
-    for worker in workers:
-        worker.process.join(processes.GRACE)
     return Run(spans, lost, seconds)
 
 
@@ -130,49 +92,43 @@ def _wait_for_all(workers, payload, end):
     starting = {worker for worker in workers if worker.send(payload)}
     while starting:
         for worker in _ready(starting, end):
-            worker.receive()
+            _answer(worker)
             starting.discard(worker)
 
 
 def _ready(workers, end):
     """The workers, of those alive, from whom something has come, or nothing will. Waits for one."""
-    channels = {worker.channel: worker for worker in workers if worker.is_alive}
-    if not channels:
-        endings = [f"worker {worker.number} {_how_it_ended(worker.process)}" for worker in workers]
+    alive = [worker for worker in workers if worker.is_alive]
+    if not alive:
+        endings = [f"worker {worker.number} {worker.ending()}" for worker in workers]
         raise WorkerError("no worker is left: " + "; ".join(endings))
-    ready = connection.wait(channels, max(0, end - time.monotonic()))
-    if not ready:
+    if not (ready := processes.ready(alive, end)):
         raise WorkerError("time is up")
-    return [channels[channel] for channel in ready]
+    return ready
 
 
-def _how_it_ended(process):
-    process.join(processes.GRACE)
-    return "closed its pipe" if process.exitcode is None else processes.ending(process.exitcode)
+def _answer(worker):
+    """What a worker sent, or None if it is gone."""
+    kind, value = worker.receive() or ("ended", None)
+    if kind == "raised":
+        raise WorkerError(f"worker {worker.number} raised an error:\n{value[1]}")
+    return value
 
 
 def _work(channel, pause):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
     with contextlib.suppress(EOFError, OSError):
-        kind, gradient = _attempt(_prepared, channel.recv_bytes())
-        channel.send_bytes(pickle.dumps((kind, gradient if kind == "raised" else "ready")))
+        gradient = []
+        channel.send_bytes(processes.attempt(_prepare, gradient, channel.recv_bytes()))
         while (order := pickle.loads(channel.recv_bytes())) is not None:
             time.sleep(pause)
-            channel.send_bytes(pickle.dumps(_attempt(_computed, gradient, *order)))
+            channel.send_bytes(processes.attempt(_computed, *gradient, *order))
 
 
-def _attempt(function, *args):
-    """("done", what it returned), or ("raised", the traceback)."""
-    try:
-        return "done", function(*args)
-    except BaseException as error:  # SystemExit as well
-        return "raised", processes.error_text(error, __file__)
-
-
-def _prepared(payload):
-    """The function of the gradient, in a process with one thread."""
+def _prepare(gradient, payload):
+    """Puts the function of the gradient into a list, in a process with one thread."""
     processes.one_thread()
-    return pickle.loads(payload)[0]
+    gradient.append(pickle.loads(payload)[0])
 
 
 def _computed(gradient, task, params):

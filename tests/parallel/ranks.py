@@ -86,6 +86,14 @@ def hang():
     dist.barrier()
 
 
+def exit_while_others_spin(path):
+    """Rank 1 writes the time and is gone."""
+    if dist.get_rank() == 1:
+        Path(path).write_text(str(time.monotonic()))
+        os._exit(3)
+    spin()
+
+
 def stop_halfway():
     """Rank 1 sends half of its result, and then neither lives nor dies."""
 

@@ -1,5 +1,9 @@
 """Hogwild against serial SGD, least squares in closed form, and counts."""
 
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +88,17 @@ class Columns:
 
     def __getitem__(self, row):
         return self.columns[torch.distributed.get_rank()]
+
+
+class Alone(Apart):
+    def descend(self, params, row, lr):
+        assert not list(Path(os.environ["TMPDIR"]).glob("ed_lib-*"))
+
+
+def test_no_file_is_left_while_they_compute_for_they_may_be_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which reads TMPDIR again
+    train(Alone(SparseSquares.random(4, 2, 1)), 2, 4, 0.1, timeout=TIMEOUT)
 
 
 def test_memory_is_shared_by_those_who_map_the_same_folder(tmp_path):

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from ed_lib.parallel import processes
 from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
 from ed_lib.parallel.problems import Perceptron
 from ed_lib.parallel.virtual import simulate
-from ed_lib.parallel.workers import WorkerError, _Worker, train
+from ed_lib.parallel.workers import WorkerError, train
 
 TIMEOUT = 120.0
 LARGE = 400_000  # parameters: a message of 1.6 MB, several times what a pipe holds
@@ -157,7 +158,7 @@ def test_every_gradient_is_applied_once_at_random_kills():
 @pytest.mark.parametrize("part", [b"", b"\0", b"\0\0\0\x64", b"\0\0\0\x64" + b"half of a message"])
 def test_half_a_message_is_none(part):
     ours, theirs = multiprocessing.Pipe()
-    worker = _Worker.__new__(_Worker)
+    worker = processes.Child.__new__(processes.Child)
     worker.number, worker.is_alive, worker.channel = 0, True, ours
     os.write(theirs.fileno(), part)
     theirs.close()
@@ -215,7 +216,7 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended_by_the_watchdog
     process = context.Process(target=send_half_and_sleep, args=(theirs,), name="worker 0")
     process.start()
     theirs.close()
-    worker = _Worker.__new__(_Worker)
+    worker = processes.Child.__new__(processes.Child)
     worker.number, worker.is_alive, worker.channel, worker.process = 0, True, ours, process
     assert ours.poll(TIMEOUT)
     threading.Timer(0.2, process.kill).start()
@@ -273,7 +274,7 @@ def test_workers_end_when_the_server_is_killed(tmp_path):
     server.kill()
     server.wait()
     server.stdout.close()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 5
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
