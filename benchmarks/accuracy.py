@@ -20,19 +20,6 @@ from ed_lib.ed.baselines import LogisticRegression
 from ed_lib.ed.learner import Learner, mask
 from ed_lib.ed.routing import RoutedNetwork
 
-PARTS = (
-    "baselines",
-    "cpu_kernels",
-    "folded",
-    "kernels",
-    "learner",
-    "network",
-    "paths",
-    "routing",
-    "rules",
-    "training",
-)
-MODULES = ("benchmarks.accuracy", "ed_lib.data", *(f"ed_lib.ed.{part}" for part in PARTS))
 BATCH = 64
 METHODS = (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"), ("cross_entropy", "signed"))
 RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)}
@@ -99,7 +86,7 @@ def run(device, size=None):
     rows += step_times(device, size)
     name = machine.name(device)
     parameters = dataclasses.asdict(size) | {"rates": RATES, "batch": BATCH, "flush_denormal": True}
-    made = records.provenance(MODULES, device)
+    made = records.provenance("accuracy", device)
     return records.Record("accuracy", records.slug(name), name, made, parameters, ceilings, rows)
 
 

@@ -19,10 +19,6 @@ from ed_lib.parallel.problems import Perceptron
 from ed_lib.parallel.virtual import simulate
 from ed_lib.records import Row
 
-MODULES = (
-    "benchmarks.asynchronous",
-    *(f"ed_lib.parallel.{name}" for name in ("asynchronous", "virtual", "workers", "problems", "hogwild")),
-)
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 SERVERS = {
     "synchronous": lambda start, lr, p: SynchronousServer(start, lr, p),

@@ -21,8 +21,6 @@ from ed_lib.parallel import launch, lenet, train
 from ed_lib.parallel.data_parallel import Replica, reduce_each, shard
 from ed_lib.records import Row
 
-PARTS = ("collectives", "data_parallel", "launch", "lenet", "train")
-MODULES = ("benchmarks.data_parallel", "ed_lib.data", *(f"ed_lib.parallel.{name}" for name in PARTS))
 ROUNDING = 1e-5  # of the largest gradient: how far a way of summing may be from float64
 LR = 0.2  # the source's
 POLICIES = ("fixed", "linear", "warm-up")

@@ -22,8 +22,6 @@ ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
 DEPTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 WIDTHS = (32, 64, 128, 256)
 NETWORKS = (1, 2, 5, 10)
-MODULES = ("ed_lib.arrays", "ed_lib.devices", "ed_lib.ed", "ed_lib.timing", "ed_lib.roofline",
-           "benchmarks.ed", "benchmarks.ed_variants", "benchmarks.table")  # fmt: skip
 ALPHA, NEARLY_0 = 0.8, 1e-9
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
 START = dict(rule="signed", init="fan_in")  # the article's rule; its start saturates the cells

@@ -25,8 +25,6 @@ from ed_lib.parallel.ed_pipeline import EDPipeline, EDStage
 from ed_lib.parallel.simulator import simulate
 from ed_lib.records import Row
 
-PARTS = ("collectives", "costs", "ed_pipeline", "launch", "schedules", "simulator")
-MODULES = ("benchmarks.ed_pipeline", "ed_lib.ed", *(f"ed_lib.parallel.{name}" for name in PARTS))
 BYTES = 4  # of a float32
 ALPHA, TINY = 0.8, 1e-9  # of the step that is checked, and of those that are timed, which change nothing
 

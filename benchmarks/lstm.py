@@ -17,18 +17,6 @@ from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
 from ed_lib.records import Row
 
-PARTS = ("costs", "counters", "kernels", "ladder", "module", "persistent", "wavefront")
-MODULES = (
-    "benchmarks.lstm",
-    "benchmarks.lstm_subjects",
-    "benchmarks.precision",
-    "benchmarks.precision_subjects",
-    "benchmarks.table",
-    "ed_lib.devices",
-    "ed_lib.roofline",
-    "ed_lib.timing",
-    *(f"ed_lib.lstm.{name}" for name in PARTS),
-)
 LAST = RUNGS[-1]
 SWEPT = ("baseline", LAST, NN)
 TRAINED = ("combined_gemms", "fused_pointwise", LAST, NN)

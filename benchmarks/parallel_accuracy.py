@@ -17,9 +17,6 @@ from ed_lib.ed import EDNetwork, training
 from ed_lib.parallel.ed_delay import Delayed, delays
 from ed_lib.records import Row
 
-MODULES = ("benchmarks.parallel_accuracy", "ed_lib.ed", "ed_lib.parallel.ed_delay", *data_parallel.MODULES)
-MODULES = sorted({*MODULES, *asynchronous.MODULES})
-
 
 @dataclass(frozen=True)
 class Streaming:
@@ -58,7 +55,7 @@ def run(device="cpu", size=None):
     rows += asynchronous.accuracies(**size.virtual)
     rows += streaming(size.streaming)
     parameters = dataclasses.asdict(size) | {"threads": "1 in each process"}
-    name, made = machine.name(device), records.provenance(MODULES, device)
+    name, made = machine.name(device), records.provenance("parallel_accuracy", device)
     torch.set_num_threads(threads)
     return records.Record("parallel_accuracy", records.slug(name), name, made, parameters, [], rows)
 

@@ -1,9 +1,8 @@
 """A record in the making: a benchmark's parts one after another, and the record rewritten after each.
 
-A benchmark is a module with MODULES, whose code its record depends on, and ``prepare(device, size)``, which
-returns a :class:`Plan`. Each part fills a table or two. What a part raises costs that part; what ends the
-program costs the part at hand. A later call resumes: it leaves out what the record has, if the same code
-made it.
+A benchmark is a module with ``prepare(device, size)``, which returns a :class:`Plan`. Each part fills a
+table or two. What a part raises costs that part; what ends the program costs the part at hand. A later call
+resumes: it leaves out what the record has, if the same code made it.
 """
 
 import json
@@ -42,7 +41,7 @@ def run(benchmark, device, out, *, size=None, wanted=(), resume=False, deadline=
     seconds of time.monotonic. What became of a part: "done", "was done", "left" or "failed", with the reason.
     """
     name = benchmark.__name__.rpartition(".")[2]
-    plan, code = benchmark.prepare(device, size), records.code_hash(benchmark.MODULES)
+    plan, code = benchmark.prepare(device, size), records.code_hash(name)
     if unknown := set(wanted) - set(plan.parts):
         raise ValueError(f"wanted names {sorted(unknown)}; {name} has {', '.join(plan.parts)}")
     made = {}
@@ -109,5 +108,5 @@ def write(benchmark, plan, made, device, out):
     name, of = benchmark.__name__.rpartition(".")[2], machine.name(device)
     parameters = plan.parameters | {"parts": made}
     roofs, rows = list(plan.table.ceilings.values()), plan.table.rows
-    provenance = records.provenance(benchmark.MODULES, device)
+    provenance = records.provenance(name, device)
     return records.write(records.Record(name, records.slug(of), of, provenance, parameters, roofs, rows), out)

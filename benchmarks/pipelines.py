@@ -25,8 +25,6 @@ from ed_lib.parallel.schedules import SCHEDULES
 from ed_lib.parallel.simulator import simulate
 from ed_lib.records import Row
 
-PARTS = ("collectives", "costs", "launch", "pipeline", "schedules", "simulator")
-MODULES = ("benchmarks.pipelines", *(f"ed_lib.parallel.{name}" for name in PARTS))
 BYTES = 4  # of a float32
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
 KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages

@@ -21,15 +21,6 @@ from ed_lib import devices, roofline, timing
 from ed_lib.precision import autocast, fp8, memory
 from ed_lib.records import Row
 
-PARTS = ("autocast", "fp8", "memory", "models", "scaler")
-MODULES = (
-    "benchmarks.precision",
-    "benchmarks.precision_subjects",
-    "benchmarks.table",
-    "ed_lib.roofline",
-    "ed_lib.timing",
-)
-MODULES += tuple(f"ed_lib.precision.{name}" for name in PARTS)
 BASELINES = ("float32", "tf32")
 
 

@@ -22,9 +22,6 @@ from ed_lib.precision import autocast, fp8, models, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
 
-PARTS = ("autocast", "fp8", "models", "scaler", "training")
-MODULES = ("benchmarks.precision_accuracy", "ed_lib.data", *(f"ed_lib.precision.{name}" for name in PARTS))
-
 
 @dataclass(frozen=True)
 class Format:
@@ -79,14 +76,12 @@ def run(device="cpu", size=None):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     rows = accuracies(size)
-    modules = set(MODULES)
     if size.smaller is not False:
         from benchmarks import smaller
 
         rows += smaller.rows(*([] if size.smaller is None else [size.smaller]))
-        modules |= set(smaller.MODULES)
     parameters = dataclasses.asdict(size) | {"threads": "1 in each process"}
-    name, made = machine.name(device), records.provenance(modules, device)
+    name, made = machine.name(device), records.provenance("precision_accuracy", device)
     torch.set_num_threads(threads)
     return records.Record("precision_accuracy", records.slug(name), name, made, parameters, [], rows)
 

@@ -20,8 +20,6 @@ from ed_lib.precision.quantize import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
 from ed_lib.records import Row
 
-PARTS = ("distill", "int8", "models", "prune", "quantize", "storage", "training")
-MODULES = ("benchmarks.smaller", "ed_lib.data", *(f"ed_lib.precision.{name}" for name in PARTS))
 PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
 CUT = (0.5, 0.75)
 LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut

@@ -11,8 +11,6 @@ from benchmarks import parts, table
 from ed_lib import machine, records, roofline
 from ed_lib.timing import Timing
 
-MODULES = ("benchmarks.table",)
-
 
 class Fake:
     """A benchmark whose parts write a row each and count their calls; ``does`` replaces what a part does."""
@@ -20,7 +18,7 @@ class Fake:
     def __init__(self, *names):
         self.calls, self.does, self.roofs, self.folder = [], {}, [(1e9, 1e9)], None
         self.module = types.ModuleType("benchmarks.fake")
-        self.module.MODULES, self.module.TINY, self.module.prepare = MODULES, "tiny", self.prepare
+        self.module.TINY, self.module.prepare = "tiny", self.prepare
         self.names = names
 
     def ceilings(self):
@@ -81,7 +79,7 @@ def failing(kind=RuntimeError, text="no such kernel\nand more"):
 @pytest.fixture
 def code(monkeypatch):
     """A function that sets what the code's hash is."""
-    return lambda text: monkeypatch.setattr(records, "code_hash", lambda modules: text)
+    return lambda text: monkeypatch.setattr(records, "code_hash", lambda benchmark: text)
 
 
 def test_all_parts_make_one_record(fake, capsys):
@@ -89,7 +87,7 @@ def test_all_parts_make_one_record(fake, capsys):
     record = fake.record
     assert fake.rows == {"a": 1, "b": 2, "c": 3} and record.parameters["size"] == 7
     made, today = record.parameters["parts"], time.strftime("%Y-%m-%d")
-    assert all(made[name]["code"] == records.code_hash(MODULES) for name in "abc")
+    assert all(made[name]["code"] == records.code_hash("fake") for name in "abc")
     assert all(made[name]["seconds"] >= 0 and made[name]["date"] == today for name in "abc")
     (path,) = fake.folder.rglob("*.json")
     assert path == fake.folder / records.slug(machine.name("cpu")) / "fake.json"

@@ -120,18 +120,10 @@ def overview(found):
         text += f"\n### {mine[0].device}\n\n| record | measured | code since |\n| --- | --: | --: |\n"
         for record in mine:
             link = f"[{KINDS[record.benchmark][0]}]({PAGES.name}/{machine}/{record.benchmark}.md)"
-            code = "changed" if older(record) else "the same"
+            code = "changed" if records.is_older(record) else "the same"
             date = record.provenance["date"].replace("-", HYPHEN)
             text += f"| {link} | {date} | {code} |\n"
     return text
-
-
-def older(record):
-    """True if the code that was measured is no longer what it was."""
-    try:
-        return records.code_hash(record.provenance["modules"]) != record.provenance["code"]
-    except ValueError:  # a module has gone
-        return True
 
 
 def page(record):

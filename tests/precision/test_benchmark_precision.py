@@ -319,9 +319,7 @@ def test_the_smaller_models_are_in_the_same_record(monkeypatch):
     size = few(tasks=(("MLP", "mnist", "SGD", (0.1,)),), images=32, seeds=1)
     for given in (None, smaller.Size(images=3)):
         record = accuracy.run("cpu", dataclasses.replace(size, smaller=given))
-        assert (
-            record.rows[-1].case["format"] == "int8" and "benchmarks.smaller" in record.provenance["modules"]
-        )
+        assert record.rows[-1].case["format"] == "int8"
     assert asked == [None, smaller.Size(images=3)]
     assert record.parameters["smaller"]["images"] == 3
 
