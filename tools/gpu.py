@@ -147,9 +147,9 @@ def process(stage, arguments, seconds):
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
     child = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment)
     try:
-        from benchmarks import parts
+        from benchmarks import harness
 
-        return {0: "done", parts.LEFT: "in part: no time for the rest"}.get(child.wait(seconds), "failed")
+        return {0: "done", harness.LEFT: "in part: no time for the rest"}.get(child.wait(seconds), "failed")
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
