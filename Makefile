@@ -30,8 +30,8 @@ test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the r
 gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv
 	@PY="$(PYTHON)"; [ -x .venv/bin/python ] && PY=.venv/bin/python; $$PY -m tools.gpu
 
-records: setup  ## measure this machine: write its record into records/, and the page that lists them
-	@$(PY) -m benchmarks
+records: setup  ## measure this machine (NAME=lstm: that alone), write records/ and the page that lists them
+	@$(PY) -m benchmarks $(NAME)
 	@$(PY) -m tools.measurements
 	@$(PY) -m tools.front
 

@@ -7,55 +7,48 @@ import sys
 import time
 import traceback
 
-from benchmarks import parts
-from ed_lib import arrays, records
+from benchmarks import harness
+from ed_lib import arrays
 
 BENCHMARKS = ("ed", "parallel", "precision", "lstm")  # what runs by itself
 LONG = ("accuracy", "parallel_accuracy", "precision_accuracy")  # whose results are alike anywhere
-BY_NAME = (*BENCHMARKS, *LONG)
 ON_CPU = ("parallel", "parallel_accuracy", "precision_accuracy")  # whose devices are processes on a CPU
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="?", choices=BY_NAME, help=f"without: {', '.join(BENCHMARKS)}")
+    names = f"of {', '.join(BENCHMARKS + LONG)}; without: {', '.join(BENCHMARKS)}"
+    parser.add_argument("benchmark", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
     parser.add_argument("--out", default="records", help="the folder of the records")
-    parser.add_argument("--parts", nargs="*", default=(), help="of ed, precision or lstm; without: all")
+    parser.add_argument("--parts", nargs="*", default=(), help="of the benchmark; without: all")
     parser.add_argument("--resume", action="store_true", help="leave out parts that this code has measured")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no part begins")
     parser.add_argument("--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal")
     options = parser.parse_args(arguments)
+    if unknown := set(options.benchmark) - {*BENCHMARKS, *LONG}:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; NAME is {names}")
     device, deadline = options.device, time.monotonic() + options.seconds
     if device == "auto":
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
     states = []
-    for name in [options.benchmark] if options.benchmark else BENCHMARKS:
+    for name in options.benchmark or BENCHMARKS:
         if name in ON_CPU and device == "cuda":
             how = f"`python -m benchmarks {name} --device cpu`"
             print(f"{name}: left out, since its devices are processes on a CPU; {how} runs it")
             continue
+        how = {"wanted": options.parts, "resume": options.resume, "deadline": deadline}
         try:
-            states += measure(importlib.import_module(f"benchmarks.{name}"), device, options, deadline)
+            benchmark = importlib.import_module(f"benchmarks.{name}")
+            size = benchmark.TINY if options.tiny else None
+            states += harness.run(benchmark, device, options.out, size=size, **how).values()
         except Exception:  # the other benchmarks go on
             traceback.print_exc()
             states.append("failed")
     kinds = {state.partition(":")[0] for state in states}
-    sys.exit(1 if "failed" in kinds else parts.LEFT if "left" in kinds else 0)
-
-
-def measure(benchmark, device, options, deadline):
-    """Runs one benchmark → what became of its parts, as :func:`benchmarks.parts.run` says."""
-    start = time.monotonic()
-    if not hasattr(benchmark, "prepare"):
-        path = records.write(benchmark.run(device), options.out)
-        print(f"{path} written after {time.monotonic() - start:.0f} s")
-        return ["done"]
-    size = benchmark.TINY if options.tiny else None
-    how = {"wanted": options.parts, "resume": options.resume, "deadline": deadline}
-    return list(parts.run(benchmark, device, options.out, size=size, **how).values())
+    sys.exit(1 if "failed" in kinds else harness.LEFT if "left" in kinds else 0)
 
 
 if __name__ == "__main__":

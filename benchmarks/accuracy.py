@@ -11,28 +11,15 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from joblib import Parallel, delayed, parallel_config
 
-from benchmarks.ed import measured_ceilings
-from ed_lib import data, machine, records, timing
+from benchmarks import harness
+from benchmarks.harness import Plan, Shown, Table, by_seed, summary
+from ed_lib import data, records, timing
 from ed_lib.ed import EDNetwork, training
 from ed_lib.ed.baselines import LogisticRegression
 from ed_lib.ed.learner import Learner, mask
 from ed_lib.ed.routing import RoutedNetwork
 
-PARTS = (
-    "baselines",
-    "cpu_kernels",
-    "folded",
-    "kernels",
-    "learner",
-    "network",
-    "paths",
-    "routing",
-    "rules",
-    "training",
-)
-MODULES = ("benchmarks.accuracy", "ed_lib.data", *(f"ed_lib.ed.{part}" for part in PARTS))
 BATCH = 64
 METHODS = (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"), ("cross_entropy", "signed"))
 RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)}
@@ -60,6 +47,9 @@ class Size:
     workers: int | None = None  # None: as many as the machine has threads
 
 
+TINY = Size(128, 6_000, 1, 1, 3, 5, 2, 4, (0, 1), 1, 0.01)  # of a rehearsal
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run, but for its seed. ``few``: None for all training images."""
@@ -81,26 +71,31 @@ class Run:
     network: str = "one a class"
 
 
-def run(device, size=None):
-    """Measures everything on "cpu" or "cuda" → an :class:`ed_lib.records.Record`."""
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.harness.Plan`, of a part for each table, on "cpu" or "cuda"."""
     size = size or Size()
-    ceilings = list(measured_ceilings(device).values())
-    measure = functools.partial(measured, device=device, size=size)
-    rates = measure(rates_of_ten(size))
-    ten = measure(long_runs(size, rates))
-    tasks_rates = measure(rates_of_tasks(size))
-    tasks = measure(two_classes(size, tasks_rates) + logistic(size))
-    depth = measure(by_depth(size))
-    freeze = measure(frozen(size))
-    routed_rates = measure(rates_of_routing(size))
-    routed = measure(routing(size, routed_rates))
-    widest_rows = measure(widest(size, ten))
-    rows = rates + ten + tasks_rates + tasks + depth + freeze + routed_rates + routed + widest_rows
-    rows += step_times(device, size)
-    name = machine.name(device)
+    table = Table(harness.ceilings(device))
+
+    def rows(name):
+        return table.select(table=name)
+
+    runs = {
+        "rates": lambda: rates_of_ten(size),
+        "ten": lambda: long_runs(size, rows("rates")),
+        "rates, two classes": lambda: rates_of_tasks(size),
+        "tasks": lambda: two_classes(size, rows("rates, two classes")) + logistic(size),
+        "depth": lambda: by_depth(size),
+        "freeze": lambda: frozen(size),
+        "rates, routing": lambda: rates_of_routing(size),
+        "routing": lambda: routing(size, rows("rates, routing")),
+        "best": lambda: widest(size, rows("ten")),
+    }
+    works = {name: lambda find=find: measured(find(), device, size) for name, find in runs.items()}
+    works["seconds"] = lambda: step_times(device, size)
     parameters = dataclasses.asdict(size) | {"rates": RATES, "batch": BATCH, "flush_denormal": True}
-    made = records.provenance(MODULES, device)
-    return records.Record("accuracy", records.slug(name), name, made, parameters, ceilings, rows)
+    context = functools.partial(harness.one_thread, flush_denormal=True)
+    ceilings = functools.partial(harness.ceilings, device)
+    return Plan(table, table.filled_by(works), parameters, ceilings, context, tables=True)
 
 
 def rates_of_ten(size):
@@ -212,16 +207,16 @@ def again(row, table, size):
 
 
 def measured(runs, device, size):
-    """A :class:`ed_lib.records.Row` for each run, printed as they come."""
-    workers = (size.workers or machine.threads()) if device == "cpu" else 1
-    jobs = [delayed(do)(one, seed, device, size.held_out) for one in runs for seed in range(size.seeds)]
-    with parallel_config("loky", inner_max_num_threads=1):
-        results = Parallel(n_jobs=workers, return_as="generator")(jobs)
-    rows = []
-    for number, one in enumerate(runs, start=1):
-        rows.append(row(one, [next(results) for _ in range(size.seeds)]))
-        print(f"{number}/{len(runs)} {text(rows[-1])}", flush=True)
-    return rows
+    """A :class:`ed_lib.records.Row` for each run, as they come; its seconds are those of training steps."""
+    workers = size.workers if device == "cpu" else 1
+    cases = [(one,) for one in runs]
+    found = by_seed(do, cases, size.seeds, device, size.held_out, workers=workers)
+    for one, results in zip(runs, found, strict=True):
+        seconds = summary(results.pop("seconds"))
+        results = {key: np.round(values, 5).tolist() for key, values in results.items()}
+        if "seen" in results:
+            results["seen"] = results["seen"][0]  # the same for all seeds
+        yield records.Row(dataclasses.asdict(one), seconds, results=results)
 
 
 def do(one, seed, device, held_out):
@@ -235,15 +230,9 @@ def do(one, seed, device, held_out):
     kept = min(one.few or len(labels), len(labels) - held_out)
     steps = one.passes * -(-kept // BATCH)
     learner = a_learner(one, seed, device, steps, classes=int(labels.max()) + 1)
-    history = training.train(
-        learner,
-        (inputs[:kept], labels[:kept]),
-        judge if one.few else test,
-        passes=one.passes,
-        batch=BATCH,
-        every=steps if one.few else max(1, steps // (2 * one.passes)),
-        seed=1000 * seed,
-    )
+    learn, every = (inputs[:kept], labels[:kept]), steps if one.few else max(1, steps // (2 * one.passes))
+    options = {"passes": one.passes, "batch": BATCH, "every": every, "seed": 1000 * seed}
+    history = training.train(learner, learn, judge if one.few else test, **options)
     found = {"loss": history.loss[-1], "seconds": history.seconds[-1]}
     if one.few:
         found |= {"held_out": history.accuracy[-1], "accuracy": training.accuracy(learner.net, *test)}
@@ -258,18 +247,15 @@ def a_learner(one, seed, device, steps, classes):
     k = classes if classes > 2 else 1
     if one.method == "logistic":
         return LogisticRegression(784, k, rate=one.rate, steps=steps, seed=seed, device=device)
-    sizes, options = (
-        (784, one.width, one.depth, k),
-        dict(rule=one.rule, init=one.init, seed=seed, device=device),
-    )
+    sizes = 784, one.width, one.depth, k
+    options = {"rule": one.rule, "init": one.init, "seed": seed, "device": device}
     if one.network == "one a class":
         net = EDNetwork(*sizes, backend="torch", **options)
     else:
         net = RoutedNetwork(*sizes, walls="walls" in one.network, centred="centred" in one.network, **options)
     learns = None if one.learns is None else mask(net, *one.learns)
-    return Learner(
-        net, one.method, one.optimizer, one.rate, steps=steps if one.decay else None, layers=learns
-    )
+    decay = steps if one.decay else None
+    return Learner(net, one.method, one.optimizer, one.rate, steps=decay, layers=learns)
 
 
 @functools.cache
@@ -283,33 +269,8 @@ def images(name, task):
     return [(inputs, labels % 2 if task == "even or odd" else labels) for inputs, labels in pairs]
 
 
-def row(one, results):
-    """A row from what the seeds came to; its seconds are those of the training steps of a whole run."""
-    gathered = {key: [found[key] for found in results] for key in results[0]}
-    seconds = gathered.pop("seconds")
-    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
-    gathered = {key: np.round(values, 5).tolist() for key, values in gathered.items()}
-    if "seen" in gathered:
-        gathered["seen"] = gathered["seen"][0]  # the same for all seeds
-    completion = timing.Timing(median, q1, q3, len(seconds))
-    return records.Row(dataclasses.asdict(one), completion, results=gathered)
-
-
-def text(row):
-    """A row as a line to print."""
-    case, right = row.case, row.results["accuracy"]
-    what = [case[key] for key in ("table", "data", "task", "network", "method", "rule", "optimizer")]
-    sizes = f"{case['rate']:g} W={case['width']} D={case['depth']} {case['init']} {case['learns'] or ''}"
-    found = f"{np.mean(right):.2%} ({min(right):.2%} to {max(right):.2%})"
-    return f"{', '.join(filter(None, what))} {sizes}: {found}, {timing.text(row.completion.median)}"
-
-
 def step_times(device, size):
     """The time of a training step of the ten-class task, all methods and optimizers in turns."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     runs = [Run("seconds", "mnist", "ten classes", *method, optimizer, 1e-6, size.width)
             for method in METHODS for optimizer in RATES]  # fmt: skip
     rng = np.random.default_rng(0)
@@ -318,5 +279,68 @@ def step_times(device, size):
     batch = [(learner.net.asarray(x), learner.net.asarray(target)) for learner in learners]
     calls = {n: functools.partial(learners[n].step, *batch[n]) for n in range(len(runs))}
     times = timing.compare(calls, min_seconds=size.seconds, rounds=5)
-    torch.set_num_threads(threads)
     return [records.Row(dataclasses.asdict(one), times[n]) for n, one in enumerate(runs)]
+
+
+# The page
+TITLE = "What ED learns"
+MEANING = """The accuracy on the test images. All choices (rates, optimizers) were made on training images
+that were held out, by the short runs listed under *every rate*, which give the mean accuracy on those
+images. *W* counts pairs of cells in a hidden layer of one network; *one a class* has ten such networks.
+Runs shared the machine, one thread each, so their seconds are only a guide; steps timed in turns stand
+last."""
+HOW = {
+    "ed": "ED, {}",
+    "squared": "backpropagation, squared error",
+    "cross_entropy": "backpropagation, cross-entropy",
+    "logistic": "logistic regression",
+}
+LEARNER = (
+    *(("images", "data"), "task", "network"),
+    ("learns by", lambda row: HOW[row.case["method"]].format(row.case["rule"])),
+    ("start", lambda row: row.case["init"].replace("_", "-")),
+    *(("W", "width"), ("D", "depth")),
+)
+LAYERS = "layers that learn", lambda row: ", ".join(row.case["learns"] or ["all"])
+SECONDS = "seconds", lambda row: f"{row.completion.median:.3g}"
+
+
+def held_out(row):
+    return np.mean(row.results["held_out"])
+
+
+def best_by_depth(rows):
+    """At each depth the highest accuracy, whatever optimizer and rate."""
+    best = {}
+    for row in rows:
+        best[row.case["depth"]] = max(held_out(row), best.get(row.case["depth"], 0))
+    return ", ".join(f"{depth}: {found:.1%}" for depth, found in best.items())
+
+
+def short(title):
+    return Shown(title, (*LEARNER, "optimizer"), best=("rate", held_out))
+
+
+def long(title):
+    return Shown(title, (*LEARNER, "optimizer", "rate", LAYERS, "seeds"), ("accuracy", SECONDS))
+
+
+PAGE = {
+    "rates": [short("Ten classes, every rate: short runs")],
+    "ten": [long("Ten classes, at the best rate: five passes")],
+    "rates, two classes": [short("Two classes, every rate: short runs")],
+    "tasks": [long("Two classes, at the best optimizer and rate: five passes; logistic regression: ten")],
+    "depth": [
+        Shown("Even or odd, by depth and start: short runs, the best rate",
+              [one for one in LEARNER if one != "task" and one[0] != "D"],
+              together=("highest at each D", best_by_depth)),
+        short("Even or odd, by depth, start and rate: short runs"),
+    ],
+    "freeze": [long("Only some layers learn: one pass, constant rate")],
+    "rates, routing": [short("Routed errors, every rate: short runs")],
+    "routing": [long("Routed errors, at the best rate: five passes")],
+    "best": [long("Ten classes, wider, at the same rates: eight passes")],
+    "seconds": [
+        Shown("A step of the ten-class task, in turns, one thread", (*LEARNER, "optimizer"), ("time",))
+    ],
+}  # fmt: skip

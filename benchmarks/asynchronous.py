@@ -4,25 +4,20 @@
 virtual clock: those figures do not depend on the machine, its rows' seconds do.
 """
 
-import functools
 import time
 from collections import Counter
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, parallel_config
 
-from ed_lib import data, machine, timing
+from benchmarks.harness import by_seed, images, summary
+from ed_lib import data, timing
 from ed_lib.parallel import hogwild, workers
 from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
 from ed_lib.parallel.problems import Perceptron
 from ed_lib.parallel.virtual import simulate
 from ed_lib.records import Row
 
-MODULES = (
-    "benchmarks.asynchronous",
-    *(f"ed_lib.parallel.{name}" for name in ("asynchronous", "virtual", "workers", "problems", "hogwild")),
-)
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 SERVERS = {
     "synchronous": lambda start, lr, p: SynchronousServer(start, lr, p),
@@ -42,7 +37,6 @@ def throughput(n_tasks=240, pause=0.02, timeout=300.0):
     """
     random = np.random.default_rng(0)
     problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))
-    rows = []
     for name in ("synchronous", "asynchronous"):
         for speeds, relative in SPEEDS.items():
             pauses = [pause * times for times in relative]
@@ -50,19 +44,14 @@ def throughput(n_tasks=240, pause=0.02, timeout=300.0):
             run = workers.train(server, problem, n_tasks, len(pauses), pause=pauses, timeout=timeout)
             each = max(pauses) / len(pauses) if name == "synchronous" else 1 / sum(1 / p for p in pauses)
             case = {"table": "asynchronous, throughput", "server": name, "workers": speeds, "pause": pause}
-            rows.append(
-                Row(case, per_gradient(run), floor=each, note="compute emulated by sleeping",
-                    results=staleness_of(server, len(pauses)))
-            )  # fmt: skip
-            print(f"{name}, {speeds}: {timing.text(rows[-1].completion.median)} a gradient", flush=True)
-    return rows
+            note, results = "compute emulated by sleeping", staleness_of(server, len(pauses))
+            yield Row(case, per_gradient(run), floor=each, note=note, results=results)
 
 
 def per_gradient(run, block=16):
     """Seconds for each gradient, in blocks of as many as four workers, one slow by 5×, bring in its time."""
     ends = [0.0, *(span.end for span in run.spans)][::block]
-    q1, median, q3 = np.percentile(np.diff(ends) / block, [25, 50, 75])
-    return timing.Timing(float(median), float(q1), float(q3), len(ends) - 1)
+    return summary(np.diff(ends) / block)
 
 
 def staleness_of(server, n_workers):
@@ -81,7 +70,6 @@ def lost_updates(steps=40_000, n_workers=2, shapes=((100_000, 4), (1000, 4), (4,
 
     Results: the share of additions that were lost, and the loss in units of the loss at the start.
     """
-    rows = []
     for n_params, nonzeros in shapes:
         problem = hogwild.SparseSquares.random(4000, n_params, nonzeros)
         begin = problem.loss(torch.zeros(n_params, dtype=torch.float64))
@@ -94,9 +82,7 @@ def lost_updates(steps=40_000, n_workers=2, shapes=((100_000, 4), (1000, 4), (4,
             found |= {"loss": [problem.loss(params) / begin]}
             completion = timing.Timing(took, took, took, 1)
             note = "with the start of the processes"
-            rows.append(Row(case | {"workers": p, "steps": steps}, completion, note=note, results=found))
-            print(f"{n_params} parameters, {p} workers: {found['lost'][0]:.2%} lost", flush=True)
-    return rows
+            yield Row(case | {"workers": p, "steps": steps}, completion, note=note, results=found)
 
 
 def methods():
@@ -123,29 +109,18 @@ def accuracies(n_tasks=3000, seeds=3, lrs=LRS, few=None, offline=False, n_worker
     by side as ``n_workers`` says, or as the machine has threads.
     """
     cases = [(method, lr) for method in methods() for lr in lrs]
-    jobs = [
-        delayed(accuracy_of)(*case, seed, n_tasks, few, offline) for case in cases for seed in range(seeds)
-    ]
-    with parallel_config("loky", inner_max_num_threads=1):
-        runs = Parallel(n_jobs=n_workers or machine.threads(), return_as="generator")(jobs)
-    rows, name = [], fashion(offline)[0]
-    for method, lr in cases:
-        found = [next(runs) for _ in range(seeds)]
-        results = {key: [one[key] for one in found] for key in found[0]}
-        took = results.pop("seconds")
-        completion = timing.Timing(*(float(q) for q in np.percentile(took, [50, 25, 75])), seeds)
+    name = data.load("fashion-mnist", offline=offline).name
+    runs = by_seed(accuracy_of, cases, seeds, n_tasks, few, offline, workers=n_workers)
+    for (method, lr), results in zip(cases, runs, strict=True):
         case = {"table": "asynchronous, accuracy", "method": method, "lr": lr, "data": name}
-        rows.append(Row(case | {"gradients": n_tasks}, completion, results=results))
-        print(f"{method}, lr {lr}: {results['accuracy']}", flush=True)
-    return rows
+        yield Row(case | {"gradients": n_tasks}, summary(results.pop("seconds")), results=results)
 
 
 def accuracy_of(method, lr, seed, n_tasks, few, offline):
     """One training run → accuracy on the tests, the virtual seconds that it took, and the real ones."""
-    torch.set_num_threads(1)
-    _, (images, labels), (tests, test_labels) = fashion(offline)
+    (inputs, labels), (tests, test_labels) = images("fashion-mnist", offline)
     server, seconds = methods()[method]
-    problem, begin = Perceptron(images, labels, seed=seed), time.perf_counter()
+    problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
     server = SERVERS[server](problem.start(), lr, len(seconds))
     try:
         virtual = simulate(server, problem, n_tasks, seconds).seconds
@@ -158,11 +133,3 @@ def accuracy_of(method, lr, seed, n_tasks, few, offline):
     took = time.perf_counter() - begin
     result = {"accuracy": float(np.mean(found)), "averaged": averaged}
     return result | {"virtual_seconds": float(virtual), "seconds": took}
-
-
-@functools.cache
-def fashion(offline):
-    """The data set's name, and its training and test images: (inputs, labels) each."""
-    found = data.load("fashion-mnist", offline=offline)
-    train = data.as_inputs(found.train_images), found.train_labels
-    return found.name, train, (data.as_inputs(found.test_images), found.test_labels)

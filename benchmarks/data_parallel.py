@@ -5,7 +5,6 @@ train, and take long: the run of d2l.ai, section 13.5, on one and two devices, a
 k times as large on k devices. Losses and accuracies hardly depend on the machine.
 """
 
-import functools
 import time
 from dataclasses import dataclass
 
@@ -13,17 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from joblib import Parallel, delayed, parallel_config
 from torch.nn.parallel import DistributedDataParallel
 
-from ed_lib import data, machine, timing
+from benchmarks.harness import ROUNDING, by_seed, images, is_right, one_thread, summary
 from ed_lib.parallel import launch, lenet, train
 from ed_lib.parallel.data_parallel import Replica, reduce_each, shard
 from ed_lib.records import Row
 
-PARTS = ("collectives", "data_parallel", "launch", "lenet", "train")
-MODULES = ("benchmarks.data_parallel", "ed_lib.data", *(f"ed_lib.parallel.{name}" for name in PARTS))
-ROUNDING = 1e-5  # of the largest gradient: how far a way of summing may be from float64
 LR = 0.2  # the source's
 POLICIES = ("fixed", "linear", "warm-up")
 
@@ -59,6 +54,10 @@ class Training:
     timeout: float = 7200.0
 
 
+TINY = Size(batch=20, repeats=1, rounds=2)  # of a rehearsal
+FEW = Training(100, 20, 2, (1, 2), 2, seeds=2, workers=1, offline=True)  # likewise
+
+
 def quick(size=None):
     """A training step by each way of summing the gradients: {table: "data parallel step", way, …} → rows.
 
@@ -67,19 +66,12 @@ def quick(size=None):
     size = size or Size()
     found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=size.timeout)[0]
     sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in lenet.SHAPES) // size.ranks
-    rows = []
     for way, (seconds, error) in found.items():
-        if error is not None and error > ROUNDING:
-            print(f"{way}: deviates by {error:.1e}; not timed")
-            continue
         case = {"table": "data parallel step", "way": way, "ranks": size.ranks, "batch": size.batch}
-        against = np.divide(seconds, found["DDP"][0]).round(4).tolist()
-        rows.append(
-            Row(case, summary(seconds), bytes=0 if error is None else sent, error=error,
-                results={"against DDP": against})
-        )  # fmt: skip
-        print(f"{way}: {rows[-1].completion}, {np.median(against):.2f} times DDP's", flush=True)
-    return rows
+        if is_right(case, error, ROUNDING):
+            against = np.divide(seconds, found["DDP"][0]).round(4).tolist()
+            yield Row(case, summary(seconds), bytes=0 if error is None else sent, error=error,
+                      results={"against DDP": against})  # fmt: skip
 
 
 def in_turns(batch, repeats, rounds):
@@ -156,16 +148,15 @@ def source(size=None):
     process: their seconds, of an epoch of training, may be compared.
     """
     size = size or Training()
-    rows = []
     for how, devices in (("simulated", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             options = size.batch, LR, size.epochs, size.images, 0, size.offline
             found = launch(train.train, devices, *options, timeout=size.timeout)[0]
         else:
-            found = scaled(devices, 1, "fixed", 0, size, size.epochs)
+            found = scaled(devices, "fixed", 0, size, size.epochs, times=1)
         case = {"table": "source", "how": how, "devices": devices, "batch": size.batch, "lr": LR}
-        rows.append(row(case | {"epochs": size.epochs, "images": size.images or 60_000}, [found]))
-    return rows
+        found = {key: [found[key]] for key in found}
+        yield row(case | {"epochs": size.epochs, "images": size.images or 60_000}, found)
 
 
 def scaling(size=None):
@@ -176,41 +167,24 @@ def scaling(size=None):
     """
     size = size or Training()
     cases = [(k, policy) for k in size.devices for policy in (POLICIES if k > 1 else POLICIES[:1])]
-    jobs = [delayed(scaled)(k, k, policy, seed, size, size.scaling_epochs)
-            for k, policy in cases for seed in range(size.seeds)]  # fmt: skip
-    with parallel_config("loky", inner_max_num_threads=1):
-        results = Parallel(n_jobs=size.workers or machine.threads(), return_as="generator")(jobs)
-    rows = []
-    for k, policy in cases:
+    runs = by_seed(scaled, cases, size.seeds, size, size.scaling_epochs, workers=size.workers)
+    for (k, policy), found in zip(cases, runs, strict=True):
         case = {"table": "scaling", "devices": k, "batch": k * size.batch, "policy": policy}
         case |= {"epochs": size.scaling_epochs, "images": size.images or 60_000}
-        found = [next(results) for _ in range(size.seeds)]
-        rows.append(row(case, found, steps=True))
-    return rows
+        yield row(case, found, steps=True)
 
 
-def scaled(devices, k, policy, seed, size, epochs):
-    """A run on simulated devices, with a batch k times the usual, and one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    (x, y), test = fashion(size.offline)
+def scaled(devices, policy, seed, size, epochs, times=None):
+    """A run on simulated devices, with a batch as many times the usual as there are, and one thread."""
+    k = times or devices
+    (x, y), test = images("fashion-mnist", size.offline, lenet.tensors)
     n = size.images or len(x)
     steps = -(-n // (k * size.batch))  # in an epoch
     lr = rate(policy, k, max(1, round(size.warm_up * steps)))
-    run = lenet.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
-    torch.set_num_threads(threads)
+    with one_thread():
+        run = lenet.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
     losses = np.array(run.loss).reshape(epochs, steps).mean(axis=1)
     return {"accuracy": run.accuracy, "loss": losses.tolist(), "seconds": run.seconds, "losses": run.loss}
-
-
-@functools.cache
-def fashion(offline):
-    """The training and the test images, and their classes, as tensors: ((x, y), (x, y))."""
-    found = data.load("fashion-mnist", offline=offline)
-    return [
-        lenet.tensors(found.train_images, found.train_labels),
-        lenet.tensors(found.test_images, found.test_labels),
-    ]
 
 
 def rate(policy, k, steps):
@@ -225,17 +199,9 @@ def row(case, found, steps=False):
 
     Its seconds are those of an epoch of training. ``steps``: with the loss of each step, of the first seed.
     """
-    curves = np.array([result["accuracy"] for result in found])  # (seeds, epochs)
+    curves = np.array(found["accuracy"])  # (seeds, epochs)
     results = {"accuracy": curves[:, -1].tolist(), "curve": curves.tolist()}
-    results["loss"] = np.round([result["loss"] for result in found], 5).tolist()
+    results["loss"] = np.round(found["loss"], 5).tolist()
     if steps:
-        results["steps"] = np.round(found[0]["losses"], 4).tolist()
-    made = Row(case, summary([seconds for result in found for seconds in result["seconds"]]), results=results)
-    print(", ".join(f"{key} {value}" for key, value in case.items()), end=": ")
-    print(f"accuracy {results['accuracy']}, an epoch {timing.text(made.completion.median)}", flush=True)
-    return made
-
-
-def summary(seconds):
-    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
-    return timing.Timing(median, q1, q3, len(seconds))
+        results["steps"] = np.round(found["losses"][0], 4).tolist()
+    return Row(case, summary(np.concatenate(found["seconds"])), results=results)

@@ -12,18 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks import ed_variants
-from benchmarks.parts import Plan
-from benchmarks.table import Table, Version
-from ed_lib import arrays, devices, machine, roofline
+from benchmarks import ed_variants, harness
+from benchmarks.harness import Plan, Shown, Table, Version
+from ed_lib import arrays, devices, machine
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
 DEPTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 WIDTHS = (32, 64, 128, 256)
 NETWORKS = (1, 2, 5, 10)
-MODULES = ("ed_lib.arrays", "ed_lib.devices", "ed_lib.ed", "ed_lib.timing", "ed_lib.roofline",
-           "benchmarks.ed", "benchmarks.ed_variants", "benchmarks.table")  # fmt: skip
 ALPHA, NEARLY_0 = 0.8, 1e-9
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
 START = dict(rule="signed", init="fan_in")  # the article's rule; its start saturates the cells
@@ -51,10 +48,10 @@ TINY = Size(costs.Shape(5, 2, 8, 3), (1, 4), (2, 3), (1, 2), 0.001)  # of a rehe
 
 
 def prepare(device, size=None):
-    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
+    """The :class:`benchmarks.harness.Plan` on "cpu" or "cuda"."""
     size = size or (Size() if device == "cpu" else Size(seconds=0.2))
     article, smaller = size.article, dataclasses.replace(size.article, depth=size.article.depth // 8)
-    table = Table(measured_ceilings(device), size.seconds, launches=device != "cpu")
+    table = Table(harness.ceilings(device), size.seconds, device)
 
     def swept(name, **values):
         (key, numbers), *_ = values.items()
@@ -76,27 +73,8 @@ def prepare(device, size=None):
     }  # fmt: skip
     parameters = dataclasses.asdict(size) | {"alpha": NEARLY_0, "flush_denormal": True} | START
     parameters["threads"] = "1 for PyTorch and BLAS, all for Numba and for the ceilings"
-    alone = {name: partial(on_one_thread, work) for name, work in parts.items()}
-    return Plan(table, alone, partial(measured_ceilings, device), parameters)
-
-
-def on_one_thread(work):
-    """Runs ``work`` with PyTorch on one thread, as NumPy's products are: too small to share."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_flush_denormal(True)  # numbers below 1e-38 count as 0 in every version, as they do on a GPU
-    torch.set_num_threads(1)
-    try:
-        work()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def measured_ceilings(device):
-    ceilings = {dtype: roofline.measure(device, dtype) for dtype in ROUNDING}
-    print(*ceilings.values(), sep="\n")
-    return ceilings
+    context = partial(harness.one_thread, flush_denormal=True)  # what is below 1e-38 is 0, as on a GPU
+    return Plan(table, parts, parameters, partial(harness.ceilings, device), context)
 
 
 def articles_formulas(table, shape, dtype, device):
@@ -118,13 +96,11 @@ def articles_formulas(table, shape, dtype, device):
 
     def version(what, how, call, cost):
         case = describe(shape, "article", library, dtype) | {"what": what, "how": how}
-        return Version(case, call, cost(shape), errors[how])
+        return Version(case, call, cost(shape), errors[how], ROUNDING[dtype])
 
-    ways = {how: way for how, way in ARTICLES_WAYS.items() if is_right(how, errors[how], dtype)}
     table.measure([version("forward", "article", lambda: article.forward(x), costs.forward)])
-    table.measure(
-        [version("update", h, partial(article.update, error, w), costs.update) for h, w in ways.items()]
-    )
+    updates = {how: partial(article.update, error, way) for how, way in ARTICLES_WAYS.items()}
+    table.measure([version("update", how, update, costs.update) for how, update in updates.items()])
     if dtype == "float32" or device != "cpu":  # on a CPU it takes long, and is the sum of the two
         step = version("step", "article", lambda: article.update(target - article.forward(x)), costs.step)
         table.measure([step])
@@ -138,11 +114,10 @@ def every_path(table, shape, device):
         possible = [path for path in paths.PATHS if paths.obstacle(path, space, shape.width) is None]
         nets = {path: network(shape, library, device, path=path) for path in possible}
         errors = {path: first_step(net, shape, right) for path, net in nets.items()}
-        nets = {path: net for path, net in nets.items() if is_right(path, errors[path], "float32")}
         for what, cost in (("forward", costs.forward), ("update", costs.update), ("step", costs.step)):
             table.measure([
                 Version(describe(shape, "paths", library) | {"what": what, "how": path},
-                        call_of(what, net, shape, device), cost(shape), errors[path],
+                        call_of(what, net, shape, device), cost(shape), errors[path], ROUNDING["float32"],
                         partial(how_swept, net) if path == "sweeps" and what != "update" else None)
                 for path, net in nets.items()
             ])  # fmt: skip
@@ -241,9 +216,9 @@ def one_step(table, sweep, shapes, device):
     for shape in shapes:
         net = network(shape, library, device)
         error = first_step(net, shape, Reference(shape, device))
-        if is_right(net.path, error, "float32"):
-            case = describe(shape, sweep, library) | {"what": "step", "how": net.path}
-            versions.append(Version(case, partial(net.step, *a_batch(shape, net)), costs.step(shape), error))
+        case = describe(shape, sweep, library) | {"what": "step", "how": net.path}
+        call = partial(net.step, *a_batch(shape, net))
+        versions.append(Version(case, call, costs.step(shape), error, ROUNDING["float32"]))
     table.measure(versions)
 
 
@@ -277,12 +252,6 @@ def first_step(net, shape, right):
     return right.deviation(output, net.state_dict()["hidden.weight"])
 
 
-def is_right(how, error, dtype):
-    if not error <= ROUNDING[dtype]:
-        print(f"{how}: deviates by {error:.1e} in {dtype}, more than rounding explains; not timed")
-    return error <= ROUNDING[dtype]
-
-
 def network(shape, library, device, dtype="float32", alpha=NEARLY_0, **options):
     sizes = shape.n_inputs, shape.width, shape.depth, shape.n_outputs
     return EDNetwork(*sizes, **START, alpha=alpha, dtype=dtype, backend=library, device=device, **options)
@@ -298,3 +267,24 @@ def a_batch(shape, net, seed=1):
 def describe(shape, table, library, dtype="float32"):
     sizes = {name: value for name, value in dataclasses.asdict(shape).items() if name != "itemsize"}
     return {"table": table, "library": library, "dtype": dtype} | sizes
+
+
+# The page
+TITLE = "Steps of ED"
+MEANING = """Times of ED's forward pass, its update and whole steps, beside the source article's formulas and
+beside backpropagation. *D* is the depth, *W* the width in pairs of cells, *K* the number of networks."""
+STEP = (
+    *("what", "how", ("arrays", lambda row: f"{row.case['library']} {row.case['dtype']}")),
+    *(("D", "depth"), ("W", "width"), ("K", "n_outputs")),
+)
+TITLES = {
+    "article": "The source article's formulas",
+    "paths": "The paths through the network",
+    "by hand": "ED and backpropagation by hand",
+    "autograd": "ED and PyTorch's autograd",
+    "depth": "A step, by depth",
+    "width": "A step, by width",
+    "networks": "A step, by number of networks",
+    "variants": "How the kernels are cut, on a GPU",
+}
+PAGE = {name: [Shown(title, STEP, ("time", "× floor"), ("deviation",))] for name, title in TITLES.items()}

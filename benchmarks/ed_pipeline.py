@@ -18,17 +18,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.data_parallel import ROUNDING, summary
+from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import costs, launch, schedules
 from ed_lib.parallel.ed_pipeline import EDPipeline, EDStage
 from ed_lib.parallel.simulator import simulate
 from ed_lib.records import Row
 
-PARTS = ("collectives", "costs", "ed_pipeline", "launch", "schedules", "simulator")
-MODULES = ("benchmarks.ed_pipeline", "ed_lib.ed", *(f"ed_lib.parallel.{name}" for name in PARTS))
 BYTES = 4  # of a float32
-ALPHA, TINY = 0.8, 1e-9  # of the step that is checked, and of those that are timed, which change nothing
+ALPHA, NEARLY_0 = 0.8, 1e-9  # of the step that is checked, and of those that are timed, which change nothing
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,9 @@ class Size:
     timeout: float = 300.0
 
 
+TINY = Size(2, 5, 4, 5, 6, (1, 3), 3, 2, (8, 4096))  # of a rehearsal
+
+
 def quick(size=None):
     """Seconds of a batch: {table: "ED pipeline", how: "serial", "one batch" or "in a row", …} → rows.
 
@@ -58,12 +59,10 @@ def quick(size=None):
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
     link = costs.fit(*ranks[0]["link"])
     shape = {"stages": size.stages, "batch": size.batch, "width": size.width, "depth": size.depth}
-    rows = [Row({"table": "ED pipeline", "how": "serial"} | shape, summary(ranks[0]["serial"]))]
-    print(f"ED, serial: {rows[0].completion}", flush=True)
+    yield Row({"table": "ED pipeline", "how": "serial"} | shape, summary(ranks[0]["serial"]))
     for m in size.microbatches:
         error = max(rank["errors"][m] for rank in ranks)
-        if error > ROUNDING:
-            print(f"ED pipeline, m = {m}: deviates by {error:.1e}; not timed")
+        if not is_right({"table": "ED pipeline", "microbatches": m}, error, ROUNDING):
             continue
         stages = [{op: [rank["stages"][m][n][op] for rank in ranks] for op in ("forward", "update")}
                   for n in range(size.rounds)]  # fmt: skip
@@ -77,12 +76,7 @@ def quick(size=None):
                 found[f"ratio to {key}"] = np.divide(seconds, found[key]).tolist()
             computing = np.max([rank["computing"][how, m] for rank in ranks], axis=0).tolist()
             found |= results | {"link": [link.alpha, link.beta], "computing": computing}
-            rows.append(Row(case, summary(seconds), error=error, results=found))
-            ratios = [np.median(found[f"ratio to {key}"]) for key in ("formula", "predicted")]
-            print(f"ED pipeline, m = {m}, {how}: {rows[-1].completion}, {ratios[0]:.2f} times the formula, "
-                  f"{ratios[1]:.2f} times the prediction; {1e3 * np.median(computing):.1f} ms computing",
-                  flush=True)  # fmt: skip
-    return rows
+            yield Row(case, summary(seconds), error=error, results=found)
 
 
 def formula(p, m, seconds, batches):
@@ -117,7 +111,7 @@ def measure(size):
         what: {m: [] for m in size.microbatches} for what in ("one batch", "in a row", "stages")
     }
     serial, net = network(size), network(size)
-    serial.alpha = net.alpha = TINY
+    serial.alpha = net.alpha = NEARLY_0
     pipeline = EDPipeline(net)
     clock = Clock(pipeline.stage)
     found["computing"] = {(how, m): [] for how in ("one batch", "in a row") for m in size.microbatches}

@@ -9,26 +9,12 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import precision, precision_subjects
-from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject
-from benchmarks.parts import Plan
-from benchmarks.table import higher
+from benchmarks import formats as forms
+from benchmarks.harness import Plan, Shown, Table, described
+from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, least
 from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
-from ed_lib.records import Row
 
-PARTS = ("costs", "counters", "kernels", "ladder", "module", "persistent", "wavefront")
-MODULES = (
-    "benchmarks.lstm",
-    "benchmarks.lstm_subjects",
-    "benchmarks.precision",
-    "benchmarks.precision_subjects",
-    "benchmarks.table",
-    "ed_lib.devices",
-    "ed_lib.roofline",
-    "ed_lib.timing",
-    *(f"ed_lib.lstm.{name}" for name in PARTS),
-)
 LAST = RUNGS[-1]
 SWEPT = ("baseline", LAST, NN)
 TRAINED = ("combined_gemms", "fused_pointwise", LAST, NN)
@@ -73,48 +59,54 @@ TINY = Size((8,), (5,), few=3, trained_layers=(1, 2), steps=3, batch=3, hidden=1
 
 
 def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
+    """The :class:`benchmarks.harness.Plan` on "cpu" or "cuda"."""
     size = size or (CPU if device == "cpu" else CUDA)
-    forms = formats_of(Subject(size.shape(), device))
-    table, names = Table(precision.ceilings(device, forms), size, device), [form.name for form in forms]
+    found = formats_of(Subject(size.shape(), device))
+    ceilings, names = partial(forms.ceilings, device, found), [form.name for form in found]
+    table = Table(ceilings(), size.seconds, device, compared)
 
-    def with_layers(function, layers, *arguments):
-        return lambda: function(table, Subject(size.shape(layers=layers), device), *arguments)
+    def subject(**changes):
+        return Subject(size.shape(**changes), device)
 
-    works = {"climb": lambda: climb(table)}
-    rounds = dict(zip(size.layers, size.rounds, strict=True))
-    works |= {f"ladder, {n} layers": with_layers(ladder, n, names, rounds[n]) for n in size.layers}
-    works |= {f"formats, {n} layers": with_layers(formats, n, names) for n in size.layers}
-    works |= {f"training, {n} layers": partial(training, table, n) for n in size.trained_layers}
-    works |= {"combine": partial(combine, table), "batch": partial(sweep, table, "batch", size.batches)}
-    works |= {"hidden": partial(sweep, table, "hidden", size.hiddens)}
-    parts = {name: precision_subjects.restored()(work) for name, work in works.items()}
-    return Plan(table, parts, partial(precision.ceilings, device, forms), dataclasses.asdict(size))
+    few = partial(subject, steps=size.few)
+    parts = {"climb": lambda: climb(table, subject(layers=1), subject(layers=size.layers[-1]))}
+    for n, rounds in zip(size.layers, size.rounds, strict=True):
+        parts[f"ladder, {n} layers"] = lambda n=n, rounds=rounds: ladder(
+            table, subject(layers=n), names, rounds
+        )
+    for n in size.layers:
+        parts[f"formats, {n} layers"] = lambda n=n: formats(table, subject(layers=n), names)
+    for n in size.trained_layers:
+        parts[f"training, {n} layers"] = lambda n=n: versus(table, "training", few(layers=n), TRAINED)
+    parts["combine"] = lambda: [combine(table, few(layers=layers), what, size.combines)
+                                for what, layers in ((RUNGS[-2], 1), (LAST, size.layers[-1]))]  # fmt: skip
+    parts["batch"] = lambda: [versus(table, "batch", few(batch=n), SWEPT) for n in size.batches]
+    parts["hidden"] = lambda: [versus(table, "hidden", few(hidden=n), SWEPT) for n in size.hiddens]
+    return Plan(table, parts, dataclasses.asdict(size), ceilings, forms.restored)
 
 
-@precision_subjects.restored()
+@forms.restored()
 def formats_of(subject):
-    """The formats, as ``precision_subjects.Format``, that this machine has and does not merely imitate."""
-    forms = [form for form in precision_subjects.formats(subject.device) if form.name in DTYPES]
+    """The formats, as ``formats.Format``, that this machine has and does not merely imitate."""
+    found = [form for form in forms.formats(subject.device) if form.name in DTYPES]
     if subject.device != "cpu":
-        return forms
+        return found
     short = Subject(dataclasses.replace(subject.shape, steps=10), subject.device)
-    calls = {form.name: short.version("formats", NN, form.name).call for form in forms}
-    seconds = {name: found.q1 for name, found in timing.compare(calls, min_seconds=0.1).items()}
+    calls = {form.name: short.version("formats", NN, form.name).call for form in found}
+    seconds = {name: took.q1 for name, took in timing.compare(calls, min_seconds=0.1).items()}
     for name, mine in seconds.items():
         if mine > SLOW * seconds["float32"]:
             print(f"nn.LSTM, {name}: left out, {mine / seconds['float32']:.0f} times as slow as float32")
-    return [form for form in forms if seconds[form.name] <= SLOW * seconds["float32"]]
+    return [form for form in found if seconds[form.name] <= SLOW * seconds["float32"]]
 
 
-def climb(table):
+def climb(table, first, top):
     """{table: "climb"}: the whole way up as NVIDIA published it, from one layer by the first rung to the most
     layers by the last, in the same turns.
     """
-    first, top = (Subject(table.size.shape(layers=n), table.device) for n in (1, table.size.layers[-1]))
     versions = [first.version("climb", RUNGS[0])]
     versions += [top.version("climb", what) for what in (LAST, *BEYOND, NN)]
-    table.measure(top, versions, rounds=5)
+    measure(table, top, versions, rounds=5)
 
 
 def ladder(table, subject, names, rounds):
@@ -122,7 +114,7 @@ def ladder(table, subject, names, rounds):
     versions = [subject.version("ladder", what) for what in (*RUNGS, *BEYOND, NN)]
     if "tf32" in names:
         versions += [subject.version("ladder", what, "tf32") for what in (LAST, NN)]
-    table.measure(subject, versions, rounds, launches=table.device != "cpu")
+    measure(table, subject, versions, rounds, launches=True)
 
 
 def formats(table, subject, names):
@@ -136,149 +128,120 @@ def formats(table, subject, names):
         kinds += [(IN_A_ROW, name) for name in low if subject.shape.layers > 1]
         kinds += [(PERSISTENT, name) for name in names]
     versions = [version for what, name in kinds if (version := possible(subject, what, name))]
-    table.measure(subject, versions)
+    measure(table, subject, versions)
 
 
 def possible(subject, what, format):
-    """A version that has run once; None for one that this GPU cannot run, such as one that does not fit."""
+    """A version; None for one that this GPU cannot run, such as one that does not fit."""
     try:
-        version = subject.version("formats", what, format)
-        version.call()
-        return version
+        return subject.version("formats", what, format)
     except Exception as error:  # of a compiler, a driver, or of ours
         layers = subject.shape.layers
         print(f"formats: {what}, {format}, {layers} layers: left out, {error!r:.150}")
 
 
-def training(table, layers):
-    """{table: "training"}: forward and backward."""
-    subject = Subject(table.size.shape(steps=table.size.few, layers=layers), table.device)
-    table.measure(subject, [subject.version("training", what) for what in TRAINED])
+def versus(table, name, subject, whats):
+    """{table: name}: "training" is forward and backward; "hidden" and "batch" are sweeps over one layer's."""
+    measure(table, subject, [subject.version(name, what) for what in whats])
 
 
-def sweep(table, key, numbers):
-    """{table: key, key: number}, of one layer; key: "hidden" or "batch"."""
-    for number in numbers:
-        subject = Subject(table.size.shape(steps=table.size.few, **{key: number}), table.device)
-        table.measure(subject, [subject.version(key, what) for what in SWEPT])
+def combine(table, subject, what, numbers):
+    """{table: "combine"}: how many steps' input products are combined."""
+    measure(table, subject, [subject.version("combine", what, combine=number) for number in numbers])
 
 
-def combine(table):
-    """{table: "combine"}, of one and several layers."""
-    for what, layers in ((RUNGS[-2], 1), (LAST, table.size.layers[-1])):
-        subject = Subject(table.size.shape(steps=table.size.few, layers=layers), table.device)
-        versions = [subject.version("combine", what, combine=combine) for combine in table.size.combines]
-        table.measure(subject, versions)
-
-
-class Table:
-    """Collects rows and prints them. ``ceilings``: {format: roofline.Ceilings}."""
-
-    def __init__(self, ceilings, size, device):
-        self.ceilings, self.size, self.device, self.rows = ceilings, size, device, []
-
-    def measure(self, subject, versions, rounds=3, launches=False):
-        """Times versions in turns, on a GPU also as CUDA graphs: a row for each that is right."""
-        if self.device != "cpu":
-            versions = [*versions, *graphs(subject, versions)]
-        functions = {n: version.run for n, version in enumerate(versions)}
-        seconds, on_gpu = self.size.seconds, self.device != "cpu"
-        timings = timing.compare(functions, min_seconds=seconds, rounds=rounds, events=on_gpu)
-        medians = [(version.case, timings[n].median) for n, version in enumerate(versions)]
-        for version, completion in zip(versions, timings.values(), strict=True):
-            if not version.is_right:
-                print(f"{describe(version.case)}: deviates by {version.error:.1e}; left out")
-                continue
-            launch = None
-            if launches:
-                seconds = self.size.seconds / 4
-                launch = timing.apart(version.run, min_seconds=seconds, min_runs=3).launch.median
-            cost, results = least(version.case), compared(version, completion.median, medians)
-            floor = self.ceilings[version.case["format"]].floor(*cost)
-            row = Row(version.case, completion, launch, *cost, floor, version.error, results=results)
-            self.rows.append(row)
-            print(text(row), flush=True)
-
-    def raise_ceilings(self, ceilings):
-        """Takes the higher of the old and these ceilings, and computes all floors from them."""
-        self.ceilings = higher(self.ceilings, ceilings)
-        for n, row in enumerate(self.rows):
-            floor = self.ceilings[row.case["format"]].floor(row.bytes, row.flops)
-            self.rows[n] = dataclasses.replace(row, floor=floor)
-
-
-def graphs(subject, versions):
-    """The same versions as CUDA graphs, those that can be recorded."""
-    found = []
-    for version in versions:
+def measure(table, subject, versions, rounds=3, launches=False):
+    """Times versions in turns, on a GPU also as CUDA graphs, those that can be recorded."""
+    found = list(versions)
+    for version in versions if table.device != "cpu" else ():
         try:
-            found.append(version.graph(subject.x))
+            found.append(subject.graph(version))
         except RuntimeError as error:
-            print(f"{describe(version.case)}: no CUDA graph, {str(error).splitlines()[0]}")
-    return found
+            print(f"{described(version.case)}: no CUDA graph, {str(error).splitlines()[0]}")
+    table.measure(found, rounds, launches)
 
 
-def least(case):
-    """(bytes, FLOPs) that a case cannot do without; costs.least_bytes and costs.flops of a way forward.
-
-    The way back multiplies twice as much, for the gradients of weights and of inputs; it reads weights and dy
-    and writes their gradients and dx, which are the bytes of the way forward once more.
-    """
-    sizes = {key: case[key] for key in ("steps", "batch", "hidden", "layers")}
-    shape = costs.Shape(inputs=case["hidden"], itemsize=DTYPES[case["format"]].itemsize, **sizes)
-    ways = (2, 3) if case["table"] == "training" else (1, 1)
-    return ways[0] * costs.least_bytes(shape), ways[1] * costs.flops(shape)
-
-
-def compared(version, seconds, medians):
+def compared(case, seconds, turns):
     """The results of a row, a list of one number each: "GFLOP/s"; "published", NVIDIA's; "against …", how
     many times as fast as the baseline, nn.LSTM, the rung before, float32 or TF32 in the same turns, if all
     else is equal; in the table "climb" also how many times the GFLOP/s of the baseline, which has one layer
-    there, as NVIDIA compared; "products", "pointwise", "bytes" and "waits", as counted.
+    there, as NVIDIA compared.
     """
-    case = version.case
     what, format = case["what"], case["format"]
     found = {"GFLOP/s": least(case)[1] / seconds / 1e9}
     of = {LAST: 4}.get(what, 1)  # layers
     if case["table"] == "ladder" and what in RUNGS and (case["layers"], format) == (of, "float32"):
         found["published"] = costs.PUBLISHED[what]
     if case["table"] == "climb":
-        start = {m["how"]: least(m)[1] / median / 1e9 for m, median in medians if m["what"] == "baseline"}
+        start = {m["how"]: least(m)[1] / median / 1e9 for m, median in turns if m["what"] == "baseline"}
         found |= {f"against baseline, {how}": found["GFLOP/s"] / rate for how, rate in start.items()}
     before = RUNGS[RUNGS.index(what) - 1] if what in RUNGS[1:] else None
-    for other, median in medians:
+    for other, median in turns:
         names = []
         if other | {"what": what} == case:
-            names += [other["what"]] * (other["what"] in ("baseline", NN)) + ["before"] * (
-                other["what"] == before
-            )
-        elif (
-            format != "float32"
-            and other | {"format": format} == case
-            and other["format"] in precision.BASELINES
-        ):
-            names += [other["format"]]
+            roles = {"baseline": "baseline", NN: NN, "before": before}
+            names = [name for name, role in roles.items() if role == other["what"]]
+        elif format != "float32" and other | {"format": format} == case:
+            names = [other["format"]] if other["format"] in forms.BASELINES else []
         found |= {f"against {name}": median / seconds for name in names}
-    if version.counts is not None:
-        found |= dataclasses.asdict(version.counts)
-    return {
-        name: [value if isinstance(value, int) else float(f"{value:.4g}")] for name, value in found.items()
-    }
+    return {name: [n if isinstance(n, int) else float(f"{n:.4g}")] for name, n in found.items()}
 
 
-def describe(case):
-    sizes = ", ".join(
-        f"{key} {case[key]}" for key in ("layers", "hidden", "batch", "steps", "combine") if key in case
-    )
-    return f"{case['table']}: {case['what']}, {case['format']}, {case['how']} ({sizes})"
+# The page
+TITLE = "Rungs of the LSTM"
+MEANING = """LSTMs with as many inputs as hidden numbers: the rungs of NVIDIA's ladder, `nn.LSTM`, and on a
+GPU a persistent kernel. *T* is the number of steps, *B* the batch, *H* the hidden size, *L* the layers;
+where a table does not say, they are NVIDIA's: *T* = 100, *B* = 64, *H* = 512. GFLOP/s are the operations of
+the matrix products as NVIDIA counted them, over the median time; *published* is its figure, of a Tesla M40.
+*× baseline* means: so many times as fast as the baseline in the same turns; *before* is the rung before. In
+the table of the whole climb, as NVIDIA compared, it is so many times the GFLOP/s of the baseline with one
+layer. Products, other launches and the bytes that they touch were counted. float32 is computed as such, in
+cuDNN too, whose own choice would be TF32. The deviation is relative to the largest number of a result;
+forward and backward, the gradients are among the results."""
 
 
-def text(row):
-    """A row as a line: its time, its GFLOP/s, and how fast in comparison."""
-    found = {name: values[0] for name, values in row.results.items()}
-    line = f"{describe(row.case):<95} {timing.text(row.completion.median):>9} {found['GFLOP/s']:>8g} GFLOP/s"
-    line += f"  floor {timing.text(row.floor):>9}  deviation {row.error:.1e}"
-    if row.launch is not None:
-        line += f"  launch {timing.text(row.launch):>9}"
-    ratios = [f"{value:.2f}× {name[8:]}" for name, value in found.items() if name.startswith("against ")]
-    return line + "".join(f"  {ratio}" for ratio in ratios)
+def result(key, form="{:g}"):
+    """The one number that a row has by this name, where it has it."""
+    return lambda row: form.format(row.results[key][0]) if key in row.results else ""
+
+
+def times(first, *others):
+    """A column that says how many times as fast as the first a row is; and under it as the others."""
+    number = result(f"against {first}", "{:.2f}")
+    below = [result(f"against {name}", f"{{:.2f}}× {name}") for name in others]
+    return f"× {first}", lambda row: (number(row), "<br>".join(filter(None, (text(row) for text in below))))
+
+
+def rate(row):
+    published = f", published {row.results['published'][0]:g}" if "published" in row.results else ""
+    return f"{row.results['GFLOP/s'][0]:g} GFLOP/s{published}"
+
+
+def timed(title, names, *ratios, also=()):
+    return Shown(title, (*names, *WHAT, *also), ("time", "× floor", *ratios), (rate, "deviation"))
+
+
+def counted(title, names, also=()):
+    """A table of what was counted, of the rows where something was."""
+    return Shown(title, (*names, *WHAT, *also), COUNTS, where=lambda row: "products" in row.results)
+
+
+L, T, B, H = ("L", "layers"), ("T", "steps"), ("B", "batch"), ("H", "hidden")
+WHAT, COMBINED = ("what", "format", "how"), (("combined", "combine"),)
+COUNTS = (("products", result("products", "{:,}")), ("others", result("pointwise", "{:,}")),
+          ("MB", lambda row: f"{row.results['bytes'][0] / 1e6:,.1f}"))  # fmt: skip
+PAGE = {
+    "climb": [timed("From one layer's first rung to four layers' last", (L,),
+                    times("baseline, eager", "baseline, CUDA graph"))],
+    "ladder": [timed("The ladder, forward", (L,), times("baseline", "before", "nn.LSTM")),
+               counted("The ladder: products, other launches, MB touched", (L,))],
+    "formats": [timed("The same, by format", (L,), times("float32", "tf32", "nn.LSTM"))],
+    "training": [timed("Forward and backward", (L, T), times("nn.LSTM")),
+                 counted("Forward and backward: products, other launches, MB touched", (L, T))],
+    "hidden": [timed("One layer forward, by hidden size", (H, B, T), times("baseline", "nn.LSTM"))],
+    "batch": [timed("One layer forward, by batch", (B, H, T), times("baseline", "nn.LSTM"))],
+    "combine": [
+        timed("By how many steps' input products are combined", (L, T), also=COMBINED),
+        counted("The same: products, other launches, MB touched", (L, T), COMBINED),
+    ],
+}  # fmt: skip

@@ -4,15 +4,15 @@ Letters: T time steps, B batch, H hidden, which is the number of inputs as well,
 """
 
 import copy
+import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from benchmarks.precision_subjects import set_float32
+from benchmarks.formats import set_float32
+from benchmarks.harness import Version
 from ed_lib import devices
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, persistent
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, counters, persistent
 
 OURS = (*RUNGS, *BEYOND)
 NN, PERSISTENT = "nn.LSTM", "persistent"
@@ -66,13 +66,33 @@ class Subject:
             module = functools.partial(on_chip, packed(module), float32)
         else:
             module.flatten_parameters()
-        if table == "training":
-            call, right = training(module, x, self.dy.to(low)), lambda: self.right_gradients
-        else:
-            call, right = forward(module, x), lambda: self.right
+        call = training(module, x, self.dy.to(low)) if table == "training" else forward(module, x)
         if what == AUTOCAST:
             call = torch.autocast(torch.device(self.device).type, dtype)(call)
-        return Version(case, exactly(call, float32), right, what in OURS)
+        return self.checked(case, exactly(call, float32), what in OURS)
+
+    def checked(self, case, call, counted=False):
+        """The version whose first run is compared with what is right and, if ``counted``, watched."""
+        found, counts = [], {}
+        if counted:
+            counts = dataclasses.asdict(counters.count(lambda: found.extend(call())))
+        else:
+            found = call()
+        error = deviation(found, self.right_gradients if case["table"] == "training" else self.right)
+        results = {name: [count] for name, count in counts.items()}
+        return Version(case, call, least(case), error, TOLERANCE[case["format"]], results)
+
+    def graph(self, version):
+        """The same as a CUDA graph; RuntimeError if it cannot be recorded."""
+        kept = []
+        replay = devices.record(lambda: kept.append(version.call()), self.x)
+        del kept[:-1]  # what the first run answered, before the recording
+
+        def call():
+            replay()
+            return kept[-1]
+
+        return self.checked(version.case | {"how": "CUDA graph"}, call)
 
 
 class InARow(torch.nn.Module):
@@ -144,42 +164,13 @@ def deviation(found, right):
     return max(float((mine.double() - other).abs().max() / other.abs().max()) for mine, other in pairs)
 
 
-@dataclass
-class Version:
-    """Something to be timed: its ``case``, what to call, and a function that returns the right answer.
+def least(case):
+    """(bytes, FLOPs) that a case cannot do without; costs.least_bytes and costs.flops of a way forward.
 
-    The first run is compared with the right answer and, if ``counted``, watched: it sets error and counts.
+    The way back multiplies twice as much, for the gradients of weights and of inputs; it reads weights and dy
+    and writes their gradients and dx, which are the bytes of the way forward once more.
     """
-
-    case: dict
-    call: Callable
-    right: Callable
-    counted: bool = False
-    error: float | None = None
-    counts: counters.Counts | None = None
-
-    def run(self):
-        if self.error is not None:
-            return self.call()
-        found = []
-        if self.counted:
-            self.counts = counters.count(lambda: found.extend(self.call()))
-        else:
-            found.extend(self.call())
-        self.error = deviation(found, self.right())
-
-    @property
-    def is_right(self):
-        return self.error <= TOLERANCE[self.case["format"]]
-
-    def graph(self, like):
-        """The same as a CUDA graph; RuntimeError if it cannot be recorded."""
-        kept = []
-        replay = devices.record(lambda: kept.append(self.call()), like)
-        del kept[:-1]  # what the first run answered, before the recording
-
-        def call():
-            replay()
-            return kept[-1]
-
-        return Version(self.case | {"how": "CUDA graph"}, call, self.right)
+    sizes = {key: case[key] for key in ("steps", "batch", "hidden", "layers")}
+    shape = costs.Shape(inputs=case["hidden"], itemsize=DTYPES[case["format"]].itemsize, **sizes)
+    ways = (2, 3) if case["table"] == "training" else (1, 1)
+    return ways[0] * costs.least_bytes(shape), ways[1] * costs.flops(shape)

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import asynchronous, data_parallel, ed_pipeline, pipelines
-from ed_lib import machine, records, timing
+from benchmarks.harness import Plan, Shown, Table, is_right, one_thread, summary
+from ed_lib import timing
 from ed_lib.parallel import collectives, costs, launch
+from ed_lib.parallel.costs import Link
 from ed_lib.records import Row
 
-MODULES = ("benchmarks.parallel", *data_parallel.MODULES, *pipelines.MODULES, *ed_pipeline.MODULES)
-MODULES = sorted({*MODULES, *asynchronous.MODULES})
 TORCH = "dist.all_reduce"
 
 
@@ -42,41 +42,40 @@ class Size:
     timeout: float = 300.0
 
 
-def run(device="cpu", size=None):
-    """Measures everything → an :class:`ed_lib.records.Record` of this machine's CPU; ``device`` is "cpu"."""
-    size = size or Size()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # here too, as in each rank
-    rows, link = messages(size)
-    rows += all_reduces(size, link)
-    rows += data_parallel.quick(size.step)
-    rows += pipelines.quick(size.pipeline)
-    rows += ed_pipeline.quick(size.ed)
-    rows += asynchronous.throughput(**size.throughput)
-    rows += asynchronous.lost_updates(**size.lost_updates)
+TINY = Size(  # of a rehearsal
+    (8, 4096), (12, 4004), (2,), 2, 1, data_parallel.TINY, pipelines.TINY, ed_pipeline.TINY,
+    {"n_tasks": 16, "pause": 0.001}, {"steps": 300, "shapes": ((50, 2),)},
+)  # fmt: skip
+
+
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.harness.Plan`, of a part for each table; ``device`` is "cpu"."""
+    size, table = size or Size(), Table()
+    works = {
+        "message": lambda: messages(size),
+        "all-reduce": lambda: all_reduces(size, Link(*table.select(table="message")[0].results["link"])),
+        "data parallel step": lambda: data_parallel.quick(size.step),
+        "pipeline": lambda: pipelines.quick(size.pipeline),
+        "ED pipeline": lambda: ed_pipeline.quick(size.ed),
+        "asynchronous, throughput": lambda: asynchronous.throughput(**size.throughput),
+        "asynchronous, lost updates": lambda: asynchronous.lost_updates(**size.lost_updates),
+    }
     parameters = dataclasses.asdict(size) | {"backend": "gloo", "threads": "1 in each process"}
-    name, made = machine.name(device), records.provenance(MODULES, device)
-    torch.set_num_threads(threads)
-    return records.Record("parallel", records.slug(name), name, made, parameters, [], rows)
+    return Plan(table, table.filled_by(works), parameters, context=one_thread, tables=True)
 
 
 def messages(size):
-    """Seconds of a message between two ranks: {table: "message", bytes} → rows, and the link fitted to them.
+    """Seconds of a message between two ranks: {table: "message", bytes} → rows.
 
-    Results: "predicted", α + nβ; "link", α and β.
+    Results: "predicted", α + nβ; "link", α and β fitted to all of them.
     """
-    found = np.array(
-        launch(time_messages, 2, size.messages, size.rounds, size.repeats, timeout=size.timeout)[0]
-    )  # (rounds, sizes)
+    arguments = size.messages, size.rounds, size.repeats
+    found = np.array(launch(time_messages, 2, *arguments, timeout=size.timeout)[0])  # (rounds, sizes)
     link = costs.fit(size.messages, np.median(found, axis=0))
-    print(f"link: {link}")
-    rows = []
     for bytes, seconds in zip(size.messages, found.T, strict=True):
         results = {"predicted": [link.seconds(bytes)], "link": [link.alpha, link.beta]}
         case = {"table": "message", "bytes": bytes}
-        rows.append(Row(case, data_parallel.summary(seconds), bytes=bytes, results=results))
-        print(f"{bytes} bytes: {rows[-1].completion}, in the model {timing.text(link.seconds(bytes))}")
-    return rows, link
+        yield Row(case, summary(seconds), bytes=bytes, results=results)
 
 
 def time_messages(sizes, rounds, repeats):
@@ -89,23 +88,19 @@ def all_reduces(size, link):
 
     ``bytes`` of a row is what all ranks send together. Results of our algorithms: "predicted", by the link.
     """
-    rows = []
     for ranks in size.ranks:
         arguments = size.all_reduces, size.rounds, size.repeats
         found = launch(time_all_reduces, ranks, *arguments, timeout=size.timeout)[0]
         for algorithm, (seconds, error) in found.items():
-            if error:
-                print(f"{algorithm}, {ranks} ranks: differs by {error} from {TORCH}; not timed")
+            case = {"table": "all-reduce", "algorithm": algorithm, "ranks": ranks}
+            if not is_right(case, error, 0):
                 continue
             for bytes, some in zip(size.all_reduces, np.transpose(seconds), strict=True):
-                case = {"table": "all-reduce", "algorithm": algorithm, "ranks": ranks, "bytes": bytes}
                 sent, results = None, None
                 if algorithm != TORCH:
                     sent = costs.traffic(algorithm, bytes, ranks).bytes
                     results = {"predicted": [costs.all_reduce(algorithm, bytes, ranks, link)]}
-                rows.append(Row(case, data_parallel.summary(some), bytes=sent, error=error, results=results))
-            print(f"{algorithm}, {ranks} ranks: {rows[-1].completion} for {bytes} bytes", flush=True)
-    return rows
+                yield Row(case | {"bytes": bytes}, summary(some), bytes=sent, error=error, results=results)
 
 
 def time_all_reduces(sizes, rounds, repeats):
@@ -146,3 +141,76 @@ def time_torchs(bytes, repeats):
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         times.append(seconds.item())
     return float(np.median(times[2:]))
+
+
+# The page
+TITLE = "Messages, steps and pipelines"
+MEANING = """Processes on one machine's CPU, with one thread each, which send each other messages by gloo;
+more of them than there are cores take turns. *Model* is the time in the α–β model of the link, *simulator*
+that of the pipeline on paper with each stage's measured times; *m* is the number of micro-batches. *× DDP*,
+*× model*, *× simulator* and *× formula* are the time as a multiple of theirs."""
+
+
+def against_model(row):
+    """The measured time as a multiple of the median of what the model predicts."""
+    found = (row.results or {}).get("predicted")
+    return f"{row.completion.median / np.median(found):.2f}" if found else ""
+
+
+def predicted(row):
+    return f"of {timing.text(row.results['predicted'][0])}"
+
+
+def algorithm(row):
+    """One algorithm's time, and in brackets as a multiple of the model's."""
+    multiple = against_model(row)
+    text = f"{row.case['algorithm']} {timing.text(row.completion.median)}"
+    return f"{text} ({multiple})" if multiple else text, ""
+
+
+def median_of(key):
+    """The median of some results, where the row has them."""
+    return lambda row: f"{np.median(row.results[key]):.2f}" if key in (row.results or {}) else ""
+
+
+def each(label, key, form):
+    """For the small print: all values of a result, under what they are."""
+    return lambda row: label + ", ".join(form.format(value) for value in row.results[key])
+
+
+PAGE = {
+    "message": [Shown(
+        "A message between two ranks",
+        ("bytes",), ("time", ("× model", lambda row: (against_model(row), predicted(row)))),
+        above=lambda rows: f"The model: {Link(*rows[0].results['link'])}.",
+    )],
+    "all-reduce": [Shown(
+        "An all-reduce: the time, and in brackets as a multiple of the model's",
+        ("ranks", "bytes"), (("time (× model)", algorithm),),
+    )],
+    "data parallel step": [Shown(
+        "A training step of LeNet, by the way in which gradients are summed",
+        ("way", "ranks", "batch"), ("time", ("× DDP", median_of("against DDP"))), ("deviation",),
+    )],
+    "pipeline": [Shown(
+        "A batch through a pipeline, by schedule",
+        ("schedule", ("m", "microbatches")), ("time", ("× simulator", median_of("ratio"))), ("deviation",),
+    )],
+    "ED pipeline": [Shown(
+        "A batch through an ED pipeline", ("how", ("m", "microbatches")),
+        ("time", ("× formula", median_of("ratio to formula")),
+         ("× simulator", median_of("ratio to predicted"))),
+        ("deviation",),
+    )],
+    "asynchronous, throughput": [Shown(
+        "A gradient, of four workers that sleep in place of computing",
+        ("server", "workers"), ("time", "× floor"),
+        (each("gradients of each ", "gradients", "{}"),
+         each("mean staleness of each ", "mean_staleness", "{:.1f}")),
+    )],
+    "asynchronous, lost updates": [Shown(
+        "Hogwild: additions that were lost",
+        ("parameters", "nonzeros", "workers", "steps"), (("lost", each("", "lost", "{:.2%}")), "time"),
+        (each("loss, of that at the start ", "loss", "{:.1e}"),),
+    )],
+}  # fmt: skip

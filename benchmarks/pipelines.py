@@ -18,15 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.data_parallel import ROUNDING, summary
+from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.parallel import costs, launch
 from ed_lib.parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.schedules import SCHEDULES
 from ed_lib.parallel.simulator import simulate
 from ed_lib.records import Row
 
-PARTS = ("collectives", "costs", "launch", "pipeline", "schedules", "simulator")
-MODULES = ("benchmarks.pipelines", *(f"ed_lib.parallel.{name}" for name in PARTS))
 BYTES = 4  # of a float32
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
 KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages
@@ -47,6 +45,9 @@ class Size:
     timeout: float = 300.0
 
 
+TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096))  # of a rehearsal
+
+
 def quick(size=None):
     """Seconds of a batch under each schedule: {table: "pipeline", schedule, stages, microbatches, …} → rows.
 
@@ -58,12 +59,11 @@ def quick(size=None):
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
     sizes, seconds = ranks[0]["link"]
     link = costs.fit(sizes, seconds)
-    print(f"link: {link}")
-    rows = []
     for (schedule, m), batches in ranks[0]["batches"].items():
+        case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
+        case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
         error = max(rank["errors"][schedule, m] for rank in ranks)
-        if error > ROUNDING:
-            print(f"{schedule}, m = {m}: deviates by {error:.1e}; not timed")
+        if not is_right(case, error, ROUNDING):
             continue
         message = BYTES * size.batch // m * size.width
         predicted = []
@@ -75,15 +75,10 @@ def quick(size=None):
             op: [float(np.median([stage[op] for stage in rank["stages"][schedule, m]])) for rank in ranks]
             for op in ops
         }
-        case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
-        case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
         ratio = np.divide(batches, predicted).tolist()
         results = {"predicted": predicted, "ratio": ratio, "link": [link.alpha, link.beta]} | medians
         sent = 2 * (size.stages - 1) * m * message
-        rows.append(Row(case, summary(batches), bytes=sent, error=error, results=results))
-        times = f"{np.median(ratio):.2f} times the prediction"
-        print(f"{schedule}, m = {m}: {rows[-1].completion}, {times}", flush=True)
-    return rows
+        yield Row(case, summary(batches), bytes=sent, error=error, results=results)
 
 
 def measure(size):

@@ -14,23 +14,12 @@ from functools import partial
 
 import torch
 
+from benchmarks import formats, harness
 from benchmarks import precision_subjects as subjects
-from benchmarks.parts import Plan
-from benchmarks.table import higher
-from ed_lib import devices, roofline, timing
-from ed_lib.precision import autocast, fp8, memory
-from ed_lib.records import Row
-
-PARTS = ("autocast", "fp8", "memory", "models", "scaler")
-MODULES = (
-    "benchmarks.precision",
-    "benchmarks.precision_subjects",
-    "benchmarks.table",
-    "ed_lib.roofline",
-    "ed_lib.timing",
-)
-MODULES += tuple(f"ed_lib.precision.{name}" for name in PARTS)
-BASELINES = ("float32", "tf32")
+from benchmarks.formats import BASELINES
+from benchmarks.harness import Plan, Shown, Table, Version
+from ed_lib import devices, timing
+from ed_lib.precision import memory
 
 
 @dataclass(frozen=True)
@@ -67,88 +56,31 @@ TINY = Size(
 
 
 def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.parts.Plan` on "cpu" or "cuda"."""
+    """The :class:`benchmarks.harness.Plan` on "cpu" or "cuda"."""
     size = size or (CPU if device == "cpu" else CUDA)
-    forms = subjects.formats(device)
-    table = Table(ceilings(device, forms), size, device)
+    forms = formats.formats(device)
+    ceilings = partial(formats.ceilings, device, forms)
+    table = Table(ceilings(), size.seconds, device, formats.against_baselines)
     encoder = subjects.encoder(device, size.tokens, **size.bert)
-    works = {
-        "encoder": partial(steps, table, encoder, forms, size.encoder),
-        "products": partial(products, table, forms),
+    parts = {
+        "encoder": partial(steps, table, encoder, forms, size.encoder, size.graphs),
+        "products": partial(products, table, forms, size.products),
         "MLP": partial(steps, table, subjects.mlp(size.widths), forms, size.mlp),
         "LeNet": partial(steps, table, subjects.lenet(), forms, size.lenet),
     }
-    parts = {name: subjects.restored()(work) for name, work in works.items()}
     parameters = dataclasses.asdict(size) | {"rate": subjects.RATE, "optimizers": "fused"}
-    return Plan(table, parts, partial(ceilings, device, forms), parameters)
+    return Plan(table, parts, parameters, ceilings, formats.restored)
 
 
-@subjects.restored()
-def ceilings(device, forms):
-    """{rate: roofline.Ceilings} of all that the formats multiply in."""
-    found = {"float32": roofline.measure(device, "float32", seconds=1.0)}
-    for form in forms:
-        if form.rate in roofline.DTYPES and form.rate not in found:
-            found[form.rate] = roofline.measure(device, form.rate, seconds=1.0)
-        elif form.rate not in found:  # the same memory; the rate of the fastest product
-            rate = max(2 * n**3 / product_seconds(form, n, device) for n in roofline.SIZES["cuda"])
-            found[form.rate] = dataclasses.replace(found["float32"], dtype=form.rate, rate=rate)
-    if device == "cpu":  # what it cannot add in few bits it adds in float32; its products may be slower yet
-        for rate, roofs in found.items():
-            found[rate] = dataclasses.replace(roofs, rate=max(roofs.rate, found["float32"].rate))
-    print(*found.values(), sep="\n", flush=True)
-    return found
-
-
-def product_seconds(form, n, device):
-    """Seconds of a product of n × n matrices; the lower quartile."""
-    a, b = pair(n, device)
-    return timing.measure(product(form, a, b), min_seconds=0.2).q1
-
-
-def pair(n, device):
-    """Two matrices (n, n) of normal numbers, float32."""
-    draw = torch.Generator(device).manual_seed(n)
-    return (torch.randn(n, n, generator=draw, device=device) for _ in range(2))
-
-
-def product(form, a, b):
-    """A function that multiplies a (n, n) and b (n, n) in a format, into which they are brought before; but
-    in emulation, where bringing them is the work. What it returns has the precision that the format gives.
-    """
-    if form.name.endswith("emulated"):
-
-        def emulated():
-            with autocast.autocast():
-                return torch.mm(a, b)
-
-        return emulated
-    if form.fp8:
-        x, y = fp8.to_float8(a), fp8.to_float8(b.t().contiguous())
-        return lambda: fp8.product(x, y, torch.bfloat16, fast=True)
-    low = a.dtype if form.rate == "tf32" else getattr(torch, form.rate)
-    x, y = a.to(low), b.to(low)
-
-    def exact():
-        subjects.set_float32(form.float32)
-        return torch.mm(x, y)
-
-    return exact
-
-
-def products(table, forms):
+def products(table, forms, sizes):
     """{table: "product", n, format} → rows: the product alone."""
-    for n in table.size.products:
-        a, b = pair(n, table.device)
-        right = a.double() @ b.double()
-        versions = []
-        case = {"table": "product", "n": n}
+    for n in sizes:
+        a, b = formats.pair(n, table.device)
+        right, versions = a.double() @ b.double(), []
         for form in forms:
-            call = product(form, a, b)
+            call, case = formats.product(form, a, b), {"table": "product", "n": n, "format": form.name}
             error = float((call().double() - right).norm() / right.norm())
-            named = case | {"format": form.name}
-            if is_right(named, error, form):
-                versions.append(Version(named, call, *product_cost(n, form), error))
+            versions.append(Version(case, call, product_cost(n, form), error, form.tolerance))
         del right
         table.measure(versions)
 
@@ -159,7 +91,7 @@ def product_cost(n, form):
     return n * n * (2 * width + max(width, 2)), {form.rate: 2 * n**3}
 
 
-def steps(table, subject, forms, batches):
+def steps(table, subject, forms, batches, graphed=()):
     """{table: "training step", model, format, batch, how} → rows: forward, loss, backward, update.
 
     how: "eager", or for the encoder "CUDA graph". Results: "against float32" and "against tf32", how many
@@ -171,8 +103,9 @@ def steps(table, subject, forms, batches):
     for batch in batches:
         data = subject.batch(batch, table.device)
         try:
-            versions = right_ones(subject, runs.values(), subjects.exactly(model, *data), data)
-            if subject.name == "encoder" and table.device != "cpu" and batch in table.size.graphs:
+            exact = subjects.exactly(model, *data)
+            versions = [version(subject, run, exact, data) for run in runs.values()]
+            if table.device != "cpu" and batch in graphed:
                 versions += graphs(subject, model, versions, forms, data)
             table.measure(versions)
         except torch.cuda.OutOfMemoryError:
@@ -181,17 +114,12 @@ def steps(table, subject, forms, batches):
             )
 
 
-def right_ones(subject, runs, exact, data):
-    """A :class:`Version` of each run on a batch whose loss and gradients are what its format explains."""
-    versions = []
-    for run in runs:
-        case = {"table": "training step", "model": subject.name, "format": run.form.name}
-        case |= {"batch": len(data[0]), "how": "eager"}
-        error = run.deviation(*data, exact)
-        if is_right(case, error, run.form):
-            cost = step_cost(subject, run.model, len(data[0]), run.form)
-            versions.append(Version(case, partial(run.step, *data), *cost, error, bytes_of(run, *data)))
-    return versions
+def version(subject, run, exact, data):
+    """A step of a run on a batch, compared with the ``exact`` loss and gradients."""
+    case = {"table": "training step", "model": subject.name, "format": run.form.name}
+    case |= {"batch": len(data[0]), "how": "eager"}
+    cost, error = step_cost(subject, run.model, len(data[0]), run.form), run.deviation(*data, exact)
+    return Version(case, partial(run.step, *data), cost, error, run.form.tolerance, bytes_of(run, *data))
 
 
 def step_cost(subject, model, batch, form):
@@ -213,7 +141,7 @@ def graphs(subject, model, versions, forms, data):
         try:
             call = devices.record(partial(run.step, *data), data[0])
         except RuntimeError as error:
-            print(f"{describe(case)}: left out, {str(error).splitlines()[0]}")
+            print(f"{harness.described(case)}: left out, {str(error).splitlines()[0]}")
             continue
         found.append(dataclasses.replace(version, case=case, call=call, results=None))
     return found
@@ -239,92 +167,14 @@ def bytes_of(run, x, y):
     return {part: [bytes] for part, bytes in found.items()}
 
 
-@dataclass(frozen=True)
-class Version:
-    """Something to be timed: its ``case``, what to call, the bytes and {rate: FLOPs} that it cannot do
-    without, its deviation from float64, and results known before.
-    """
-
-    case: dict
-    call: object
-    bytes: int
-    flops: dict
-    error: float
-    results: dict | None = None
-
-
-class Table:
-    """Collects rows and prints them. ``ceilings``: {rate: roofline.Ceilings}."""
-
-    def __init__(self, ceilings, size, device):
-        self.ceilings, self.size, self.device, self.rows = ceilings, size, device, []
-
-    def measure(self, versions):
-        """Times versions in turns: a row for each, with how many times as fast as the baselines it is."""
-        functions = {n: version.call for n, version in enumerate(versions)}
-        seconds, on_gpu = self.size.seconds, self.device != "cpu"
-        timings = list(timing.compare(functions, min_seconds=seconds, rounds=3, events=on_gpu).values())
-        for version, completion in zip(versions, timings, strict=True):
-            launch = None
-            if self.device != "cpu":
-                seconds = self.size.seconds / 4
-                launch = timing.apart(version.call, min_seconds=seconds, min_runs=3).launch.median
-            results = dict(version.results or {})
-            for other, baseline in zip(versions, timings, strict=True):
-                if other.case["format"] in BASELINES and is_alike(other.case, version.case):
-                    results[f"against {other.case['format']}"] = [baseline.median / completion.median]
-            flops = sum(version.flops.values())
-            results |= {f"FLOPs, {rate}": [number] for rate, number in version.flops.items()}
-            floor = self.floor(version.bytes, version.flops)
-            row = Row(version.case, completion, launch, version.bytes, flops, floor, version.error,
-                      results=results)  # fmt: skip
-            self.rows.append(row)
-            print(text(row), flush=True)
-
-    def floor(self, bytes, flops):
-        """Seconds at the least: of the bytes, or of the operations, each at its format's rate."""
-        seconds = sum(self.ceilings[rate].floor(0, number) for rate, number in flops.items())
-        return max(self.ceilings["float32"].floor(bytes, 0), seconds)
-
-    def raise_ceilings(self, ceilings):
-        """Takes the higher of the old and these ceilings, and computes all floors from them."""
-        self.ceilings = higher(self.ceilings, ceilings)
-        for n, row in enumerate(self.rows):
-            flops = {
-                rate: row.results[f"FLOPs, {rate}"][0]
-                for rate in self.ceilings
-                if f"FLOPs, {rate}" in row.results
-            }  # noqa: E501
-            self.rows[n] = dataclasses.replace(row, floor=self.floor(row.bytes, flops))
-
-
-def is_alike(one, other):
-    """Whether two cases differ in nothing but the format."""
-    return one | {"format": None} == other | {"format": None}
-
-
-def is_right(case, error, form):
-    if right := error <= form.tolerance:
-        return right
-    print(f"{describe(case)}: deviates by {error:.1e}, more than {form.name} explains; not timed")
-    return False
-
-
-def describe(case):
-    what = f"product, n = {case['n']}" if "n" in case else f"{case['model']}, batch {case['batch']}"
-    return f"{what}, {case['format']}" + (", CUDA graph" if case.get("how") == "CUDA graph" else "")
-
-
-def text(row):
-    """A row as a line: its times, and how fast against each baseline."""
-    line = f"{describe(row.case):<48} {timing.text(row.completion.median):>9}"
-    line += f"  floor {timing.text(row.floor):>9}  deviation {row.error:.1e}"
-    if row.launch is not None:
-        line += f"  launch {timing.text(row.launch):>9}"
-    for name in BASELINES:
-        if name != row.case["format"] and f"against {name}" in row.results:
-            line += f"  {row.results[f'against {name}'][0]:.2f}× {name}"
-    return line
+# The page
+TITLE = "Steps in few bits"
+MEANING = """*2.10× float32* means: 2.1 times as fast as float32 in the same turns. On a GPU float32 is
+computed as such, unless it says `tf32`. `bfloat16` and `float16` are mixed precision by autocast, with
+float32 weights; `fp8` has linear layers in FP8, and the rest in bfloat16. Every optimizer is fused. The
+deviation is that of the loss, or of all gradients as one vector, relative to its size. A machine without a
+GPU has no rows for TF32, FP8 and CUDA graphs, and none for the encoder in float16, where a step would take
+half a minute; *emulated* float16 is there in its place."""
 
 
 def crossover(rows, format, baseline):
@@ -363,3 +213,53 @@ def crossovers(rows):
                 if compared and (at := crossover(mine, name, baseline)):
                     found.append((model, how, name, baseline, *at))
     return found
+
+
+def against(row):
+    """{baseline: how many times as fast as it the row is}; float32 itself is compared with none."""
+    known = {name: (row.results or {}).get(f"against {name}") for name in BASELINES}
+    mine = row.case["format"]
+    return {name: ratio[0] for name, ratio in known.items() if ratio and mine not in (name, "float32")}
+
+
+def speed(row):
+    """How many times as fast as float32; and as the others."""
+    ratios = against(row)
+    others = (f"{ratio:.2f}× {name}" for name, ratio in ratios.items() if name != "float32")
+    return f"{ratios['float32']:.2f}" if "float32" in ratios else "", "<br>".join(others)
+
+
+def product_time(row):
+    """A format's time, and in brackets how many times as fast as the baselines it is."""
+    ratios = [f"{ratio:.2f}× {name}" for name, ratio in against(row).items()]
+    text = f"{row.case['format']}: {timing.text(row.completion.median)}"
+    return text + (f" ({', '.join(ratios)})" if ratios else "")
+
+
+def crossing(rows):
+    """One line for a model, a format and a baseline."""
+    yield ["network, how, format", "faster from batch", "at best"]
+    for model, how, name, baseline, batch, best, ratio in crossovers(rows):
+        case = f"{model} · {how} · {name} against {baseline}"
+        yield [case, str(batch or "never"), f"{ratio:.2f}×<br><small>batch {best}</small>"]
+
+
+def megabytes(part, label=""):
+    return lambda row: f"{label}{row.results[part][0] / 1e6:,.2f}" if part in row.results else ""
+
+
+STEP = ("network", "model"), "how", "batch", "format"
+PAGE = {
+    "product": [
+        Shown("Products of square matrices, by format", ("n",), (("time", product_time),))
+    ],
+    "training step": [
+        Shown("From which batch on a format is faster", lines=crossing),
+        Shown("Training steps, by format", STEP, ("time", "× floor", ("× float32", speed)), ("deviation",)),
+        Shown("Memory of a training step, in MB (10⁶ bytes)",
+              (("network", "model"), "batch", "format"),
+              [(part, megabytes(part)) for part in ("activations", "peak")],
+              [megabytes(part, f"{part} ") for part in ("parameters", "gradients", "optimizer", "casts")],
+              where=lambda row: "parameters" in (row.results or {})),
+    ],
+}  # fmt: skip

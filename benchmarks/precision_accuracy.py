@@ -6,7 +6,7 @@ go side by side, as many as the machine has threads, with one thread each: only 
 
 import contextlib
 import dataclasses
-import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +14,13 @@ from functools import partial
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, parallel_config
 from torch import nn
 
-from ed_lib import data, machine, records
+from benchmarks import smaller as small
+from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
+from ed_lib import timing
 from ed_lib.precision import autocast, fp8, models, scaler, training
 from ed_lib.records import Row
-from ed_lib.timing import Timing
-
-PARTS = ("autocast", "fp8", "models", "scaler", "training")
-MODULES = ("benchmarks.precision_accuracy", "ed_lib.data", *(f"ed_lib.precision.{name}" for name in PARTS))
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed))
 class Size:
     """How much is trained. ``tasks``: a network, its data, torch's optimizer, and its rate in each epoch.
     ``without``: formats that a network is not trained in. ``images``: None for all. ``points``: of a curve of
-    the loss. ``smaller``: the argument of benchmarks.smaller.rows; None: its own sizes, False: left out.
+    the loss.
     """
 
     tasks: tuple = (
@@ -70,25 +67,26 @@ class Size:
     points: int = 60
     workers: int | None = None  # None: as many as the machine has threads
     offline: bool = False
-    smaller: object = None
+    smaller: small.Size = small.Size()
 
 
-def run(device="cpu", size=None):
-    """Trains everything → an :class:`ed_lib.records.Record` of this machine's CPU; ``device`` is "cpu"."""
-    size = size or Size()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    rows = accuracies(size)
-    modules = set(MODULES)
-    if size.smaller is not False:
-        from benchmarks import smaller
+TINY = Size(  # of a rehearsal
+    (("MLP", "mnist", "SGD", (0.5, 0.05)), ("MLP", "mnist", "Adam", (0.01,)),
+     ("LeNet", "mnist", "SGD", (0.1,))),
+    images=256, batch=32, seeds=2, points=5, workers=1, offline=True, smaller=small.TINY,
+)  # fmt: skip
 
-        rows += smaller.rows(*([] if size.smaller is None else [size.smaller]))
-        modules |= set(smaller.MODULES)
+
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.harness.Plan`, of a part for each table; ``device`` is "cpu"."""
+    size, table = size or Size(), Table()
+    works = {
+        "accuracy of formats": lambda: accuracies(size),
+        "smaller models": lambda: small.smaller(size.smaller),
+        "distillation": lambda: small.distillation(size.smaller),
+    }
     parameters = dataclasses.asdict(size) | {"threads": "1 in each process"}
-    name, made = machine.name(device), records.provenance(modules, device)
-    torch.set_num_threads(threads)
-    return records.Record("precision_accuracy", records.slug(name), name, made, parameters, [], rows)
+    return Plan(table, table.filled_by(works), parameters, context=one_thread, tables=True)
 
 
 def accuracies(size):
@@ -100,33 +98,22 @@ def accuracies(size):
     """
     cases = [(*task, name) for task in size.tasks for name in FORMATS]
     cases = [case for case in cases if case[-1] not in size.without.get(case[0], ())]
-    jobs = [delayed(trained)(*case, seed, size) for case in cases for seed in range(size.seeds)]
-    with parallel_config("loky", inner_max_num_threads=1):
-        found = Parallel(n_jobs=size.workers or machine.threads(), return_as="generator")(jobs)
-    rows, base = [], {}
-    for model, name, optimizer, rates, form in cases:
-        runs = [next(found) for _ in range(size.seeds)]
+    base = {}
+    runs = by_seed(trained, cases, size.seeds, size, workers=size.workers)
+    for (model, name, optimizer, rates, form), results in zip(cases, runs, strict=True):
         case = {"table": "accuracy of formats", "model": model, "data": name, "format": form}
-        case |= {
-            "optimizer": optimizer,
-            "rates": list(rates),
-            "batch": size.batch,
-            "images": size.images or 60_000,
-        }
-        results = {key: [run[key] for run in runs] for key in runs[0] if key != "seconds"}
+        case |= {"optimizer": optimizer, "rates": list(rates)}
+        case |= {"batch": size.batch, "images": size.images or 60_000}
+        seconds = summary(results.pop("seconds"))
         right = base.setdefault((model, name, optimizer, rates), results["accuracy"])  # float32 comes first
         results["points"] = (100 * np.subtract(results["accuracy"], right)).round(4).tolist()
-        q1, median, q3 = (float(q) for q in np.percentile([run["seconds"] for run in runs], [25, 50, 75]))
-        rows.append(Row(case, Timing(median, q1, q3, len(runs)), results=results))
-        what = f"{model}, {name}, {optimizer} {rates[0]:g}, {form}"
-        print(f"{what}: {results['accuracy']}, points {results['points']}", flush=True)
-    return rows
+        yield Row(case, seconds, results=results)
 
 
 def trained(model, name, optimizer, rates, form, seed, size):
     """One run → accuracy on the test images, curve of the loss, seconds of training."""
     torch.set_flush_denormal(True)
-    (x, y), test = images(name, size.offline)
+    (x, y), test = images(name, size.offline, models.tensors)
     x, y = x[: size.images], y[: size.images]
     how, net = FORMATS[form], MODELS[model](seed=seed)
     how.change(net)
@@ -165,9 +152,54 @@ def thinned(losses, points):
     return [round(mean, 5) if math.isfinite(mean) else None for mean in means]
 
 
-@functools.cache
-def images(name, offline):
-    """The training and the test images, and their classes, as tensors: ((x, y), (x, y))."""
-    found = data.load(name, offline=offline)
-    pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
-    return [models.tensors(*pair) for pair in pairs]
+# The page
+TITLE = "What is learned in few bits"
+MEANING = """The formats are emulated throughout; *alone* means that the weights too are in that format,
+without masters and without loss scaling, and `fp8` leaves the rest in float32. Points against float32 are
+given seed by seed."""
+
+
+def points(row):
+    return ", ".join(f"{value:+.2f}" for value in row.results["points"])
+
+
+def last_loss(row):
+    """The mean over the seeds of the last piece of the curve."""
+    found = [curve[-1] for curve in row.results["loss"]]
+    return "loss at the end " + ("not finite" if None in found else f"{np.mean(found):.4f}")
+
+
+def each(label, key, form):
+    def text(row):
+        found = ", ".join(form.format(value) for value in row.results.get(key, []))
+        return f"{label} {found}" if found else ""
+
+    return text
+
+
+def epochs_rates(row):
+    """The rate in each epoch: "5 × 0.1, 0.01"."""
+    runs = [(rate, len(list(same))) for rate, same in itertools.groupby(row.case["rates"])]
+    return ", ".join(f"{n} × {rate:g}" if n > 1 else f"{rate:g}" for rate, n in runs)
+
+
+PAGE = {
+    "accuracy of formats": [Shown(
+        "What is learned, by format",
+        (("network", "model"), ("images", "data"), "optimizer", ("rate in each epoch", epochs_rates),
+         "format", "seeds"),
+        ("accuracy", ("points against float32", points)),
+        (last_loss, each("scale", "scale", "{:g}"), each("skipped steps", "skipped", "{}")),
+    )],
+    "smaller models": [Shown(
+        "Smaller models: LeNet on Fashion-MNIST",
+        ("way", "runs as", "seeds"),
+        ("accuracy", ("bytes", lambda row: f"{np.mean(row.results['bytes']):,.0f}"),
+         ("time", lambda row: (timing.text(row.completion.median), f"batch {row.case['batch']}"))),
+        ("deviation",),
+    )],
+    "distillation": [Shown(
+        "A student of few images, by temperature; 0 is without a teacher",
+        ("images", "temperature", "steps", "seeds"), ("accuracy",),
+    )],
+}  # fmt: skip

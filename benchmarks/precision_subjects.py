@@ -1,6 +1,5 @@
-"""What ``benchmarks.precision`` trains, the formats it trains in, and what a step costs at the least."""
+"""What ``benchmarks.precision`` trains, and what a step costs at the least."""
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -10,83 +9,13 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from ed_lib import roofline
-from ed_lib.precision import autocast, fp8, models, scaler
+from benchmarks.formats import set_float32
+from ed_lib.precision import fp8, models
 
 CHUNK = 64  # samples that go through the reference at a time
 RATE = 1e-12  # so that repetitions leave the network as it was
 WIDTHS = (784, 256, 256, 10)
 BERT = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512, "classes": 3}
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format of training. ``rate``: whose products it makes, for the floor; ``tolerance``: the relative
-    deviation from float64 that it explains; ``float32``: how products of float32 numbers are made, exactly
-    ("ieee") or from numbers rounded to TF32 ("tf32"); ``context``: what the forward pass runs in; ``scaler``:
-    makes the loss's, or None; ``fp8``: whether linear layers multiply in FP8.
-    """
-
-    name: str
-    rate: str
-    tolerance: float
-    float32: str = "ieee"
-    context: Callable = contextlib.nullcontext
-    scaler: Callable = lambda: None
-    fp8: bool = False
-
-
-def formats(device):
-    """The :class:`Format`\\ s of "cpu" or "cuda" that this machine has, the baselines first."""
-    kind = device.partition(":")[0]
-    bfloat16, float16 = (partial(torch.autocast, kind, dtype) for dtype in (torch.bfloat16, torch.float16))
-    fixed = {"init_scale": 2.0**14, "growth_interval": 10**9}  # however often a step is repeated
-    torchs = partial(torch.amp.GradScaler, kind, **fixed)
-    found = [Format("float32", "float32", 1e-4)]
-    if kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        found += [Format("tf32", "tf32", 1e-2, "tf32")]
-    if kind == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
-        found += [Format("bfloat16", "bfloat16", 5e-2, context=bfloat16)]
-    found.append(Format("float16", "float16", 1e-2, context=float16, scaler=torchs))
-    if kind == "cpu":
-        ours = partial(scaler.GradScaler, kind, **fixed)
-        found += [Format("float16, emulated", "float32", 1e-2, context=autocast.autocast, scaler=ours)]
-    if fp8.in_hardware(device):
-        found += [Format("fp8", "fp8", 5e-1, context=bfloat16, fp8=True)]
-    return found
-
-
-@contextlib.contextmanager
-def restored():
-    """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
-    :func:`set_float32` sets it.
-    """
-    with roofline.true_float32():
-        if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
-            before = torch.backends.cudnn.allow_tf32
-            yield
-            torch.backends.cudnn.allow_tf32 = before
-            return
-        backends = torch.backends.cudnn, torch.backends.mkldnn
-        libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
-        before = [library.fp32_precision for library in libraries]
-        try:
-            for library in libraries:
-                library.fp32_precision = "ieee"
-            yield
-        finally:
-            for library, precision in zip(libraries, before, strict=True):
-                library.fp32_precision = precision
-
-
-def set_float32(how):
-    """How a GPU multiplies float32 numbers from now on: "ieee", or "tf32". Takes a microsecond."""
-    if hasattr(torch.backends.cudnn, "conv"):
-        cudnn = torch.backends.cudnn
-        torch.backends.cuda.matmul.fp32_precision = how
-        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = how
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = how == "tf32"
 
 
 @dataclass(frozen=True)

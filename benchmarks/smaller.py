@@ -9,19 +9,17 @@ import functools
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from joblib import Parallel, delayed, parallel_config
 from torch import nn
 
-from ed_lib import data, machine, timing
+from benchmarks import harness
+from benchmarks.harness import by_seed, side_by_side, summary
+from ed_lib import timing
 from ed_lib.precision import distill, int8, models, prune, training
 from ed_lib.precision.quantize import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
 from ed_lib.records import Row
 
-PARTS = ("distill", "int8", "models", "prune", "quantize", "storage", "training")
-MODULES = ("benchmarks.smaller", "ed_lib.data", *(f"ed_lib.precision.{name}" for name in PARTS))
 PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
 CUT = (0.5, 0.75)
 LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
@@ -53,28 +51,15 @@ class Size:
     offline: bool = False
 
 
-def rows(size=None):
-    """All rows of the tables "smaller models" and "distillation"."""
-    size = size or Size()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        bases = side_by_side([(base, seed) for seed in range(size.seeds)], size)
-        jobs = [(measured, way, seed, bases[seed]) for way in WAYS for seed in range(size.seeds)]
-        found = side_by_side(jobs, size)
-        by_seed = [{} for _ in range(size.seeds)]  # {name of a way: (model, accuracy, bytes)}
-        for (_, _, seed, _), made in zip(jobs, found, strict=True):
-            by_seed[seed] |= made
-        return smaller(by_seed, size) + distillation(bases, size)
-    finally:
-        torch.set_num_threads(threads)
+TINY = Size(
+    60, 40, 1, 1, 20, 1e-3, 5e-4, 3, 10, 2, (30,), 4, (2.0,), (1, 5), 0.001, 1, True
+)  # of a rehearsal
 
 
-def side_by_side(jobs, size):
-    """What function(*arguments, size) returns for each job (function, *arguments); a thread for each."""
-    calls = [delayed(single)(function, *arguments, size) for function, *arguments in jobs]
-    with parallel_config("loky", inner_max_num_threads=1):
-        return Parallel(n_jobs=size.workers or machine.threads())(calls)
+@functools.cache
+def bases(size):
+    """The network of each seed that all ways begin with, and that teaches."""
+    return list(side_by_side(base, [(seed, size) for seed in range(size.seeds)], size.workers))
 
 
 def measured(way, seed, base, size):
@@ -84,11 +69,6 @@ def measured(way, seed, base, size):
         name: (net, training.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
         for name, net in way(seed, base, size).items()
     }
-
-
-def single(function, *arguments):
-    torch.set_num_threads(1)
-    return function(*arguments)
 
 
 # The ways. Each: (seed, base, size) → {name: model}, masks made permanent, so that it can be sent.
@@ -192,30 +172,30 @@ WAYS = (
 )
 
 
-def smaller(by_seed, size):
+def smaller(size):
     """{table: "smaller models", way, runs as, batch} → rows: "accuracy" and "bytes" for each seed; the time
     of the first seed's network; and how far what runs is from what is meant, in shares of the largest score.
     """
+    jobs = [(way, seed, bases(size)[seed], size) for way in WAYS for seed in range(size.seeds)]
+    by_seed = [{} for _ in range(size.seeds)]  # {name of a way: (model, accuracy, bytes)}
+    for (_, seed, *_), made in zip(jobs, side_by_side(measured, jobs, size.workers), strict=True):
+        by_seed[seed] |= made
     x = images(size)[1][0]
     names = sorted(by_seed[0], key=lambda name: (ORDER.index(name.split(",")[0]), name))
     results = {
         name: {"accuracy": [made[name][1] for made in by_seed], "bytes": [made[name][2] for made in by_seed]}
         for name in names
     }
-    for name, found in results.items():
-        print(f"{name:32} {found['accuracy']} {found['bytes'][0]:,} bytes", flush=True)
     nets = {name: by_seed[0][name][0] for name in names}
     forms = {(name, how): net for name in names for how, net in running(name, nets[name]).items()}
     meant = {name: answers(net, x[:256]) for name, net in nets.items()}
-    rows = []
     for batch in size.batches:
         calls = {key: functools.partial(call, net, as_dtype(x[:batch], net)) for key, net in forms.items()}
         for (name, how), found in timing.compare(calls, min_seconds=size.seconds).items():
             off = (answers(forms[name, how], x[:256]) - meant[name]).abs().max() / meant[name].abs().max()
             case = {"table": "smaller models", "way": name, "runs as": how, "batch": len(x[:batch])}
             case |= {"images": len(images(size)[0][0]), "epochs": size.epochs, "tuning": size.tuning}
-            rows.append(Row(case, found, error=float(off), results=results[name]))
-    return rows
+            yield Row(case, found, error=float(off), results=results[name])
 
 
 ORDER = (
@@ -242,35 +222,29 @@ def running(name, net):
     return {str(next(net.parameters()).dtype).removeprefix("torch."): net}
 
 
-def distillation(teachers, size):
+def distillation(size):
     """{table: "distillation", images, temperature} → rows: "accuracy" for each seed of a student of few
     images, alone (temperature 0) and with a teacher that saw them all. Completion: seconds of training.
     """
     cases = [(few, temperature) for few in size.few for temperature in (0, *size.temperatures)]
-    jobs = [(taught, few, t, seed, teachers[seed]) for few, t in cases for seed in range(size.seeds)]
-    found = iter(side_by_side(jobs, size))
-    rows = []
-    for few, temperature in cases:
-        accuracies, seconds = zip(*(next(found) for _ in range(size.seeds)), strict=True)
+    runs = by_seed(taught, cases, size.seeds, bases(size), size, workers=size.workers)
+    for (few, temperature), results in zip(cases, runs, strict=True):
         case = {"table": "distillation", "images": few, "temperature": temperature, "steps": size.steps}
-        q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
-        took = timing.Timing(median, q1, q3, len(seconds))
-        rows.append(Row(case, took, results={"accuracy": list(accuracies)}))
-        print(f"student of {few} images, temperature {temperature}: {accuracies}", flush=True)
-    return rows
+        yield Row(case, summary(results.pop("seconds")), results=results)
 
 
-def taught(few, temperature, seed, teacher, size):
+def taught(few, temperature, seed, teachers, size):
     """A student of the first ``few`` images → its accuracy, and seconds of training."""
     (x, y), test = images(size)
     x, y, net = x[:few], y[:few], student(seed)
     loss = {} if not temperature else {"loss_function": distill.Loss(temperature, 0.9)}
-    y = distill.targets(teacher, x, y) if temperature else y
+    y = distill.targets(teachers[seed], x, y) if temperature else y
     epochs = max(1, round(size.steps * size.batch / few))
     start = time.perf_counter()
     fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
     training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, one(test), **fitting, **loss)
-    return training.accuracy(net, *test), time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return {"accuracy": training.accuracy(net, *test), "seconds": seconds}
 
 
 def tuned(net, seed, size):
@@ -315,9 +289,7 @@ def one(test):
     return test[0][:1], test[1][:1]
 
 
-@functools.cache
 def images(size):
     """((images, labels), (images, labels)): for training, and for the test."""
-    found = data.load("fashion-mnist", offline=size.offline)
-    train = models.tensors(found.train_images[: size.images], found.train_labels[: size.images])
-    return train, models.tensors(found.test_images[: size.tests], found.test_labels[: size.tests])
+    (x, y), (tests, labels) = harness.images("fashion-mnist", size.offline, models.tensors)
+    return (x[: size.images], y[: size.images]), (tests[: size.tests], labels[: size.tests])

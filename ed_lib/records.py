@@ -7,10 +7,7 @@ draws beside the live run and that ``git diff`` can show.
 
 import dataclasses
 import datetime
-import hashlib
-import importlib
 import importlib.resources
-import importlib.util
 import json
 import math
 import os
@@ -22,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ed_lib import machine
+from ed_lib import fingerprint, machine
 from ed_lib.roofline import Ceilings
 from ed_lib.timing import Timing
 
 INSTALLED = "ed_lib.recorded"  # the package that holds the records where ed_lib was installed without them
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = fingerprint.ROOT
 PACKAGES = {"numpy": ("numpy",), "torch": ("torch",), "cupy": machine.CUPY, "triton": ("triton",)}
 LOCAL = re.compile(r"""(?<![\w./:~])(?:~?/\w[^\s"]*/|[A-Za-z]:\\\\)[^\s"]*""")  # an absolute path, in JSON
 SHOWN = 8  # cases that an error lists
@@ -105,27 +102,20 @@ def slug(name):
     return short
 
 
-def code_hash(modules):
-    """SHA-256 over the sources of modules, given as objects or by dotted names, in any order.
-
-    A package stands for all the modules in it. Nothing is imported but the packages that they are in.
-    TypeError for a str in place of a list; ValueError for a module that does not exist or has no source.
-    """
-    if isinstance(modules, str):
-        raise TypeError(f"modules is {modules!r}; wanted a list of modules or of their names")
-    sources = {}
-    for module in modules:
-        sources |= _sources(module if isinstance(module, str) else module.__name__)
-    digest = hashlib.sha256()
-    for name in sorted(sources):
-        digest.update(name.encode() + b"\0" + sources[name].encode() + b"\0")
-    return digest.hexdigest()
+def code_hash(benchmark):
+    """SHA-256 over the sources of a benchmark's module and all of ours that it imports in turn."""
+    return fingerprint.digest(fingerprint.reached([f"benchmarks.{benchmark}"])).hexdigest()
 
 
-def provenance(modules, device="cpu"):
+def is_older(record):
+    """True if the code that was measured is no longer what it was, be it in a comment only."""
+    return code_hash(record.benchmark) != record.provenance["code"]
+
+
+def provenance(benchmark, device="cpu"):
     """What made a measurement, as a dict for :class:`Record`: when, where, with which versions and code.
 
-    Names neither the host, nor the user, nor a folder. ValueError as :func:`code_hash` and machine.name.
+    Names neither the host, nor the user, nor a folder. ValueError as machine.name.
     """
     import torch
 
@@ -138,8 +128,8 @@ def provenance(modules, device="cpu"):
         "os": platform.platform(),
         "versions": {"python": platform.python_version()}
         | {library: machine.version(*names) for library, names in PACKAGES.items()},
-        "code": code_hash(modules),
-        "modules": sorted(module if isinstance(module, str) else module.__name__ for module in modules),
+        "code": code_hash(benchmark),
+        "modules": [fingerprint.module(path) for path in fingerprint.reached([f"benchmarks.{benchmark}"])],
         "command": _command(),
     }
 
@@ -250,24 +240,6 @@ def _rounded(name, value):
 def _check_name(name, value):
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", value):
         raise ValueError(f"{name} is {value!r}; wanted small letters, digits, hyphens, dots and underscores")
-
-
-def _sources(name):
-    """{name: source} of a module, or of all the modules of a package."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # the package that it would be in
-        spec = None
-    if spec is None or not (spec.submodule_search_locations or str(spec.origin).endswith(".py")):
-        raise ValueError(f"modules names {name!r}; wanted a module with a source in Python")
-    if not spec.submodule_search_locations:
-        return {name: Path(spec.origin).read_text(encoding="utf-8")}
-    found = {}
-    for folder in map(Path, spec.submodule_search_locations):
-        for path in folder.rglob("*.py"):
-            inside = ".".join([name, *path.relative_to(folder).with_suffix("").parts])
-            found[inside.removesuffix(".__init__")] = path.read_text(encoding="utf-8")
-    return found
 
 
 def _blas_threads():

@@ -1,5 +1,6 @@
 """The benchmark at a tiny size: every version agrees with the reference; the record survives a round trip."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -13,20 +14,19 @@ from benchmarks import (
     data_parallel,
     ed,
     ed_pipeline,
+    harness,
     lstm,
     parallel,
     parallel_accuracy,
-    parts,
     pipelines,
     precision,
-    table,
 )
 from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
 from ed_lib.parallel import collectives, launch
 from ed_lib.parallel.costs import Link
 from tests.benchmark import measured
-from tools import ed_tables, measurements
+from tools import measurements
 
 TINY = ed.Size(costs.Shape(20, 4, 32, 8), depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
 ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in ("float32", "float64")}
@@ -55,8 +55,8 @@ def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_p
     assert [row.case["n_outputs"] for row in again.select(table="networks")] == [1, 3]
     page = measurements.page(again)
     assert "No GPU has been measured yet" in measurements.overview([again]) and page.count("| update · ") >= 8
-    for name, tables in ed_tables.ED.items():
-        assert (tables[0][0] in page) == (name != "variants"), "kernels have cuts on a GPU only"
+    for name, tables in ed.PAGE.items():
+        assert (tables[0].title in page) == (name != "variants"), "kernels have cuts on a GPU only"
 
 
 def test_the_small_sizes_are_measured_besides(roofs, tmp_path, capsys):
@@ -98,11 +98,6 @@ def test_the_command_line(roofs, monkeypatch, tmp_path, capsys):
     assert ended.value.code == 0 and "ed.json written" in said and "ed, paths: done" in said
     (record,) = records.load("ed", tmp_path)
     assert record.parameters["article"]["depth"] == ed.TINY.article.depth
-    empty = records.Record("accuracy", "m", "a machine", {}, {}, [], [])
-    monkeypatch.setattr(accuracy, "run", lambda device: empty)  # a benchmark that has no parts
-    with pytest.raises(SystemExit) as ended:
-        command.main(["accuracy", "--device", "cpu", "--out", str(tmp_path)])
-    assert ended.value.code == 0 and "accuracy.json written after" in capsys.readouterr().out
     if not arrays.gpu_count():
         with pytest.raises(SystemExit, match="PyTorch sees no GPU on this machine"):
             command.main(["--device", "cuda"])
@@ -118,7 +113,7 @@ def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, cap
         seen.append((benchmark, device, out))
         return {"a part": "done"}
 
-    monkeypatch.setattr(parts, "run", run)
+    monkeypatch.setattr(harness, "run", run)
     with pytest.raises(SystemExit) as ended:
         command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
@@ -142,12 +137,8 @@ def few_digits(monkeypatch):
     accuracy.images.cache_clear()
 
 
-SIZES = dict(few=128, passes=1, best_passes=1, width=3, best_width=5, stack=2, article=4, depths=(0, 1))
-
-
 def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits, tmp_path, capsys):
-    made = accuracy.run("cpu", accuracy.Size(**SIZES, seeds=2, seconds=0.01, workers=1))
-    record = records.read(records.write(made, tmp_path))
+    record = measured(accuracy, dataclasses.replace(accuracy.TINY, seeds=2, workers=1), tmp_path)
     learned = [row for row in record.rows if row.case["table"] != "seconds"]
     for row in learned:
         assert len(row.results["accuracy"]) == len(row.results["held_out"]) == row.completion.n == 2
@@ -168,7 +159,7 @@ def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits
     assert len(record.select(table="tasks", method="logistic")) == 6
     assert len(record.select(table="seconds")) == 8
     page = measurements.page(record)
-    assert all(title in page for tables in ed_tables.ACCURACIES.values() for title, _ in tables)
+    assert all(shown.title in page for tables in accuracy.PAGE.values() for shown in tables)
 
 
 def test_runs_of_one_seed_are_the_same_and_of_another_are_not(few_digits, capsys):
@@ -205,11 +196,10 @@ def links_only(monkeypatch):
 
 
 def test_messages_and_all_reduces_are_measured_and_compared_with_the_model(links_only, tmp_path, capsys):
-    size = parallel.Size((8, 4096), (12, 4004), (2,), rounds=2, repeats=1, timeout=120.0)
     threads = torch.get_num_threads()
-    record = records.read(records.write(parallel.run("cpu", size), tmp_path))
+    record = measured(parallel, parallel.TINY, tmp_path)
     assert torch.get_num_threads() == threads and "not timed" not in capsys.readouterr().out
-    assert record.parameters["step"]["batch"] == 256 and record.provenance["threads"] == 1
+    assert record.parameters["step"]["batch"] == 20 and record.provenance["threads"] == 1
     sent = record.select(table="message")
     link = Link(*sent[0].results["link"])
     assert [row.results["predicted"] for row in sent] == [[link.seconds(8)], [link.seconds(4096)]]
@@ -230,10 +220,10 @@ def test_an_all_reduce_that_is_wrong_is_seen_and_not_timed(monkeypatch, capsys):
     )
     found = {"ring": ([[1.0, 2.0]], 1.0), "tree": ([[3.0, 4.0]], 0.0)}
     monkeypatch.setattr(parallel, "launch", lambda *args, **options: [found])
-    rows = parallel.all_reduces(parallel.Size(all_reduces=(8, 16), ranks=(2,)), Link(1.0, 0.0))
+    rows = list(parallel.all_reduces(parallel.Size(all_reduces=(8, 16), ranks=(2,)), Link(1.0, 0.0)))
     assert [row.case["algorithm"] for row in rows] == ["tree"] * 2
     assert [row.completion.median for row in rows] == [3.0, 4.0] and rows[0].results == {"predicted": [2.0]}
-    assert "ring, 2 ranks: differs by 1.0 from dist.all_reduce; not timed" in capsys.readouterr().out
+    assert "all-reduce: ring, ranks 2: deviates by 1.0e+00" in capsys.readouterr().out
 
 
 def wrong():
@@ -249,9 +239,7 @@ def wrong():
 
 
 def test_streaming_ed_by_delay_and_rate(links_only, tmp_path, capsys):
-    few = parallel_accuracy.Streaming(200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1), 2, 1, offline=True)
-    made = parallel_accuracy.run("cpu", parallel_accuracy.Size(streaming=few))
-    record = records.read(records.write(made, tmp_path))
+    record = measured(parallel_accuracy, parallel_accuracy.TINY, tmp_path)
     cases = [(row.case["stages"], row.case["longest_delay"], row.case["rate"]) for row in record.rows]
     assert cases == [(p, late, rate) for p, late in ((1, 0), (2, 1), (4, 2)) for rate in (0.02, 0.1)]
     found = {case: row.results["accuracy"] for case, row in zip(cases, record.rows, strict=True)}
@@ -266,4 +254,4 @@ def test_of_two_measured_roofs_the_higher_stands_for_bandwidth_and_rate_apart():
     first = {"x": roofline.Ceilings("m", "x", 1e9, 5e9, "copy")}
     second = {"x": roofline.Ceilings("m", "x", 2e9, 4e9, "scale")}
     wanted = {"x": roofline.Ceilings("m", "x", 2e9, 5e9, "scale")}
-    assert table.higher(first, second) == table.higher(second, first) == wanted
+    assert harness.higher(first, second) == harness.higher(second, first) == wanted

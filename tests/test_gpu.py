@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 
-from benchmarks import parts
+from benchmarks import harness
 from conftest import ROOT
 from ed_lib import arrays, machine
 from tools import cells, gpu
@@ -112,7 +112,7 @@ def test_a_stage_that_hangs_is_ended_and_exit_codes_have_names(tmp_path):
     os.environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     stage = gpu.Stage("a stage", (), 1)
     assert gpu.process(stage, ["stage", "60", "0"], 0.5) == "stopped: it took too long"
-    for code, state in ((0, "done"), (1, "failed"), (parts.LEFT, "in part: no time for the rest")):
+    for code, state in ((0, "done"), (1, "failed"), (harness.LEFT, "in part: no time for the rest")):
         assert gpu.process(stage, ["stage", "0", str(code)], 30) == state
 
 

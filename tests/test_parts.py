@@ -7,11 +7,9 @@ import types
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import parts, table
+from benchmarks import harness
 from ed_lib import machine, records, roofline
 from ed_lib.timing import Timing
-
-MODULES = ("benchmarks.table",)
 
 
 class Fake:
@@ -20,7 +18,7 @@ class Fake:
     def __init__(self, *names):
         self.calls, self.does, self.roofs, self.folder = [], {}, [(1e9, 1e9)], None
         self.module = types.ModuleType("benchmarks.fake")
-        self.module.MODULES, self.module.TINY, self.module.prepare = MODULES, "tiny", self.prepare
+        self.module.TINY, self.module.prepare = "tiny", self.prepare
         self.names = names
 
     def ceilings(self):
@@ -30,7 +28,7 @@ class Fake:
         return {"float32": roofline.Ceilings("m", "float32", bandwidth, rate)}
 
     def prepare(self, device, size=None):
-        rows = table.Table(self.ceilings(), 0.001, launches=False)
+        rows = harness.Table(self.ceilings())
 
         def part(name):
             def work():
@@ -43,10 +41,10 @@ class Fake:
 
             return work
 
-        return parts.Plan(rows, {name: part(name) for name in self.names}, self.ceilings, {"size": size})
+        return harness.Plan(rows, {name: part(name) for name in self.names}, {"size": size}, self.ceilings)
 
     def run(self, **options):
-        return parts.run(self.module, "cpu", self.folder, **options)
+        return harness.run(self.module, "cpu", self.folder, **options)
 
     @property
     def record(self):
@@ -81,7 +79,7 @@ def failing(kind=RuntimeError, text="no such kernel\nand more"):
 @pytest.fixture
 def code(monkeypatch):
     """A function that sets what the code's hash is."""
-    return lambda text: monkeypatch.setattr(records, "code_hash", lambda modules: text)
+    return lambda text: monkeypatch.setattr(records, "code_hash", lambda benchmark: text)
 
 
 def test_all_parts_make_one_record(fake, capsys):
@@ -89,7 +87,7 @@ def test_all_parts_make_one_record(fake, capsys):
     record = fake.record
     assert fake.rows == {"a": 1, "b": 2, "c": 3} and record.parameters["size"] == 7
     made, today = record.parameters["parts"], time.strftime("%Y-%m-%d")
-    assert all(made[name]["code"] == records.code_hash(MODULES) for name in "abc")
+    assert all(made[name]["code"] == records.code_hash("fake") for name in "abc")
     assert all(made[name]["seconds"] >= 0 and made[name]["date"] == today for name in "abc")
     (path,) = fake.folder.rglob("*.json")
     assert path == fake.folder / records.slug(machine.name("cpu")) / "fake.json"
@@ -178,7 +176,7 @@ def test_a_record_without_parts_is_none_to_resume(fake):
 def test_no_part_begins_after_the_deadline(fake, monkeypatch):
     clock = [100.0]
     fake_time = types.SimpleNamespace(monotonic=lambda: clock[0], strftime=time.strftime)
-    monkeypatch.setattr(parts, "time", fake_time)
+    monkeypatch.setattr(harness, "time", fake_time)
     fake.does["b"] = lambda: clock.__setitem__(0, 200.0)
     assert fake.run(deadline=150) == {"a": "done", "b": "done", "c": "left: no time"}
     assert fake.calls == ["a", "b"] and fake.rows == {"a": 1, "b": 2}
@@ -235,19 +233,20 @@ def ended(fake, monkeypatch, capsys):
 
 
 def test_the_command_line_says_what_became_of_the_parts(fake, ended):
-    assert ended("--seconds", "-1") == parts.LEFT and not fake.calls
+    assert ended("--seconds", "-1") == harness.LEFT and not fake.calls
     assert ended("--parts", "b", "--tiny") == 0
     assert fake.calls == ["b"] and fake.record.parameters["size"] == "tiny"
     fake.does["c"] = failing()
     assert ended("--resume", "--tiny") == 1 and fake.rows == {"b": 1, "a": 2}
-    assert ended("--resume", "--tiny", "--seconds", "-1") == parts.LEFT
+    assert ended("--resume", "--tiny", "--seconds", "-1") == harness.LEFT
     fake.does.clear()
     assert ended("--resume", "--tiny") == 0 == ended("--resume", "--tiny", "--seconds", "-1")
     assert fake.calls == ["b", "a", "c", "c"]
 
 
 def test_a_failed_part_counts_for_more_than_one_that_is_left(fake, ended, monkeypatch):
-    monkeypatch.setattr(parts, "run", lambda *arguments, **options: {"a": "failed: x", "b": "left: no time"})
+    found = {"a": "failed: x", "b": "left: no time"}
+    monkeypatch.setattr(harness, "run", lambda *arguments, **options: found)
     assert ended() == 1
 
 

@@ -102,11 +102,12 @@ def obstacle():
 
 def run(stages, options):
     """Runs the stages that are not done, while there is time, and says what became of each → all is well."""
-    from ed_lib import machine, records
+    from ed_lib import fingerprint, machine, records
 
     folder = records.slug(machine.name("cuda"))
     done, end = ledger(folder, options.out), time.monotonic() + options.seconds
-    code = records.code_hash(["ed_lib"])
+    files = sorted(path.relative_to(ROOT) for path in ROOT.glob("ed_lib/**/*.py"))
+    code = fingerprint.digest(files).hexdigest()
     states = {}
     for stage in stages:
         left = end - time.monotonic()
@@ -146,9 +147,9 @@ def process(stage, arguments, seconds):
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
     child = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment)
     try:
-        from benchmarks import parts
+        from benchmarks import harness
 
-        return {0: "done", parts.LEFT: "in part: no time for the rest"}.get(child.wait(seconds), "failed")
+        return {0: "done", harness.LEFT: "in part: no time for the rest"}.get(child.wait(seconds), "failed")
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()

@@ -4,15 +4,12 @@ One page lists the records and says how to read them; below it each has a page o
 as its file: records/<machine>/<name>.json, book/appendix/measurements/<machine>/<name>.md.
 """
 
+import importlib
 import os
 
 from ed_lib import records
-from tools.ed_tables import ACCURACIES, ED
-from tools.lstm_tables import LSTM
 from tools.pages import ROOT
-from tools.parallel_tables import PARALLEL
-from tools.precision_tables import PRECISION
-from tools.tables import HYPHEN
+from tools.tables import HYPHEN, render
 
 OVERVIEW = ROOT / "book" / "appendix" / "measurements.md"
 PAGES = OVERVIEW.with_suffix("")
@@ -47,67 +44,8 @@ A record keeps a hash of the code that it measured. *Changed* means that this co
 same, be it in a comment only, and nobody has measured again.
 """
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
-KINDS = {
-    "ed": (
-        "Steps of ED",
-        """Times of ED's forward pass, its update and whole steps, beside the source article's formulas and
-beside backpropagation. *D* is the depth, *W* the width in pairs of cells, *K* the number of networks.""",
-        ED,
-    ),
-    "accuracy": (
-        "What ED learns",
-        """The accuracy on the test images. All choices (rates, optimizers) were made on training images
-that were held out, by the short runs listed under *every rate*, which give the mean accuracy on those
-images. *W* counts pairs of cells in a hidden layer of one network; *one a class* has ten such networks.
-Runs shared the machine, one thread each, so their seconds are only a guide; steps timed in turns stand
-last.""",
-        ACCURACIES,
-    ),
-    "parallel": (
-        "Messages, steps and pipelines",
-        """Processes on one machine's CPU, with one thread each, which send each other messages by gloo;
-more of them than there are cores take turns. *Model* is the time in the α–β model of the link, *simulator*
-that of the pipeline on paper with each stage's measured times; *m* is the number of micro-batches. *× DDP*,
-*× model*, *× simulator* and *× formula* are the time as a multiple of theirs.""",
-        PARALLEL,
-    ),
-    "parallel_accuracy": (
-        "What is learned on many devices",
-        """No choice was made by these accuracies: every rate stands there, with the accuracy on the test
-images.""",
-        PARALLEL,
-    ),
-    "precision": (
-        "Steps in few bits",
-        """*2.10× float32* means: 2.1 times as fast as float32 in the same turns. On a GPU float32 is
-computed as such, unless it says `tf32`. `bfloat16` and `float16` are mixed precision by autocast, with
-float32 weights; `fp8` has linear layers in FP8, and the rest in bfloat16. Every optimizer is fused. The
-deviation is that of the loss, or of all gradients as one vector, relative to its size. A machine without a
-GPU has no rows for TF32, FP8 and CUDA graphs, and none for the encoder in float16, where a step would take
-half a minute; *emulated* float16 is there in its place.""",
-        PRECISION,
-    ),
-    "precision_accuracy": (
-        "What is learned in few bits",
-        """The formats are emulated throughout; *alone* means that the weights too are in that format,
-without masters and without loss scaling, and `fp8` leaves the rest in float32. Points against float32 are
-given seed by seed.""",
-        PRECISION,
-    ),
-    "lstm": (
-        "Rungs of the LSTM",
-        """LSTMs with as many inputs as hidden numbers: the rungs of NVIDIA's ladder, `nn.LSTM`, and on a
-GPU a persistent kernel. *T* is the number of steps, *B* the batch, *H* the hidden size, *L* the layers;
-where a table does not say, they are NVIDIA's: *T* = 100, *B* = 64, *H* = 512. GFLOP/s are the operations of
-the matrix products as NVIDIA counted them, over the median time; *published* is its figure, of a Tesla M40.
-*× baseline* means: so many times as fast as the baseline in the same turns; *before* is the rung before. In
-the table of the whole climb, as NVIDIA compared, it is so many times the GFLOP/s of the baseline with one
-layer. Products, other launches and the bytes that they touch were counted. float32 is computed as such, in
-cuDNN too, whose own choice would be TF32. The deviation is relative to the largest number of a result;
-forward and backward, the gradients are among the results.""",
-        LSTM,
-    ),
-}
+BENCHMARKS = ("ed", "accuracy", "parallel", "parallel_accuracy", "precision", "precision_accuracy", "lstm")
+KINDS = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
 
 
 def overview(found):
@@ -119,29 +57,21 @@ def overview(found):
         mine = [record for record in found if record.machine == machine]
         text += f"\n### {mine[0].device}\n\n| record | measured | code since |\n| --- | --: | --: |\n"
         for record in mine:
-            link = f"[{KINDS[record.benchmark][0]}]({PAGES.name}/{machine}/{record.benchmark}.md)"
-            code = "changed" if older(record) else "the same"
+            link = f"[{KINDS[record.benchmark].TITLE}]({PAGES.name}/{machine}/{record.benchmark}.md)"
+            code = "changed" if records.is_older(record) else "the same"
             date = record.provenance["date"].replace("-", HYPHEN)
             text += f"| {link} | {date} | {code} |\n"
     return text
 
 
-def older(record):
-    """True if the code that was measured is no longer what it was."""
-    try:
-        return records.code_hash(record.provenance["modules"]) != record.provenance["code"]
-    except ValueError:  # a module has gone
-        return True
-
-
 def page(record):
     """The text of a record's page."""
-    title, meaning, _ = KINDS[record.benchmark]
+    of = KINDS[record.benchmark]
     file = f"records/{record.machine}/{record.benchmark}.json"
     made = record.provenance
-    return f"""# {title}: {record.label}
+    return f"""# {of.TITLE}: {record.label}
 
-{meaning}
+{of.MEANING}
 
 Measured on {made["date"]} on {record.device}. [How to read a record]({up(record)}). Numbers are rounded
 here; all {len(record.rows):,} rows, with bytes, operations, and each seed's results, are in the repository in
@@ -170,10 +100,10 @@ def up(record):
 
 def tables(record):
     """The tables of a record, each under its heading."""
-    kinds, text = KINDS[record.benchmark][2], ""
+    text = ""
     for name in dict.fromkeys(row.case["table"] for row in record.rows):
-        for title, make in kinds[name]:
-            text += f"\n## {title}\n\n{folded(make(record.select(table=name)))}\n"
+        for shown in KINDS[record.benchmark].PAGE[name]:
+            text += f"\n## {shown.title}\n\n{folded(render(shown, record.select(table=name)))}\n"
     return text
 
 

@@ -9,7 +9,6 @@ Jupyter's libraries are imported where they are used: the page of measurements n
 """
 
 import argparse
-import ast
 import asyncio
 import contextlib
 import copy
@@ -22,6 +21,7 @@ import sys
 from pathlib import Path
 
 from ed_lib import data, notebook
+from ed_lib import fingerprint as fingerprints
 from tools import citations
 from tools.pages import ROOT, pages
 
@@ -99,10 +99,8 @@ def fingerprint(nb):
         if "setup" not in tags(cell):
             digest.update(cell.source.encode() + b"\0")
         body = cell.source.removeprefix("%%gpu\n")  # inside this magic is Python
-        modules |= _imported(TransformerManager().transform_cell(body))
-    for path in _reached(modules):
-        digest.update(path.as_posix().encode() + b"\0" + (ROOT / path).read_bytes())
-    return digest.hexdigest()
+        modules |= fingerprints.imported(TransformerManager().transform_cell(body))
+    return fingerprints.digest(fingerprints.reached(modules, ROOT), ROOT, digest).hexdigest()
 
 
 def execute(nb, path):
@@ -219,31 +217,6 @@ def main(arguments=None):
         except BrokenNotebook as error:
             sys.exit(str(error))
         print(f"{path}: outputs written")
-
-
-def _imported(source):
-    """The dotted names that Python source imports: a.b for ``import a.b`` and for ``from a import b``."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in names if name.split(".")[0] == "ed_lib"}
-
-
-def _reached(names):
-    """The files of ed_lib behind these names and behind all that they import in turn, sorted."""
-    found, todo = set(), set(names)
-    while todo:
-        parts = todo.pop().split(".")
-        for end in range(1, len(parts) + 1):  # importing a.b.c runs a, a.b and a.b.c
-            stem = Path(*parts[:end])
-            for path in (stem / "__init__.py", stem.with_suffix(".py")):
-                if (ROOT / path).exists() and path not in found:
-                    found.add(path)
-                    todo |= _imported((ROOT / path).read_text())
-    return sorted(found)
 
 
 if __name__ == "__main__":

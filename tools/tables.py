@@ -1,8 +1,8 @@
 """Tables that a phone can show: in the first column what was measured, then two or three numbers.
 
-A table is a function of a record's rows → text in Markdown. What is the same in all rows is said once, above
-it; what matters less stands in small print, under the number to which it belongs. Rows that bear the same
-name share a line.
+Each benchmark declares its tables, as ``benchmarks.harness.Shown``; here they become Markdown. What is the
+same in all rows is said once, above; what matters less stands in small print, under the number to which it
+belongs. Rows that bear the same name share a line.
 """
 
 import numpy as np
@@ -12,40 +12,58 @@ from ed_lib import timing
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
-def table(names, numbers, details=()):
-    """A table with a line for each name, so that nothing of a row is lost.
+def render(shown, rows):
+    """A table of a record's rows, in Markdown."""
+    rows = [row for row in rows if shown.where(row)]
+    if shown.lines:
+        head, *body = shown.lines(rows)
+        return markdown(head, body)
+    names = dict(named(name) for name in shown.names)
+    head, common, lines = grouped(rows, names)
+    if shown.above:
+        common = f"{shown.above(rows)}\n\n{common}"
+    if shown.best or shown.together:
+        title, of = shown.together or ("highest, at its rate; at others", best_of(*shown.best))
+        return common + markdown([head, title], [[name, of(members)] for name, members in lines])
+    numbers = dict(numbered(number) for number in shown.numbers)
+    numbers = {title: of for title, of in numbers.items() if any(map(of, rows))}
+    details = [KNOWN.get(of, of) for of in shown.details]
+    body = []
+    for name, members in lines:
+        below = small(joined("; ", (of(row) for row in members for of in details)))
+        body.append([name + below, *(joined("<br>", map(of, members)) for of in numbers.values())])
+    return common + markdown([head, *numbers], body)
 
-    names: {head: function of a row → what it is called}; numbers: {head: function of a row → text}; details:
-    functions of a row → text for the small print under the name. Any of them may give "", for nothing.
-    """
 
-    def make(rows):
-        head, common, lines = grouped(rows, names)
-        body = []
-        for name, members in lines:
-            cells = [joined("<br>", map(number, members)) for number in numbers.values()]
-            body.append([name + small(joined("; ", (of(row) for row in members for of in details))), *cells])
-        return common + markdown([head, *numbers], body)
-
-    return make
+def named(name):
+    """(head, function of a row) of a name, which may be a key of the case."""
+    head, of = (name.replace("_", " "), name) if isinstance(name, str) else name
+    if of == "seeds":
+        return "n", lambda row: len(row.results["accuracy"])
+    return head, of if callable(of) else lambda row: row.case.get(of, "")
 
 
-def rates_table(names, rate, accuracy):
-    """A table of accuracies at several rates: for each name the highest, with its rate, and then the others.
+def numbered(number):
+    """(head, function of a row → text) of a number, which may be one that is known."""
+    head, of = (number, number) if isinstance(number, str) else number
+    of = KNOWN.get(of, of)
+    return head, lambda row: cell(of(row))
 
-    rate and accuracy: functions of a row → text and number.
-    """
 
-    def make(rows):
-        head, common, lines = grouped(rows, names)
-        body = []
-        for name, members in lines:
-            best = max(members, key=accuracy)
-            others = (f"{rate(row)}: {accuracy(row):.1%}" for row in members if row is not best)
-            body.append([name, f"{accuracy(best):.1%} at {rate(best)}" + small(", ".join(others))])
-        return common + markdown([head, "highest, at its rate; at others"], body)
+def cell(text):
+    """A text as it is; or a number with what belongs to it in small print below, neither of which wraps."""
+    return text if isinstance(text, str) else whole(text[0]) + small(whole(text[1]))
 
-    return make
+
+def best_of(key, accuracy):
+    """Of some rows the highest accuracy, with its rate, and then the others."""
+
+    def text(rows):
+        best = max(rows, key=accuracy)
+        others = (f"{row.case[key]:g}: {accuracy(row):.1%}" for row in rows if row is not best)
+        return f"{accuracy(best):.1%} at {best.case[key]:g}" + small(", ".join(others))
+
+    return text
 
 
 def grouped(rows, names):
@@ -53,9 +71,7 @@ def grouped(rows, names):
     values = {head: [of(row) for row in rows] for head, of in names.items()}
     telling = [head for head, found in values.items() if len(set(found)) > 1] or [next(iter(names))]
     same = {head: found[0] for head, found in values.items() if head not in telling and found[0] != ""}
-    shared = [
-        f"{head} {value}" if isinstance(value, str) else called(head, value) for head, value in same.items()
-    ]
+    shared = [f"{head} {v}" if isinstance(v, str) else called(head, v) for head, v in same.items()]
     lines = {}
     for n, row in enumerate(rows):
         name = " · ".join(called(head, values[head][n]) for head in telling if values[head][n] != "")
@@ -86,62 +102,32 @@ def small(text):
     return f"<br><small>{text}</small>" if text else ""
 
 
-def under(number, print_below):
-    """A column that has a number, and under it in small print what belongs to it; neither wraps."""
-    return lambda row: whole(number(row)) + small(whole(print_below(row)))
-
-
 def whole(text):
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def of_case(key, default=""):
-    return lambda row: row.case.get(key, default)
-
-
-def between(low, high):
-    """A range, with the unit once where it is the same: "7.32 – 7.82 ms"."""
+def time(row):
+    """The median; under it the quartiles, with the unit once where it is the same: "7.32 – 7.82 ms"."""
+    low, high = timing.text(row.completion.q1), timing.text(row.completion.q3)
     number, _, unit = low.partition(" ")
-    return f"{number if unit and high.endswith(f' {unit}') else low} – {high}"
-
-
-def quartiles(row):
-    return between(timing.text(row.completion.q1), timing.text(row.completion.q3))
-
-
-def launch(row):
-    return f"launch {timing.text(row.launch)}" if row.launch is not None else ""
+    quartiles = f"{number if unit and high.endswith(f' {unit}') else low} – {high}"
+    launch = f"launch {timing.text(row.launch)}" if row.launch is not None else ""
+    return timing.text(row.completion.median), joined("<br>", (quartiles, launch))
 
 
 def floor(row):
-    return f"of {timing.text(row.floor)}" if row.floor else ""
+    """The time as a multiple of the floor, and under it the floor."""
+    return (f"{row.completion.median / row.floor:.1f}", f"of {timing.text(row.floor)}") if row.floor else ""
 
 
-def times_floor(row):
-    return f"{row.completion.median / row.floor:.1f}" if row.floor else ""
+def accuracy(row):
+    """The mean over the seeds; under it the lowest and the highest."""
+    found = row.results["accuracy"]
+    return f"{np.mean(found):.2%}", f"{100 * min(found):.2f} – {max(found):.2%}" if len(found) > 1 else ""
 
 
 def deviation(row):
     return f"deviation {row.error:.1e}".replace("-", HYPHEN) if row.error is not None else ""
 
 
-def median_of(key):
-    """The median of some results, where the row has them."""
-    return lambda row: f"{np.median(row.results[key]):.2f}" if key in (row.results or {}) else ""
-
-
-def accuracy_of_seeds(row):
-    return f"{np.mean(row.results['accuracy']):.2%}"
-
-
-def spread(row):
-    """The lowest and the highest accuracy."""
-    found = row.results["accuracy"]
-    return f"{100 * min(found):.2f} – {max(found):.2%}" if len(found) > 1 else ""
-
-
-TIME = {"time": under(lambda row: timing.text(row.completion.median),
-                      lambda row: joined("<br>", (quartiles(row), launch(row))))}  # fmt: skip
-FLOOR = {"× floor": under(times_floor, floor)}
-ACCURACY = {"accuracy": under(accuracy_of_seeds, spread)}
-SEEDS = {"n": lambda row: len(row.results["accuracy"])}
+KNOWN = {"time": time, "× floor": floor, "accuracy": accuracy, "deviation": deviation}

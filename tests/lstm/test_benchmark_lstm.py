@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import lstm, precision, precision_subjects
+from benchmarks import formats, harness, lstm
 from benchmarks import lstm_subjects as subjects
-from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject, Version
+from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject
 from ed_lib import arrays, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent
 from tests.benchmark import measured
-from tools import lstm_tables, measurements
+from tools import measurements
 
 TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
                  rounds=(2, 1), seconds=0.001)  # fmt: skip
@@ -22,7 +22,7 @@ ROOFS = {name: roofline.Ceilings("a machine", name, 1e10, 1e11) for name in subj
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    monkeypatch.setattr(precision, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
+    monkeypatch.setattr(formats, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def one_thread(monkeypatch):
 @pytest.fixture
 def exact_only(monkeypatch):
     """float32 alone, without looking how slow the others are."""
-    forms = [form for form in precision_subjects.formats("cpu") if form.name == "float32"]
+    forms = [form for form in formats.formats("cpu") if form.name == "float32"]
     monkeypatch.setattr(lstm, "formats_of", lambda subject: forms)
 
 
@@ -62,13 +62,17 @@ def tiny(layers=2, **changes):
     return Subject(TINY.shape(layers=layers, **changes), "cpu")
 
 
+def table_on(device):
+    return harness.Table(ROOFS, TINY.seconds, device, lstm.compared)
+
+
 def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp_path, capsys):
     record = measured(lstm, TINY, tmp_path)
     assert "left out" not in capsys.readouterr().out
     assert record.benchmark == "lstm" and record.parameters["few"] == 5
     keys = ("what", "layers", "hidden", "batch", "steps", "format", "combine")
     cases = {name: [tuple(row.case.get(key) for key in keys) for row in record.select(table=name)]
-             for name in lstm_tables.LSTM}  # fmt: skip
+             for name in lstm.PAGE}  # fmt: skip
     exact = ("float32", None)
     assert cases == {
         "climb": [(RUNGS[0], 1, 16, 3, 6, *exact),
@@ -90,7 +94,7 @@ def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp
         counted = {name in row.results for name in ("products", "pointwise", "bytes", "waits")}
         assert counted == {row.case["what"] in (*RUNGS, *BEYOND)}
     page = measurements.page(record)
-    titles = [title for tables in lstm_tables.LSTM.values() for title, _ in tables]
+    titles = [shown.title for tables in lstm.PAGE.values() for shown in tables]
     assert all(f"## {title}\n" in page for title in titles) and "| H, what | time | × floor |" in page
     assert sum(line.startswith("| ") and " GFLOP/s" in line for line in page.splitlines()) == len(record.rows)
 
@@ -112,10 +116,9 @@ def test_the_climb_is_compared_by_operations_in_a_second(exact_only, tmp_path, c
 
 def test_the_climb_on_a_gpu_is_compared_with_the_baseline_in_either_way():
     first, top = tiny(1).version("climb", "baseline"), tiny(4).version("climb", lstm.LAST)
-    graphs = [Version(one.case | {"how": "CUDA graph"}, None, None) for one in (first, top)]
-    seconds = [(first, 8.0), (top, 8.0), (graphs[0], 2.0), (graphs[1], 1.0)]
-    medians = [(one.case, s) for one, s in seconds]
-    found = [lstm.compared(one, s, medians) for one, s in seconds]
+    graphs = [one.case | {"how": "CUDA graph"} for one in (first, top)]
+    turns = [(first.case, 8.0), (top.case, 8.0), (graphs[0], 2.0), (graphs[1], 1.0)]
+    found = [lstm.compared(case, s, turns) for case, s in turns]
     for how, wanted in (("eager", [1.0, 4.0, 4.0, 32.0]), ("CUDA graph", [0.25, 1.0, 1.0, 8.0])):
         assert [line[f"against baseline, {how}"] for line in found] == [[ratio] for ratio in wanted]
 
@@ -139,13 +142,12 @@ def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only
 
 def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():
     def version(what, format="float32", how="eager"):
-        return Version(tiny().version("ladder", what, format).case | {"how": how}, None, None)
+        return tiny().version("ladder", what, format).case | {"how": how}
 
     seconds = [(version("baseline"), 8.0), (version("combined_gemms"), 4.0), (version(NN), 1.0)]
     seconds += [(version("baseline", how="CUDA graph"), 2.0), (version(NN, how="CUDA graph"), 0.5)]
     seconds += [(version(NN, "tf32"), 0.25), (version(NN, "float16"), 0.125)]
-    medians = [(one.case, s) for one, s in seconds]
-    found = [lstm.compared(one, s, medians) for one, s in seconds]
+    found = [lstm.compared(case, s, seconds) for case, s in seconds]
     ratios = [{key[8:]: n for key, (n,) in line.items() if key.startswith("against ")} for line in found]
     assert ratios == [
         {"baseline": 1.0, NN: 0.125},
@@ -163,20 +165,21 @@ def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
     subject = tiny(layers)
     sizes = subject.shape
     biases = 2 * sizes.steps * sizes.batch * layers * 8 * sizes.hidden
+    least = {table: subjects.least(subject.version(table, NN).case)[1] for table in ("ladder", "training")}
     x, ours = subject.x.requires_grad_(), LSTM.from_torch(subject.module, rung="pretransposed")
     with FlopCounterMode(display=False) as counter:
         output, _ = ours(x)
-        assert lstm.least(subject.version("ladder", NN).case)[1] == counter.get_total_flops() + biases
+        assert least["ladder"] == counter.get_total_flops() + biases
         output.backward(subject.dy)  # the counter cannot watch torch.autograd.grad
-        assert lstm.least(subject.version("training", NN).case)[1] == counter.get_total_flops() + 3 * biases
+        assert least["training"] == counter.get_total_flops() + 3 * biases
 
 
 def test_bytes_are_those_of_the_arrays_in_each_format():
     subject = tiny(3)
     for format, width in (("float32", 4), ("tf32", 4), ("bfloat16", 2), ("float16", 2)):
         numbers = sum(p.numel() for p in subject.module.parameters()) + subject.x.numel() + subject.dy.numel()
-        assert lstm.least(subject.version("formats", NN, format).case)[0] == width * numbers
-        assert lstm.least(subject.version("training", NN, format).case)[0] == 2 * width * numbers
+        assert subjects.least(subject.version("formats", NN, format).case)[0] == width * numbers
+        assert subjects.least(subject.version("training", NN, format).case)[0] == 2 * width * numbers
 
 
 @pytest.mark.parametrize("table", ["ladder", "training"])
@@ -188,10 +191,11 @@ def test_what_is_wrong_gets_no_row(table, monkeypatch, capsys):
         layer.output[-1, -1, -1] += 1e-2
 
     monkeypatch.setitem(module.ONE_LAYER, "pretransposed", wrong)
-    subject, collected = tiny(), lstm.Table(ROOFS, TINY, "cpu")
-    collected.measure(subject, [subject.version(table, what) for what in ("pretransposed", "combined_gemms")])
+    subject, collected = tiny(), table_on("cpu")
+    versions = [subject.version(table, what) for what in ("pretransposed", "combined_gemms")]
+    lstm.measure(collected, subject, versions)
     assert [row.case["what"] for row in collected.rows] == ["combined_gemms"]
-    assert f"{table}: pretransposed, float32, eager" in capsys.readouterr().out
+    assert f"{table}: pretransposed, layers 2" in capsys.readouterr().out
 
 
 def test_a_wrong_gradient_is_seen():
@@ -213,7 +217,6 @@ def test_tolerances_tell_float32_from_tf32():
 
     subject = Subject(costs.Shape(10, 8, 128, 128), "cpu")
     version = subject.version("ladder", NN)
-    version.run()
     assert version.error < subjects.TOLERANCE["float32"] / 10
     for parameter in subject.module.parameters():
         parameter.data = rounded(parameter)
@@ -231,7 +234,7 @@ def test_the_precision_of_float32_is_set_for_each_call_and_left_as_it_was():
     if not hasattr(torch.backends.cudnn, "rnn"):
         pytest.skip("this PyTorch has no setting for each kind of layer")
     before, seen, subject = precisions(), [], tiny()
-    with precision_subjects.restored():
+    with formats.restored():
         assert precisions()[1] == torch.backends.mkldnn.rnn.fp32_precision == "ieee"
         for format in ("tf32", "float32"):
             version = subject.version("formats", NN, format)
@@ -250,7 +253,7 @@ def test_formats_that_a_cpu_only_imitates_are_left_out(monkeypatch, capsys):
 
 def test_on_a_gpu_there_are_graphs_launches_and_what_a_cpu_has_not(recorded, capsys):
     """On a CPU, whose tensors the subject has; the persistent kernel runs in Triton's interpreter."""
-    table, names = lstm.Table(ROOFS, TINY, "cuda"), ["float32", "tf32", "float16"]
+    table, names = table_on("cuda"), ["float32", "tf32", "float16"]
     subject = tiny()
     lstm.ladder(table, subject, names, 2)
     hows = [(what, "float32") for what in (*RUNGS, *BEYOND, NN)] + [(lstm.LAST, "tf32"), (NN, "tf32")]
@@ -275,8 +278,8 @@ def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, host_clock, ca
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(subjects.devices, "record", record)
-    table, subject = lstm.Table(ROOFS, TINY, "cuda"), tiny()
-    table.measure(subject, [subject.version("ladder", NN)])
+    table, subject = table_on("cuda"), tiny()
+    lstm.measure(table, subject, [subject.version("ladder", NN)])
     assert [row.case["how"] for row in table.rows] == ["eager"]
     assert "no CUDA graph, operation not permitted when stream is capturing\n" in capsys.readouterr().out
 
@@ -284,11 +287,10 @@ def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, host_clock, ca
 def test_a_graph_is_checked_on_what_it_answers(recorded, capsys):
     subject = tiny()
     version = subject.version("ladder", NN)
-    call = version.call
-    version.call = lambda: [tensor + 1 for tensor in call()]
-    lstm.Table(ROOFS, TINY, "cuda").measure(subject, [version])
+    wrong = subject.checked(version.case, lambda: [tensor + 1 for tensor in version.call()])
+    lstm.measure(table_on("cuda"), subject, [wrong])
     said = capsys.readouterr().out
-    assert f"{NN}, float32, CUDA graph (layers 2" in said and said.count("left out") == 2
+    assert "float32, CUDA graph: deviates by" in said and said.count("not timed") == 2
 
 
 def test_modules_in_a_row_answer_what_their_lstm_answers():
@@ -308,8 +310,8 @@ def test_combined_steps_double_up_to_all():
 
 
 def test_floors_come_from_the_higher_ceilings():
-    table, subject = lstm.Table(ROOFS, TINY, "cpu"), tiny()
-    table.measure(subject, [subject.version("ladder", NN)])
+    table, subject = table_on("cpu"), tiny()
+    table.measure([subject.version("ladder", NN)])
     higher = {name: dataclasses.replace(roof, bandwidth=3e10, rate=1e9) for name, roof in ROOFS.items()}
     table.raise_ceilings(higher)
     (row,) = table.rows

@@ -27,7 +27,7 @@ def record_of(rows, benchmark="parallel"):
 
 def test_throughput_without_any_other_cost_is_the_floor(monkeypatch):
     monkeypatch.setattr(asynchronous.workers, "train", virtual)
-    rows = asynchronous.throughput(n_tasks=64, pause=0.5)
+    rows = list(asynchronous.throughput(n_tasks=64, pause=0.5))
     assert len(rows) == 4 and len({json.dumps(row.case) for row in rows}) == 4
     for row in rows:
         assert sum(row.results["gradients"]) == sum(row.results["histogram"]) == 64
@@ -40,7 +40,7 @@ def test_throughput_without_any_other_cost_is_the_floor(monkeypatch):
 
 
 def test_updates_are_lost_by_real_processes_only_where_there_are_several():
-    rows = asynchronous.lost_updates(steps=300, shapes=((50, 2),))
+    rows = list(asynchronous.lost_updates(steps=300, shapes=((50, 2),)))
     assert [row.case["workers"] for row in rows] == [1, 2] and rows[0].results["lost"] == [0.0]
     assert all(0 <= row.results["lost"][0] < 1 and row.results["loss"][0] < 1 for row in rows)
     text = measurements.tables(record_of(rows))
@@ -48,7 +48,9 @@ def test_updates_are_lost_by_real_processes_only_where_there_are_several():
 
 
 def test_the_accuracies_at_a_tiny_size():
-    rows = asynchronous.accuracies(n_tasks=200, seeds=2, lrs=(0.05, 1e30), few=360, offline=True, n_workers=1)
+    rows = list(
+        asynchronous.accuracies(n_tasks=200, seeds=2, lrs=(0.05, 1e30), few=360, offline=True, n_workers=1)
+    )
     assert len(rows) == 2 * len(asynchronous.methods())
     record = record_of(rows, "parallel_accuracy")
     best = {m: record.find(method=m, lr=0.05).results for m in asynchronous.methods()}

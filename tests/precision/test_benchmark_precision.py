@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import precision, smaller
+from benchmarks import formats, harness, precision, smaller
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
-from ed_lib import records, roofline
-from ed_lib.precision import fp8, scaler, training
+from ed_lib import roofline
+from ed_lib.precision import fp8, models, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
 from tests.benchmark import measured
-from tools import measurements, precision_tables
+from tools import measurements, tables
 
 BERT = dict(layers=2, hidden=32, heads=2, vocabulary=50, positions=16, classes=3)
 TINY = precision.Size((16, 33), (1, 8), (1, 5), (1, 3), (), (48, 32, 10), BERT, tokens=8, seconds=0.001)
@@ -126,9 +126,9 @@ def test_tf32_is_compared_with_float32_and_the_others_with_both():
 def test_a_record_has_every_format_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
     record = measured(precision, TINY, tmp_path)
     said = capsys.readouterr().out
-    assert "not timed" not in said and "MLP, batch 8, bfloat16 " in said
+    assert "not timed" not in said and "training step: MLP, bfloat16, batch 8, eager " in said
     assert set(record.parameters["parts"]) == {"encoder", "products", "MLP", "LeNet"}
-    names = [form.name for form in subjects.formats("cpu")]
+    names = [form.name for form in formats.formats("cpu")]
     assert names == ["float32", "bfloat16", "float16", "float16, emulated"]
     cases = [tuple(row.case.values()) for row in record.rows]
     wanted = [("product", n, name) for n in (16, 33) for name in names]
@@ -177,19 +177,19 @@ def test_floors_come_from_each_formats_own_and_the_higher_ceiling(monkeypatch, t
 
 
 def test_what_deviates_is_not_timed(roofs, monkeypatch, tmp_path, capsys):
-    wrong = subjects.formats("cpu")[:2]
+    wrong = formats.formats("cpu")[:2]
     wrong[1] = dataclasses.replace(wrong[1], tolerance=1e-9)
-    monkeypatch.setattr(subjects, "formats", lambda device: wrong)
+    monkeypatch.setattr(formats, "formats", lambda device: wrong)
     record = measured(precision, dataclasses.replace(TINY, mlp=(8,), lenet=(), encoder=()), tmp_path)
     assert {row.case["format"] for row in record.rows} == {"float32"}
-    assert "MLP, batch 8, bfloat16: deviates by" in capsys.readouterr().out
+    assert "training step: MLP, bfloat16, batch 8, eager: deviates by" in capsys.readouterr().out
 
 
 def test_a_wrong_gradient_is_seen():
     subject = subjects.mlp((48, 32, 10))
     model, (x, y) = subject.make(), subject.batch(70, "cpu")
     loss, gradients = subjects.exactly(model, x, y)  # in two pieces
-    run = subjects.Training(subject, subjects.formats("cpu")[0], model, "cpu")
+    run = subjects.Training(subject, formats.formats("cpu")[0], model, "cpu")
     assert run.deviation(x, y, (loss, gradients)) < 1e-6
     for p, g in zip(run.model.parameters(), gradients, strict=True):
         assert p.grad is None and g.dtype == torch.float64
@@ -199,7 +199,7 @@ def test_a_wrong_gradient_is_seen():
     assert run.deviation(x, y, (loss * 1.5, gradients)) == pytest.approx(1 / 3, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", subjects.formats("cpu"), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", formats.formats("cpu"), ids=lambda form: form.name)
 def test_a_step_is_an_ordinary_one_and_hardly_moves(form, monkeypatch):
     subject = subjects.mlp((48, 32, 10))
     model, (x, y) = subject.make(), subject.batch(9, "cpu")
@@ -220,8 +220,8 @@ def test_the_precision_of_products_is_left_as_it_was():
     libraries = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.conv
     before = [library.fp32_precision for library in libraries]
     for how in ("tf32", "ieee"):
-        with subjects.restored():
-            subjects.set_float32(how)
+        with formats.restored():
+            formats.set_float32(how)
             assert [library.fp32_precision for library in libraries] == [how, how, "ieee"]
     assert [library.fp32_precision for library in libraries] == before
 
@@ -234,20 +234,12 @@ def test_subjects_are_drawn_the_same_each_time():
 
 def few(**changes):
     """Very short runs, on scikit-learn's digits."""
-    tasks = (
-        ("MLP", "mnist", "SGD", (0.5, 0.05)),
-        ("MLP", "mnist", "Adam", (1e-2,)),
-        ("LeNet", "mnist", "SGD", (0.1,)),
-    )
-    size = accuracy.Size(
-        tasks, images=256, batch=32, seeds=2, points=5, workers=1, offline=True, smaller=False
-    )
-    return dataclasses.replace(size, **changes)
+    return dataclasses.replace(accuracy.TINY, **changes)
 
 
 def test_accuracies_are_complete_and_survive_a_round_trip(tmp_path, capsys):
     threads = torch.get_num_threads()
-    record = records.read(records.write(accuracy.run("cpu", few()), tmp_path))
+    record = measured(accuracy, few(), tmp_path, wanted=["accuracy of formats"])
     assert torch.get_num_threads() == threads
     cases = [(r.case["model"], r.case["optimizer"], r.case["format"]) for r in record.rows]
     lenets = ["float32", "float16", "bfloat16", "float16 alone"]
@@ -275,7 +267,7 @@ def test_accuracies_are_complete_and_survive_a_round_trip(tmp_path, capsys):
 
 def test_float32_is_plain_training(capsys):
     found = accuracy.trained("MLP", "mnist", "SGD", (0.5, 0.05), "float32", 1, few())
-    (x, y), test = accuracy.images("mnist", True)
+    (x, y), test = harness.images("mnist", True, models.tensors)
     net, losses = accuracy.MODELS["MLP"](seed=1), []
     for epoch, rate in enumerate((0.5, 0.05)):
         optimizer = torch.optim.SGD(net.parameters(), rate)
@@ -308,33 +300,23 @@ def test_skipped_steps_are_counted():
     assert counted.skips == 2 and counted.get_scale() == 1.0
 
 
-def test_the_smaller_models_are_in_the_same_record(monkeypatch):
-    asked = []
-
-    def rows(size=None):
-        asked.append(size)
-        return [row("LeNet", "int8", 1, 1.0)]
-
-    monkeypatch.setattr(smaller, "rows", rows)
-    size = few(tasks=(("MLP", "mnist", "SGD", (0.1,)),), images=32, seeds=1)
-    for given in (None, smaller.Size(images=3)):
-        record = accuracy.run("cpu", dataclasses.replace(size, smaller=given))
-        assert (
-            record.rows[-1].case["format"] == "int8" and "benchmarks.smaller" in record.provenance["modules"]
-        )
-    assert asked == [None, smaller.Size(images=3)]
-    assert record.parameters["smaller"]["images"] == 3
+def test_the_smaller_models_are_in_the_same_record(monkeypatch, tmp_path):
+    found = {"smaller models": "int8", "distillation": "float32"}
+    for function, (table, format) in zip(("smaller", "distillation"), found.items(), strict=True):
+        made = row("LeNet", format, 1, 1.0)
+        made.case["table"] = table
+        monkeypatch.setattr(smaller, function, lambda size, made=made: [made])
+    record = measured(accuracy, few(), tmp_path, wanted=found)
+    assert {row.case["table"]: row.case["format"] for row in record.rows} == found
+    assert record.parameters["smaller"]["images"] == smaller.TINY.images
+    assert all("part" not in row.case for row in record.rows), "the table says it"
 
 
 def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsys):
     made = measured(precision, TINY, tmp_path)
     text = measurements.page(made)
     steps = made.select(table="training step")
-    assert all(
-        title in text
-        for name in ("product", "training step")
-        for title, _ in precision_tables.PRECISION[name]
-    )
+    assert all(shown.title in text for found in precision.PAGE.values() for shown in found)
     for one in steps:
         start = (
             f"| {one.case['model']} · batch {one.case['batch']} · {one.case['format']}<br><small>deviation"
@@ -343,7 +325,7 @@ def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsy
     assert sum(line.startswith(("| n = 16 |", "| n = 33 |")) for line in text.splitlines()) == 2
     for model, how, name, baseline, batch, *_ in precision.crossovers(made.rows):
         assert f"| {model} · {how} · {name} against {baseline} | {batch or 'never'} |" in text
-    learned = accuracy.accuracies(few(images=64, seeds=1))
+    learned = list(accuracy.accuracies(few(images=64, seeds=1)))
     text = measurements.page(dataclasses.replace(made, benchmark="precision_accuracy", rows=learned))
     assert "What is learned, by format" in text and text.count("\n| LeNet · SGD · 0.1 · ") == 4
 
@@ -359,7 +341,7 @@ def test_the_page_names_the_baseline_of_each_ratio():
         case = row("encoder", name, 4, seconds).case
         timing = Timing(seconds, seconds, seconds, 3)
         rows.append(Row(case, timing, launch=1e-4, floor=5e-4, error=0.01, results=results))
-    lines = table_lines(precision_tables.PRECISION["training step"][1][1](rows))
+    lines = table_lines(tables.render(precision.PAGE["training step"][1], rows))
     assert lines[0] == ["format", "time", "× floor", "× float32"]
     assert [line[3] for line in lines[2:]] == [
         "",
@@ -369,10 +351,10 @@ def test_the_page_names_the_baseline_of_each_ratio():
     assert "launch\N{NO-BREAK SPACE}100\N{NO-BREAK SPACE}µs" in lines[4][1] and lines[4][2].startswith(
         "2.0<br>"
     )
-    assert "fp8<br><small>parameters 20.00</small>" in precision_tables.memory(rows)
+    assert "fp8<br><small>parameters 20.00</small>" in tables.render(precision.PAGE["training step"][2], rows)
     for one, case in zip(rows, ("float32", "tf32", "fp8"), strict=True):
         one.case.update({"table": "product", "n": 32, "format": case})
-    line = table_lines(precision_tables.PRECISION["product"][0][1](rows))[-1]
+    line = table_lines(tables.render(precision.PAGE["product"][0], rows))[-1]
     wanted = "float32: 8 ms", "tf32: 2 ms (4.00× float32)", "fp8: 1 ms (8.00× float32, 2.00× tf32)"
     assert line == ["n = 32", "<br>".join(wanted)]
 
@@ -424,7 +406,7 @@ def test_formats_of_a_gpu_by_its_generation(monkeypatch):
         ((9, 0), ["float32", "tf32", "bfloat16", "float16", "fp8"]),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        found = subjects.formats("cuda")
+        found = formats.formats("cuda")
         assert [form.name for form in found] == names
         assert [form.float32 for form in found] == ["tf32" if name == "tf32" else "ieee" for name in names]
         assert found[0].tolerance < found[-1].tolerance
@@ -433,13 +415,9 @@ def test_formats_of_a_gpu_by_its_generation(monkeypatch):
 def test_a_graph_is_of_a_step_without_a_scaler(monkeypatch, capsys):
     """What is recorded, on a machine that records nothing."""
     subject = subjects.encoder("cpu", 8, **BERT)
-    model, data, forms = subject.make(), subject.batch(2, "cpu"), subjects.formats("cpu")
-    versions = [
-        precision.Version(
-            {"model": "encoder", "batch": 2, "format": form.name, "how": "eager"}, None, 1, {}, 0.0
-        )
-        for form in forms[:3]
-    ]
+    model, data, forms = subject.make(), subject.batch(2, "cpu"), formats.formats("cpu")
+    case = {"table": "training step", "model": "encoder", "batch": 2, "how": "eager"}
+    versions = [harness.Version(case | {"format": form.name}, None, (1, {}), 0.0) for form in forms[:3]]
     recorded = []
 
     def record(function, like):
@@ -452,4 +430,4 @@ def test_a_graph_is_of_a_step_without_a_scaler(monkeypatch, capsys):
     made = precision.graphs(subject, model, versions, forms, data)
     assert [v.case["format"] for v in made] == ["float32"] and made[0].case["how"] == "CUDA graph"
     assert made[0].call is recorded[0] and recorded[0].func.__name__ == "step"
-    assert "encoder, batch 2, bfloat16, CUDA graph: left out, no room" in capsys.readouterr().out
+    assert "encoder, batch 2, CUDA graph, bfloat16: left out, no room" in capsys.readouterr().out

@@ -7,9 +7,6 @@ import pytest
 from benchmarks import smaller
 from ed_lib.precision import int8
 
-SIZES = {"images": 60, "tests": 40, "epochs": 1, "tuning": 1, "batch": 20, "prunings": 3, "calibration": 10}
-SIZES |= {"seeds": 2, "few": (30,), "steps": 4, "temperatures": (2.0,), "batches": (1, 5), "seconds": 0.001}
-TINY = smaller.Size(**SIZES, workers=1, offline=True)
 WAYS = {"float32", "float32, trained on", "bfloat16", "float16", "int8", "student, alone", "student, taught"}
 WAYS |= {"student, taught without labels"}
 WAYS |= {f"int{bits} weights" for bits in (8, 4, 3, 2)} | {"int4, trained", "int2, trained"}
@@ -24,7 +21,7 @@ WAYS |= {
 
 @pytest.fixture(scope="module")
 def rows():
-    return smaller.rows(TINY)
+    return [*smaller.smaller(smaller.TINY), *smaller.distillation(smaller.TINY)]
 
 
 def test_every_way_is_there_once_for_each_form_and_batch(rows):

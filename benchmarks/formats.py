@@ -1,0 +1,143 @@
+"""The formats that benchmarks compare: what each is computed in, and the ceilings of its products."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ed_lib import roofline, timing
+from ed_lib.precision import autocast, fp8, scaler
+
+BASELINES = ("float32", "tf32")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of training. ``rate``: whose products it makes, for the floor; ``tolerance``: the relative
+    deviation from float64 that it explains; ``float32``: how products of float32 numbers are made, exactly
+    ("ieee") or from numbers rounded to TF32 ("tf32"); ``context``: what the forward pass runs in; ``scaler``:
+    makes the loss's, or None; ``fp8``: whether linear layers multiply in FP8.
+    """
+
+    name: str
+    rate: str
+    tolerance: float
+    float32: str = "ieee"
+    context: Callable = contextlib.nullcontext
+    scaler: Callable = lambda: None
+    fp8: bool = False
+
+
+def formats(device):
+    """The :class:`Format`\\ s of "cpu" or "cuda" that this machine has, the baselines first."""
+    kind = device.partition(":")[0]
+    bfloat16, float16 = (partial(torch.autocast, kind, dtype) for dtype in (torch.bfloat16, torch.float16))
+    fixed = {"init_scale": 2.0**14, "growth_interval": 10**9}  # however often a step is repeated
+    torchs = partial(torch.amp.GradScaler, kind, **fixed)
+    found = [Format("float32", "float32", 1e-4)]
+    if kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        found += [Format("tf32", "tf32", 1e-2, "tf32")]
+    if kind == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
+        found += [Format("bfloat16", "bfloat16", 5e-2, context=bfloat16)]
+    found.append(Format("float16", "float16", 1e-2, context=float16, scaler=torchs))
+    if kind == "cpu":
+        ours = partial(scaler.GradScaler, kind, **fixed)
+        found += [Format("float16, emulated", "float32", 1e-2, context=autocast.autocast, scaler=ours)]
+    if fp8.in_hardware(device):
+        found += [Format("fp8", "fp8", 5e-1, context=bfloat16, fp8=True)]
+    return found
+
+
+@contextlib.contextmanager
+def restored():
+    """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
+    :func:`set_float32` sets it.
+    """
+    with roofline.true_float32():
+        if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
+            before = torch.backends.cudnn.allow_tf32
+            yield
+            torch.backends.cudnn.allow_tf32 = before
+            return
+        backends = torch.backends.cudnn, torch.backends.mkldnn
+        libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
+        before = [library.fp32_precision for library in libraries]
+        try:
+            for library in libraries:
+                library.fp32_precision = "ieee"
+            yield
+        finally:
+            for library, precision in zip(libraries, before, strict=True):
+                library.fp32_precision = precision
+
+
+def set_float32(how):
+    """How a GPU multiplies float32 numbers from now on: "ieee", or "tf32". Takes a microsecond."""
+    if hasattr(torch.backends.cudnn, "conv"):
+        cudnn = torch.backends.cudnn
+        torch.backends.cuda.matmul.fp32_precision = how
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = how
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = how == "tf32"
+
+
+@restored()
+def ceilings(device, forms):
+    """{rate: roofline.Ceilings} of all that the formats multiply in."""
+    found = {"float32": roofline.measure(device, "float32", seconds=1.0)}
+    for form in forms:
+        if form.rate in roofline.DTYPES and form.rate not in found:
+            found[form.rate] = roofline.measure(device, form.rate, seconds=1.0)
+        elif form.rate not in found:  # the same memory; the rate of the fastest product
+            rate = max(2 * n**3 / product_seconds(form, n, device) for n in roofline.SIZES["cuda"])
+            found[form.rate] = dataclasses.replace(found["float32"], dtype=form.rate, rate=rate)
+    if device == "cpu":  # what it cannot add in few bits it adds in float32; its products may be slower yet
+        for rate, roofs in found.items():
+            found[rate] = dataclasses.replace(roofs, rate=max(roofs.rate, found["float32"].rate))
+    print(*found.values(), sep="\n", flush=True)
+    return found
+
+
+def product_seconds(form, n, device):
+    """Seconds of a product of n × n matrices; the lower quartile."""
+    a, b = pair(n, device)
+    return timing.measure(product(form, a, b), min_seconds=0.2).q1
+
+
+def pair(n, device):
+    """Two matrices (n, n) of normal numbers, float32."""
+    draw = torch.Generator(device).manual_seed(n)
+    return (torch.randn(n, n, generator=draw, device=device) for _ in range(2))
+
+
+def product(form, a, b):
+    """A function that multiplies a (n, n) and b (n, n) in a format, into which they are brought before; but
+    in emulation, where bringing them is the work. What it returns has the precision that the format gives.
+    """
+    if form.name.endswith("emulated"):
+
+        def emulated():
+            with autocast.autocast():
+                return torch.mm(a, b)
+
+        return emulated
+    if form.fp8:
+        x, y = fp8.to_float8(a), fp8.to_float8(b.t().contiguous())
+        return lambda: fp8.product(x, y, torch.bfloat16, fast=True)
+    low = a.dtype if form.rate == "tf32" else getattr(torch, form.rate)
+    x, y = a.to(low), b.to(low)
+
+    def exact():
+        set_float32(form.float32)
+        return torch.mm(x, y)
+
+    return exact
+
+
+def against_baselines(case, seconds, turns):
+    """{"against float32": …}: how many times as fast as each baseline, where nothing else differs."""
+    alike = {other["format"]: median for other, median in turns if other | {"format": case["format"]} == case}
+    return {f"against {name}": [alike[name] / seconds] for name in BASELINES if name in alike}
