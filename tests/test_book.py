@@ -176,7 +176,7 @@ def sleeping_build(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in (first, "import time; time.sleep(1000)")]
     notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # also where the tests ignore it
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # wherever it runs
     build = subprocess.Popen([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, preexec_fn=heard, **pipes)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
         assert build.poll() is None, build.stderr.read()

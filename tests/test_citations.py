@@ -19,7 +19,7 @@ KANEKO = "https://web.archive.org/web/19991124023203/http://village.infoweb.ne.j
         ("{cite:t}`lecun1998`", f'[LeCun et al. (1998)]({DOI}1109/5.726791 "cite:lecun1998")'),
         ("{cite:t}`yamada2026`", f'[Yamada et al. (2026)]({ARXIV}2606.31700 "cite:yamada2026")'),
         ("{cite:t}`levin1976`", f'[Levin and May (1976)]({LEVIN} "cite:levin1976")'),
-        ("{cite:t}`qiita2020day4`", '[Qiita (2020)](#References "cite:qiita2020day4")'),  # no address is known
+        ("{cite:t}`qiita2020day4`", '[Qiita (2020)](#References "cite:qiita2020day4")'),  # no address
     ],
 )  # fmt: skip
 def test_there_and_back(role, link):
