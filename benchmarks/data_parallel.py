@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness import ROUNDING, by_seed, images, is_right, one_thread, summary
-from ed_lib.parallel import launch, lenet, train
-from ed_lib.parallel.data_parallel import Replica, reduce_each, shard
+from ed_lib.parallel import launch
+from ed_lib.parallel.data_parallel import by_hand, training
+from ed_lib.parallel.data_parallel.replica import Replica, reduce_each, shard
 from ed_lib.records import Row
 
 LR = 0.2  # the source's
@@ -65,7 +66,7 @@ def quick(size=None):
     """
     size = size or Size()
     found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=size.timeout)[0]
-    sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in lenet.SHAPES) // size.ranks
+    sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in by_hand.SHAPES) // size.ranks
     for way, (seconds, error) in found.items():
         case = {"table": "data parallel step", "way": way, "ranks": size.ranks, "batch": size.batch}
         if is_right(case, error, ROUNDING):
@@ -115,19 +116,19 @@ def ways(x, y, batch):
             p.grad /= batch
 
     for name in ("no sum", "each parameter, our ring", "each parameter"):
-        net = lenet.LeNet(0)
+        net = by_hand.LeNet(0)
         params = list(net.parameters())
         finishes = {"no sum": lambda: None, "each parameter": lambda params=params: whole(params)}
         add(name, net, finish=finishes.get(name, lambda params=params: reduce_each(params, batch)))
     for name, capacity, overlap in (
         ("one bucket, after", 2**25, False),
-        ("buckets, after", train.BUCKET_BYTES, False),
-        ("buckets, overlapping", train.BUCKET_BYTES, True),
+        ("buckets, after", training.BUCKET_BYTES, False),
+        ("buckets, overlapping", training.BUCKET_BYTES, True),
     ):
-        replica = Replica(lenet.LeNet(0), capacity, overlap)
+        replica = Replica(by_hand.LeNet(0), capacity, overlap)
         add(name, replica.module, zero=replica.zero_grad, finish=lambda r=replica: r.finish(batch))
-    for name, capacity in (("DDP", 25), ("DDP, the same buckets", train.BUCKET_BYTES / 2**20)):
-        ddp = DistributedDataParallel(lenet.LeNet(0), bucket_cap_mb=capacity)
+    for name, capacity in (("DDP", 25), ("DDP, the same buckets", training.BUCKET_BYTES / 2**20)):
+        ddp = DistributedDataParallel(by_hand.LeNet(0), bucket_cap_mb=capacity)
         add(name, ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
     return found
 
@@ -135,7 +136,7 @@ def ways(x, y, batch):
 def deviation(params, step, x, y):
     """How far a step's gradients are from the whole batch's in float64, relative to the largest of them."""
     exact = [p.detach().double().requires_grad_() for p in params]
-    F.cross_entropy(lenet.lenet(x.double(), exact), y).backward()
+    F.cross_entropy(by_hand.lenet(x.double(), exact), y).backward()
     step()
     worst = max(float((p.grad - e.grad).abs().max()) for p, e in zip(params, exact, strict=True))
     return worst / max(float(e.grad.abs().max()) for e in exact)
@@ -151,7 +152,7 @@ def source(size=None):
     for how, devices in (("simulated", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             options = size.batch, LR, size.epochs, size.images, 0, size.offline
-            found = launch(train.train, devices, *options, timeout=size.timeout)[0]
+            found = launch(training.train, devices, *options, timeout=size.timeout)[0]
         else:
             found = scaled(devices, "fixed", 0, size, size.epochs, times=1)
         case = {"table": "source", "how": how, "devices": devices, "batch": size.batch, "lr": LR}
@@ -177,12 +178,12 @@ def scaling(size=None):
 def scaled(devices, policy, seed, size, epochs, times=None):
     """A run on simulated devices, with a batch as many times the usual as there are, and one thread."""
     k = times or devices
-    (x, y), test = images("fashion-mnist", size.offline, lenet.tensors)
+    (x, y), test = images("fashion-mnist", size.offline, by_hand.tensors)
     n = size.images or len(x)
     steps = -(-n // (k * size.batch))  # in an epoch
     lr = rate(policy, k, max(1, round(size.warm_up * steps)))
     with one_thread():
-        run = lenet.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
+        run = by_hand.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
     losses = np.array(run.loss).reshape(epochs, steps).mean(axis=1)
     return {"accuracy": run.accuracy, "loss": losses.tolist(), "seconds": run.seconds, "losses": run.loss}
 

@@ -20,9 +20,11 @@ import torch.distributed as dist
 
 from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.ed import EDNetwork
-from ed_lib.parallel import costs, launch, schedules
-from ed_lib.parallel.ed_pipeline import EDPipeline, EDStage
-from ed_lib.parallel.simulator import simulate
+from ed_lib.parallel import launch
+from ed_lib.parallel.ed.stages import EDPipeline, EDStage
+from ed_lib.parallel.model_parallel import schedules
+from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.parallel.ranks import costs
 from ed_lib.records import Row
 
 BYTES = 4  # of a float32

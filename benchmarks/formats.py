@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ed_lib import roofline, timing
-from ed_lib.precision import autocast, fp8, scaler
+from ed_lib.precision import autocasting, fp8, scaler
 
 BASELINES = ("float32", "tf32")
 
@@ -45,7 +45,7 @@ def formats(device):
     found.append(Format("float16", "float16", 1e-2, context=float16, scaler=torchs))
     if kind == "cpu":
         ours = partial(scaler.GradScaler, kind, **fixed)
-        found += [Format("float16, emulated", "float32", 1e-2, context=autocast.autocast, scaler=ours)]
+        found += [Format("float16, emulated", "float32", 1e-2, context=autocasting.autocast, scaler=ours)]
     if fp8.in_hardware(device):
         found += [Format("fp8", "fp8", 5e-1, context=bfloat16, fp8=True)]
     return found
@@ -120,7 +120,7 @@ def product(form, a, b):
     if form.name.endswith("emulated"):
 
         def emulated():
-            with autocast.autocast():
+            with autocasting.autocast():
                 return torch.mm(a, b)
 
         return emulated

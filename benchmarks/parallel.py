@@ -16,8 +16,9 @@ import torch.distributed as dist
 from benchmarks import asynchronous, data_parallel, ed_pipeline, pipelines
 from benchmarks.harness import Plan, Shown, Table, is_right, one_thread, summary
 from ed_lib import timing
-from ed_lib.parallel import collectives, costs, launch
-from ed_lib.parallel.costs import Link
+from ed_lib.parallel import launch
+from ed_lib.parallel.ranks import collectives, costs
+from ed_lib.parallel.ranks.costs import Link
 from ed_lib.records import Row
 
 TORCH = "dist.all_reduce"

@@ -13,7 +13,7 @@ import torch
 from benchmarks import asynchronous, data_parallel
 from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
 from ed_lib.ed import EDNetwork, training
-from ed_lib.parallel.ed_delay import Delayed, delays
+from ed_lib.parallel.ed.delay import Delayed, delays
 from ed_lib.records import Row
 
 

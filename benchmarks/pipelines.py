@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness import ROUNDING, is_right, summary
-from ed_lib.parallel import costs, launch
-from ed_lib.parallel.pipeline import Pipeline, cut
-from ed_lib.parallel.schedules import SCHEDULES
-from ed_lib.parallel.simulator import simulate
+from ed_lib.parallel import launch
+from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES
+from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.parallel.ranks import costs
 from ed_lib.records import Row
 
 BYTES = 4  # of a float32

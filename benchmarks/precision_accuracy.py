@@ -18,8 +18,8 @@ from torch import nn
 
 from benchmarks import smaller as small
 from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
-from ed_lib import timing
-from ed_lib.precision import autocast, fp8, models, scaler, training
+from ed_lib import models, timing
+from ed_lib.precision import autocasting, fp8, scaler, training
 from ed_lib.records import Row
 
 
@@ -34,13 +34,13 @@ class Format:
 
 FORMATS = {
     "float32": Format(),
-    "float16": Format(autocast.autocast, partial(scaler.GradScaler, "cpu")),
-    "bfloat16": Format(partial(autocast.autocast, torch.bfloat16)),
+    "float16": Format(autocasting.autocast, partial(scaler.GradScaler, "cpu")),
+    "bfloat16": Format(partial(autocasting.autocast, torch.bfloat16)),
     "fp8": Format(change=fp8.use_float8),  # what is no linear layer is in float32
     # Without masters: all parameters and gradients in few bits, and no others; and without scaling.
-    "float16 alone": Format(autocast.autocast, change=lambda model: model.half()),
+    "float16 alone": Format(autocasting.autocast, change=lambda model: model.half()),
     "bfloat16 alone": Format(
-        partial(autocast.autocast, torch.bfloat16), change=lambda model: model.bfloat16()
+        partial(autocasting.autocast, torch.bfloat16), change=lambda model: model.bfloat16()
     ),
 }
 MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)), "LeNet": models.lenet}

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.formats import set_float32
-from ed_lib.precision import fp8, models
+from ed_lib import models
+from ed_lib.precision import fp8
 
 CHUNK = 64  # samples that go through the reference at a time
 RATE = 1e-12  # so that repetitions leave the network as it was

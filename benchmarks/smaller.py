@@ -14,9 +14,10 @@ from torch import nn
 
 from benchmarks import harness
 from benchmarks.harness import by_seed, side_by_side, summary
-from ed_lib import timing
-from ed_lib.precision import distill, int8, models, prune, training
-from ed_lib.precision.quantize import Quantized, quantize_model, unpacked
+from ed_lib import models, timing
+from ed_lib.precision import distillation as distilling
+from ed_lib.precision import int8, pruning, training
+from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
 from ed_lib.records import Row
 
@@ -103,7 +104,7 @@ def aware(bits, seed, base, size):
 
 def pruned_then_tuned(amount, seed, base, size):
     net = pruned(base, amount, masks=True)
-    return {f"pruned {amount:.0%}, once, trained on": prune.permanent(tuned(net, seed, size))}
+    return {f"pruned {amount:.0%}, once, trained on": pruning.permanent(tuned(net, seed, size))}
 
 
 def pruned_gradually(amount, seed, base, size):
@@ -112,27 +113,27 @@ def pruned_gradually(amount, seed, base, size):
     optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
     (x, y), _ = images(size)
     length = int(0.75 * size.tuning * len(x)) // size.prunings
-    for step in prune.gradually(net, amount, size.prunings):
+    for step in pruning.gradually(net, amount, size.prunings):
         at = torch.arange((step - 1) * length, step * length) % len(x)
         training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
     training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed)
-    found = {f"pruned {amount:.0%}, gradually": prune.permanent(net)}
+    found = {f"pruned {amount:.0%}, gradually": pruning.permanent(net)}
     if amount == 0.9:
         small = tuned(quantize_model(net, 4, span="mse"), seed, size)
         for layer in (module for module in small.modules() if isinstance(module, Quantized)):
-            layer.layer = prune.plain(layer.layer, layer.layer.weight, layer.layer.bias)
+            layer.layer = pruning.plain(layer.layer, layer.layer.weight, layer.layer.bias)
         found["pruned 90%, gradually, int4"] = small
     return found
 
 
 def fewer_filters(amount, seed, base, size):
     """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
-    keep = {name: prune.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
+    keep = {name: pruning.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
     name = f"{amount:.0%} of filters cut"
-    small = tuned(prune.keep_filters(base, keep), seed, size)
+    small = tuned(pruning.keep_filters(base, keep), seed, size)
     calibration = images(size)[0][0][: size.calibration]
-    fresh = prune.keep_filters(models.lenet(100 + seed), keep)
+    fresh = pruning.keep_filters(models.lenet(100 + seed), keep)
     fresh = fitted(fresh, size.epochs + size.tuning, size.rate, seed, size)
     int4 = tuned(quantize_model(small, 4, span="mse"), seed, size)
     return {
@@ -146,12 +147,12 @@ def fewer_filters(amount, seed, base, size):
 def students(seed, base, size):
     """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
     (x, y), test = images(size)
-    targets, found = distill.targets(base, x, y), {}
+    targets, found = distilling.targets(base, x, y), {}
     for name, alpha in (("alone", None), ("taught", 0.9), ("taught without labels", 1.0)):
         net, labels = student(seed), y
         learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
         if alpha:
-            labels, learn["loss_function"] = targets, distill.Loss(2.0, alpha)
+            labels, learn["loss_function"] = targets, distilling.Loss(2.0, alpha)
         training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, labels, one(test), **learn)
         found[f"student, {name}"] = net
     return found
@@ -218,7 +219,7 @@ def running(name, net):
     if quantized:
         return {"float32": unpacked(net)} | ({"float32, fake": net} if name == "int8 weights" else {})
     if name.endswith("gradually"):
-        return {"float32": net, "float32, CSR": prune.sparse_linears(net)}
+        return {"float32": net, "float32, CSR": pruning.sparse_linears(net)}
     return {str(next(net.parameters()).dtype).removeprefix("torch."): net}
 
 
@@ -237,8 +238,8 @@ def taught(few, temperature, seed, teachers, size):
     """A student of the first ``few`` images → its accuracy, and seconds of training."""
     (x, y), test = images(size)
     x, y, net = x[:few], y[:few], student(seed)
-    loss = {} if not temperature else {"loss_function": distill.Loss(temperature, 0.9)}
-    y = distill.targets(teachers[seed], x, y) if temperature else y
+    loss = {} if not temperature else {"loss_function": distilling.Loss(temperature, 0.9)}
+    y = distilling.targets(teachers[seed], x, y) if temperature else y
     epochs = max(1, round(size.steps * size.batch / few))
     start = time.perf_counter()
     fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
@@ -260,8 +261,8 @@ def fitted(net, epochs, rate, seed, size):
 
 def pruned(base, amount, masks=False):
     net = copied(base)
-    prune.prune(net, amount)
-    return net if masks else prune.permanent(net)
+    pruning.prune(net, amount)
+    return net if masks else pruning.permanent(net)
 
 
 def copied(net, dtype=torch.float32):

@@ -23,8 +23,9 @@ from benchmarks import (
 )
 from ed_lib import arrays, data, records, roofline
 from ed_lib.ed import costs, training
-from ed_lib.parallel import collectives, launch
-from ed_lib.parallel.costs import Link
+from ed_lib.parallel import launch
+from ed_lib.parallel.ranks import collectives
+from ed_lib.parallel.ranks.costs import Link
 from tests.benchmark import measured
 from tools import measurements
 

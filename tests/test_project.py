@@ -218,3 +218,12 @@ def test_what_chapters_show_is_public():
         for cell in notebooks.code_cells(notebooks.read(ROOT / path)):
             code = TransformerManager().transform_cell(cell.source.removeprefix("%%gpu\n"))
             assert list(private_names_of_others(code)) == [], f"{path}: {cell.source[:60]}"
+
+
+def test_no_module_and_function_share_a_name():
+    for path in (ROOT / "ed_lib").rglob("*.py"):
+        defined = {node.name for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
+        beside = {p.stem for p in path.parent.iterdir()} if path.name == "__init__.py" else {path.stem}
+        exported = re.findall(r"__all__ = \[(.*?)\]", path.read_text(), re.S)
+        defined |= set(re.findall(r'"(\w+)"', exported[0])) if exported else set()
+        assert not defined & beside, path

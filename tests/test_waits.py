@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ed_lib import models
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters
-from ed_lib.precision import autocast, models, scaler, training
+from ed_lib.precision import autocasting, scaler, training
 
 X, MASK, INDEX = torch.arange(6.0).view(2, 3), torch.tensor([True, False]), torch.tensor([1, 0, 1])
 WAITING = {  # what the host waits for, on a GPU
@@ -130,7 +131,7 @@ def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
     update, scaling = optimizer(model.parameters(), 1e-3, **options), make_scaler()
 
     def once():
-        with autocast.autocast(torch.float16):
+        with autocasting.autocast(torch.float16):
             loss = F.cross_entropy(model(x), labels)
         training.step(loss, update, scaling)
 

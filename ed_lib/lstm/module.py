@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from ed_lib import arrays
 from ed_lib.lstm import kernels, ladder
-from ed_lib.lstm.wavefront import batched_wavefront, wavefront
+from ed_lib.lstm.wavefront import batched_wavefront, streamed_wavefront
 
 ONE_LAYER = {
     "baseline": ladder.baseline,
@@ -160,7 +160,7 @@ def run(rung, x, h0, c0, weights, directions=1, combine=2):
                 ONE_LAYER[rung](layer, **({"combine": combine} if rung == "combined_inputs" else {}))
         x = output
     if rung == "wavefront":
-        wavefront(levels, combine)
+        streamed_wavefront(levels, combine)
     return x, [layer.kept for level in levels for layer in level]
 
 

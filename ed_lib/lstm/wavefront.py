@@ -32,7 +32,7 @@ def slots(blocks, layers, directions=1):
     return found
 
 
-def wavefront(levels, combine=2):
+def streamed_wavefront(levels, combine=2):
     """Runs all layers, each with streams of its own, in blocks of ``combine`` steps.
 
     levels: for each layer, from the lowest, a ``ladder.Layer`` for each direction.

@@ -10,8 +10,9 @@ optimizer's state would be added. It is meant for choosing, not for predicting t
 from dataclasses import dataclass
 
 from ed_lib import arrays
-from ed_lib.parallel import costs, schedules
-from ed_lib.parallel.simulator import simulate
+from ed_lib.parallel.model_parallel import schedules
+from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.parallel.ranks import costs
 
 WORTH = 0.9  # of one device's time, at most, is what a way to split it may take
 

@@ -10,11 +10,11 @@ import copy
 import torch
 from torch import nn
 
-from ed_lib.precision import quantize
+from ed_lib.precision import quantization
 
 
 class Int8(nn.Module):
-    """A :class:`quantize.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out.
+    """A :class:`quantization.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out.
 
     The inputs are rounded to codes, the sums of products are whole numbers, and are scaled once, at the end.
     Equal to the layer that it is made of but for the rounding of float32. It cannot be trained.
@@ -48,7 +48,7 @@ class Int8(nn.Module):
             self.packed = torch.ops.onednn.qlinear_prepack(quantized.codes(), None)
 
     def forward(self, x):
-        codes = x.mul(self.inverse).round_()  # as quantize.encode, in fewer calls
+        codes = x.mul(self.inverse).round_()  # as quantization.encode, in fewer calls
         codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
         codes = codes.clamp_(0, self.inputs.high).to(torch.uint8)
         grids = (*self.inputs_at, self.packed, self.weights.scale, self.weights.zero_point, self.bias)
@@ -59,20 +59,20 @@ class Int8(nn.Module):
 
 
 def to_int8(model):
-    """A copy of a quantized model whose :class:`quantize.Quantized` layers compute in 8 bits, on a CPU.
+    """A copy of a quantized model whose :class:`quantization.Quantized` layers compute in 8 bits, on a CPU.
 
     ValueError if it has none, is not on the CPU, or as :class:`Int8`; RuntimeError as there.
     """
     model = copy.deepcopy(model)
     layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, quantize.Quantized)
+        name: module for name, module in model.named_modules() if isinstance(module, quantization.Quantized)
     }
     if not layers:
         raise ValueError("model has no quantized layer; wanted one that quantize_model made")
     if (device := next(model.parameters()).device).type != "cpu":
         raise ValueError(f"model is on {device}; wanted one that was quantized on the CPU")
     for name, layer in layers.items():
-        model = quantize.replaced(model, name, Int8(layer))
+        model = quantization.replaced(model, name, Int8(layer))
     return model
 
 

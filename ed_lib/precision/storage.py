@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
 
-from ed_lib.precision.quantize import LAYERS, Quantized
+from ed_lib.precision.quantization import LAYERS, Quantized
 
 FORMS = ("dense", "bitmap", "csr")
 

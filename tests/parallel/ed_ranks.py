@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from ed_lib.ed import EDNetwork
-from ed_lib.parallel.ed_pipeline import EDPipeline
-from ed_lib.parallel.ed_shards import WidthSplit, data_parallel_step
+from ed_lib.parallel.ed.shards import WidthSplit, data_parallel_step
+from ed_lib.parallel.ed.stages import EDPipeline
 
 INPUTS, OUTPUTS, DEPTH = 7, 2, 5
 

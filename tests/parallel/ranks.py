@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ed_lib.parallel import collectives, launch
+from ed_lib.parallel import launch
+from ed_lib.parallel.ranks import collectives
 
 
 def in_worlds(n, fn, *args):

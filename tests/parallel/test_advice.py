@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ed_lib.parallel import advice
-from ed_lib.parallel.costs import Link
+from ed_lib.parallel.ranks.costs import Link
 
 GPU = advice.Devices(8, rate=1e14, bandwidth=3e12, launch=5e-6, memory=80 * 2**30, link=Link(1e-5, 1e-11))
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import asynchronous
 from ed_lib import records
-from ed_lib.parallel import workers
-from ed_lib.parallel.virtual import simulate
+from ed_lib.parallel.asynchronous import workers
+from ed_lib.parallel.asynchronous.virtual import simulate
 from tools import measurements
 
 CALLED = inspect.signature(workers.train)

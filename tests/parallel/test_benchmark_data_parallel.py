@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks import data_parallel
 from ed_lib import records
-from ed_lib.parallel import lenet
+from ed_lib.parallel.data_parallel import by_hand
 from tools import measurements
 
 
@@ -66,4 +66,4 @@ def test_the_rate_grows_to_k_times_the_usual():
     warm = data_parallel.rate("warm-up", 4, 10)
     assert np.allclose([warm(step) for step in (0, 5, 10, 99)], [0.2, 0.5, 0.8, 0.8])
     assert data_parallel.rate("linear", 4, 10) == 0.8 and data_parallel.rate("fixed", 4, 10) == 0.2
-    assert 4 * sum(int(np.prod(shape)) for shape in lenet.SHAPES) == 516_272
+    assert 4 * sum(int(np.prod(shape)) for shape in by_hand.SHAPES) == 516_272

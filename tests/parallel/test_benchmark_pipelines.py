@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks import ed_pipeline, pipelines
 from ed_lib import records
-from ed_lib.parallel.schedules import SCHEDULES, ed, repeat
-from ed_lib.parallel.simulator import simulate
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES, ed, repeat
+from ed_lib.parallel.model_parallel.simulator import simulate
 from tools import measurements
 
 

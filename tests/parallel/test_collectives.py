@@ -2,8 +2,9 @@
 
 import pytest
 
-from ed_lib.parallel import collectives, costs, launch
-from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel import launch
+from ed_lib.parallel.ranks import collectives, costs
+from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ranks
 
 

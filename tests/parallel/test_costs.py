@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ed_lib.parallel import costs, launch
+from ed_lib.parallel import launch
+from ed_lib.parallel.ranks import costs
 
 ALPHA, BETA = 5e-5, 1e-9
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel.hogwild import SparseSquares, shared, train
-from ed_lib.parallel.launch import RankError
+from ed_lib.parallel.asynchronous.hogwild import SparseSquares, shared, train
+from ed_lib.parallel.ranks.launcher import RankError
 
 TIMEOUT = 120.0
 

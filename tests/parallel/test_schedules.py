@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib.parallel.costs import Link
-from ed_lib.parallel.schedules import SCHEDULES, Instruction, repeat
-from ed_lib.parallel.simulator import draw, simulate
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, repeat
+from ed_lib.parallel.model_parallel.simulator import draw, simulate
+from ed_lib.parallel.ranks.costs import Link
 
 BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 stages = st.integers(1, 8)

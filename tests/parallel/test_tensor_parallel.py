@@ -6,9 +6,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from ed_lib.parallel import costs
-from ed_lib.parallel.collectives import Traffic
-from ed_lib.parallel.tensor_parallel import ColumnParallel, ParallelMLP, RowParallel, branch, merge, one_block
+from ed_lib.parallel.model_parallel.tensor_parallel import (
+    ColumnParallel,
+    ParallelMLP,
+    RowParallel,
+    branch,
+    merge,
+    one_block,
+)
+from ed_lib.parallel.ranks import costs
+from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ranks
 
 SHAPES = [  # in, hidden, out, bias, shape of x without its features

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel import processes
-from ed_lib.parallel.asynchronous import Diverged, ModelQueue, ParameterServer, SynchronousServer
-from ed_lib.parallel.problems import Perceptron
-from ed_lib.parallel.virtual import simulate
-from ed_lib.parallel.workers import WorkerError, train
+from ed_lib.parallel.asynchronous.problems import Perceptron
+from ed_lib.parallel.asynchronous.servers import Diverged, ModelQueue, ParameterServer, SynchronousServer
+from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel.asynchronous.workers import WorkerError, train
+from ed_lib.parallel.ranks import processes
 
 TIMEOUT = 120.0
 LARGE = 400_000  # parameters: a message of 1.6 MB, several times what a pipe holds
@@ -250,8 +250,8 @@ def test_bad_arguments_start_nothing(changed, error, message):
 
 SCRIPT = """
 import torch
-from ed_lib.parallel.asynchronous import ParameterServer
-from ed_lib.parallel.workers import train
+from ed_lib.parallel.asynchronous.servers import ParameterServer
+from ed_lib.parallel.asynchronous.workers import train
 from tests.parallel.test_workers import tell_and_sleep
 if __name__ == "__main__":
     train(ParameterServer(torch.zeros(4), 1.0), tell_and_sleep, 4, 2, timeout=120)

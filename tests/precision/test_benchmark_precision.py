@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, harness, precision, smaller
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
-from ed_lib import roofline
-from ed_lib.precision import fp8, models, scaler, training
+from ed_lib import models, roofline
+from ed_lib.precision import fp8, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
 from tests.benchmark import measured

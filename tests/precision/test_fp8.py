@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib.precision import fp8, models, training
+from ed_lib import models
+from ed_lib.precision import fp8, training
 from ed_lib.precision.fp8 import E4M3, E5M2
 
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}  # the OCP specification's

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ed_lib.precision import fp8, models
+from ed_lib import models
+from ed_lib.precision import fp8
 from ed_lib.precision.fp8 import E4M3, E5M2
 
 LINEAR = {  # sizes (K, N) of the layers that benchmarks.precision trains in FP8

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib.precision import models, training
+from ed_lib import models
+from ed_lib.precision import training
 from ed_lib.precision.master_weights import MasterWeights
 from ed_lib.precision.scaler import GradScaler
 

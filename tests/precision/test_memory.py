@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib.precision import models
+from ed_lib import models
 from ed_lib.precision.master_weights import MasterWeights
 from ed_lib.precision.memory import Memory, account
 

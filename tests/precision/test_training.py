@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import data
-from ed_lib.precision import models, training
+from ed_lib import data, models
+from ed_lib.precision import training
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""Hogwild: processes that move the same parameters, in the same memory, without locks.
+
+To add to a number in memory is to read it, add, and write it back. When two processes do so at once, the one
+that writes later has not seen what the other wrote, and that update is lost. F. Niu, B. Recht, C. Ré and S.
+Wright, "Hogwild!: a lock-free approach to parallelizing stochastic gradient descent" (2011): if each update
+touches few of many parameters, updates rarely meet, and little is lost.
+"""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ed_lib import arrays
+from ed_lib.parallel.ranks.launcher import launch
+
+
+@dataclass(frozen=True)
+class SparseSquares:
+    """Least squares with few non-zeros a row: the loss is ½ mean (x·w − y)² over rows x, with y = x·truth.
+
+    columns, values: (N, k), where each row's k non-zeros are, and what; targets: (N,); truth: (P,).
+    """
+
+    columns: torch.Tensor
+    values: torch.Tensor
+    targets: torch.Tensor
+    truth: torch.Tensor
+
+    @classmethod
+    def random(cls, n_rows, n_params, nonzeros, seed=0):
+        """Rows of length 1 with their non-zeros in random places; float64. The loss can reach 0."""
+        counts = {"n_rows": n_rows, "n_params": n_params, "nonzeros": nonzeros}
+        n, p, k = (arrays.check_count(name, value) for name, value in counts.items())
+        if k > p:
+            raise ValueError(f"nonzeros is {k}; wanted at most the {p} parameters")
+        random = np.random.default_rng(seed)
+        columns = np.stack([random.choice(p, k, replace=False) for _ in range(n)])  # (N, k)
+        values = random.standard_normal((n, k))
+        values /= np.linalg.norm(values, axis=1, keepdims=True)
+        truth = random.standard_normal(p)
+        targets = (values * truth[columns]).sum(1)  # (N,)
+        return cls(*map(torch.from_numpy, (columns, values, targets, truth)))
+
+    def loss(self, params):
+        """params (P,) → ½ mean (x·w − y)²."""
+        return float(((self.values * params[self.columns]).sum(1) - self.targets).square().mean() / 2)
+
+    def descend(self, params, row, lr):
+        """One step of SGD on one row, in place: only its k parameters are read and written."""
+        columns, values = self.columns[row], self.values[row]  # (k,) each
+        error = values @ params[columns] - self.targets[row]
+        params[columns] -= lr * error * values
+
+
+def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
+    """``steps`` steps of SGD, shared by processes on one memory, without locks → parameters (P,), and counts.
+
+    The second tensor counts how often each parameter was moved, by adding 1 without a lock as well: what its
+    sum lacks of steps · k is how many of these additions were lost. Worker r takes the steps r,
+    r + n_workers, …; step s goes down row s of an order that ``seed`` sets. One worker loses none, and is
+    serial SGD.
+
+    ValueError or TypeError for a count or a rate that is none; errors of the processes as :func:`launch`.
+    """
+    arrays.check_count("steps", steps)
+    arrays.check_positive("lr", lr)
+    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+        memory = shared(folder, len(problem.truth))
+        launch(work, n_workers, folder, problem, steps, lr, seed, timeout=timeout)
+        return tuple(tensor.clone() for tensor in memory)
+
+
+def work(folder, problem, steps, lr, seed):
+    """What each rank does; nothing is sent."""
+    params, moved = shared(folder, len(problem.truth))
+    order = np.random.default_rng(seed).integers(len(problem.targets), size=steps)
+    dist.barrier()  # so that they run at the same time
+    shutil.rmtree(folder, ignore_errors=True)  # all have mapped its files: nothing is left, whoever is killed
+    for row in order[dist.get_rank() :: dist.get_world_size()]:
+        problem.descend(params, row, lr)
+        moved[problem.columns[row]] += 1
+
+
+def shared(folder, size):
+    """Two tensors of float64, (size,), in memory that all processes share which map the same folder; zeros at
+    first."""
+    paths = (str(Path(folder) / name) for name in ("params", "moved"))
+    return [torch.from_file(path, shared=True, size=size, dtype=torch.float64) for path in paths]

@@ -1,0 +1,216 @@
+"""Data parallelism over processes: every rank holds a replica and a shard, and the gradients are summed.
+
+The gradients of many parameters are kept in a few flat buckets, and the sum over the ranks of a bucket is
+started while the backward pass still computes the next. That is how PyTorch's DistributedDataParallel works:
+S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
+
+Losses are summed over samples, gradients over ranks, and what comes out is divided by the size of the global
+batch. So shards may be uneven, or empty.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from ed_lib import arrays
+from ed_lib.parallel.data_parallel import by_hand
+from ed_lib.parallel.ranks import collectives
+
+BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
+
+
+@dataclass
+class Bucket:
+    """Gradients side by side: ``flat`` (n,), and for each parameter the view of it that is its ``grad``."""
+
+    flat: torch.Tensor
+    views: dict = field(repr=False)  # {parameter: view}
+    awaited: set = field(repr=False)  # the parameters whose gradient this step has not computed yet
+
+    @property
+    def bytes(self):
+        return self.flat.numel() * self.flat.element_size()
+
+
+class Replica:
+    """A module that all ranks train together, each on its shard of the batch.
+
+    A step: ``zero_grad()``, the backward pass of a loss *summed* over this rank's samples, ``finish(B)`` with
+    B the samples of all ranks, and then any optimizer's step.
+
+    It starts from rank 0's parameters and buffers. Gradients lie in ``buckets`` of at most ``bucket_bytes``
+    bytes, or of one larger parameter, from the last parameter to the first, which is about the order in which
+    the backward pass computes them. With ``overlap`` a bucket is summed as soon as it is complete and all
+    before it have been started, else in ``finish``. ``calls`` and ``bytes`` count what was handed to
+    ``dist.all_reduce``.
+
+    ValueError, on every rank, if the ranks' parameters or arguments differ; ValueError if none is trained.
+    """
+
+    def __init__(self, module, bucket_bytes=BUCKET_BYTES, overlap=True):
+        collectives.agree(f"Replica({_layout(module)}, {bucket_bytes!r}, {overlap!r})")
+        bucket_bytes = arrays.check_count("bucket_bytes", bucket_bytes)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if not trained:
+            raise ValueError("module has no parameter that requires a gradient; wanted at least one")
+        for tensor in (*module.parameters(), *module.buffers()):
+            _broadcast(tensor.detach())
+        self.module, self.calls, self.bytes = module, 0, 0
+        self.buckets = [_bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self._requests = []  # one for each bucket that was started in this step
+        if overlap:
+            for p in trained:
+                p.register_post_accumulate_grad_hook(self._ready)
+
+    def __call__(self, x):
+        return self.module(x)
+
+    def zero_grad(self):
+        """Sets the gradients to zero, and leaves them where they are, in the buckets."""
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+
+    def finish(self, samples):
+        """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
+
+        A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError if a
+        ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
+        """
+        samples = arrays.check_count("samples", samples)
+        while len(self._requests) < len(self.buckets):
+            self._start()
+        for request in self._requests:
+            request.wait()
+        self._requests = []
+        for bucket in self.buckets:
+            bucket.awaited = set(bucket.views)
+            if any(p.grad is None or p.grad.data_ptr() != v.data_ptr() for p, v in bucket.views.items()):
+                raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
+            bucket.flat /= samples
+
+    def _ready(self, parameter):
+        """Called when the backward pass has computed the gradient of a parameter."""
+        bucket = self._bucket_of[parameter]
+        if parameter not in bucket.awaited:
+            raise RuntimeError("a second backward pass before finish(); wanted one for each step")
+        bucket.awaited.remove(parameter)
+        while len(self._requests) < len(self.buckets) and not self.buckets[len(self._requests)].awaited:
+            self._start()
+
+    def _start(self):
+        """Starts the sum of the next bucket. All ranks start them in one order, since they meet in it."""
+        bucket = self.buckets[len(self._requests)]
+        self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
+        self.calls, self.bytes = self.calls + 1, self.bytes + bucket.bytes
+
+
+class Traced(Replica):
+    """A replica that writes down when things happened, in seconds of ``time.perf_counter``, under gloo.
+
+    ``computed``: when the gradient of each parameter was there, in that order. ``summed``: for each bucket
+    when its sum was started and when it was done.
+    """
+
+    def zero_grad(self):
+        super().zero_grad()
+        self.computed, self.summed = [], []
+
+    def _ready(self, parameter):
+        self.computed.append(time.perf_counter())
+        super()._ready(parameter)
+
+    def _start(self):
+        times = [time.perf_counter(), None]
+        self.summed.append(times)
+        super()._start()
+        self._requests[-1].get_future().add_done_callback(lambda _: times.__setitem__(1, time.perf_counter()))
+
+
+def reduce_each(parameters, samples, algorithm="ring"):
+    """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent.
+
+    Sums the gradients over the ranks by :func:`collectives.all_reduce`, and divides them by ``samples``.
+    """
+    samples, traffic = arrays.check_count("samples", samples), collectives.Traffic()
+    for p in parameters:
+        if p.grad is None:  # it had no part in this rank's loss
+            p.grad = torch.zeros_like(p)
+        traffic += collectives.all_reduce(p.grad, algorithm)
+        p.grad /= samples
+    return traffic
+
+
+def shard(rows, rank=None, size=None):
+    """Rank ``rank``'s part of the rows of a global batch: ``rows.tensor_split(size)[rank]``, for any array.
+
+    The parts are together all rows, once each; they are uneven where size does not divide the rows, and some
+    are empty where there are more ranks than rows. Without numbers: those of this process.
+    """
+    rank = dist.get_rank() if rank is None else arrays.check_count("rank", rank, least=0)
+    size = dist.get_world_size() if size is None else arrays.check_count("size", size)
+    if rank >= size:
+        raise ValueError(f"rank is {rank}; wanted one below {size}")
+    each, more = divmod(len(rows), size)  # the first `more` parts have one row more
+    start = rank * each + min(rank, more)
+    return rows[start : start + each + (rank < more)]
+
+
+def accuracy(net, x, y):
+    """The share of the samples x (N, …) that ``net`` gives their class y (N,), each counted on one rank.
+
+    All ranks pass the same samples and get the same number. What is summed are two integers, so it is exact.
+    """
+    mine = shard(x), shard(y)
+    counts = torch.tensor([0, len(mine[1])], device=y.device)
+    counts[0] = by_hand.correct(net, *mine)
+    dist.all_reduce(counts)
+    right, total = counts.tolist()
+    if total != len(y):
+        raise ValueError(f"the ranks passed {total} samples in all; wanted the same {len(y)} on each")
+    return right / total
+
+
+def _layout(module):
+    """What has to be equal on all ranks, as text."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return ", ".join(
+        f"{name} {arrays.dtype_name(t.dtype)} {tuple(t.shape)}{'' if t.requires_grad else ' fixed'}"
+        for name, t in named
+    )
+
+
+def _broadcast(tensor):
+    """Rank 0's values into the tensor of every rank."""
+    sent = tensor.contiguous()
+    dist.broadcast(sent, 0)
+    if sent.data_ptr() != tensor.data_ptr():
+        tensor.copy_(sent)
+
+
+def grouped(params, bucket_bytes):
+    """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
+    many bytes unless it is a single parameter."""
+    groups, used = [], 0
+    for p in params:
+        size = p.numel() * p.element_size()
+        fits = groups and used + size <= bucket_bytes
+        if fits and (groups[-1][-1].dtype, groups[-1][-1].device) == (p.dtype, p.device):
+            groups[-1].append(p)
+            used += size
+        else:
+            groups.append([p])
+            used = size
+    return groups
+
+
+def _bucket(params):
+    """A bucket of zeros for these parameters, whose gradients are views of it from now on."""
+    flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
+    parts = flat.split([p.numel() for p in params])
+    views = {p: part.view(p.shape) for p, part in zip(params, parts, strict=True)}
+    for p, view in views.items():
+        p.grad = view
+    return Bucket(flat, views, set(params))

@@ -1,0 +1,154 @@
+"""ED cut into a chain of stages, one on each rank: activations go forward, one error a sample comes back."""
+
+import numpy as np
+import torch.distributed as dist
+
+from ed_lib import arrays
+from ed_lib.ed import folded
+from ed_lib.ed.network import check_target
+from ed_lib.parallel.model_parallel import schedules
+from ed_lib.parallel.ranks.collectives import Wire
+
+
+class EDStage:
+    """One stage of an :class:`ed_lib.ed.EDNetwork` of the backend "torch": its layers, copied.
+
+    The first stage has the input layer, the last one the output layer, and each its share of the hidden ones.
+    ``kept`` holds, for each micro-batch in work, what the update needs: (x, states, output).
+
+    ValueError for another backend, or for more stages than there are hidden-to-hidden layers.
+    """
+
+    def __init__(self, net, number, stages):
+        if net.space.backend != "torch":
+            raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
+        stages = arrays.check_count("stages", stages)
+        if stages > max(1, net.depth):
+            raise ValueError(
+                f"stages is {stages}; wanted at most {max(1, net.depth)}, one hidden layer for each"
+            )
+        self.net, self.number = net, number
+        self.is_first, self.is_last = number == 0, number == stages - 1
+        hidden = np.array_split(np.arange(net.depth), stages)[number].tolist()  # its hidden layers
+        self.params = {}
+        for name, whole in net.parameters.items():
+            layer = name.split(".")[0]
+            if layer == "hidden":
+                self.params[name] = whole[hidden].clone()
+            elif self.is_first if layer == "input" else self.is_last:
+                self.params[name] = whole.clone()
+        self.kept = {}
+        self.learned = 0  # samples of the batch in work whose updates are made
+
+    def forward(self, i, x):
+        """Micro-batch i: (K, b, 2W) → (K, b, 2W).
+
+        The first stage takes x (b, n_inputs), the last one returns the outputs (b, K).
+        """
+        p, net = self.params, self.net
+        k, cells, b = net.n_outputs, 2 * net.width, x.shape[-2]
+        states = net.space.empty((len(p["hidden.weight"]) + 1, k, b, cells))
+        if self.is_first:
+            folded.fire_input(x, p["input.weight"], self._bias("input"), net.u0, out=states[0])
+        else:
+            states[0] = x
+        folded.hidden_layers(states, p["hidden.weight"], self._bias("hidden"), net.u0)
+        output = None
+        if self.is_last:
+            output = net.space.empty((k, b, 2))  # the excitatory and the inhibitory cell
+            folded.fire(states[-1], p["output.weight"], self._bias("output"), net.u0, out=output)
+        self.kept[i] = x, states, output
+        return output[..., 0].T if self.is_last else states[-1]
+
+    def update(self, i, error, batch):
+        """The ED step of this stage's layers for micro-batch i, part of ``batch`` samples: error (b, K).
+
+        With the last of these samples, input weights that have left their sign are put back to zero.
+        """
+        p, net, (x, states, output) = self.params, self.net, self.kept.pop(i)
+        folded.add_direction(p, x, states, output, error * (net.alpha / batch), net.rule, net.bias)
+        self.learned += len(error)
+        if self.learned == batch:  # the whole batch has been added up, as the serial network does
+            self.learned = 0
+            if self.is_first and net.rule == "kaneko":
+                folded.stop_at_zero(p["input.weight"])
+
+    def _bias(self, layer):
+        return folded.bias_term(self.params[f"{layer}.bias"], self.net.bias)
+
+
+class EDPipeline:
+    """This rank's part of an ED network that is cut into one stage for each rank of the group.
+
+    Every rank is given a network with the same weights, and keeps its own layers of it. ``traffic`` counts
+    what this rank has sent. Errors as :class:`EDStage`; TypeError or ValueError for bad data, on every rank.
+    """
+
+    def __init__(self, net):
+        # Activations and errors go by groups of their own: NCCL keeps the order of all messages of a group.
+        self.wires = {what: Wire(dist.new_group()) for what in ("activation", "error")}
+        self.number, self.stages = dist.get_rank(), dist.get_world_size()
+        self.net, self.stage = net, EDStage(net, self.number, self.stages)
+
+    @property
+    def traffic(self):
+        """What this rank has sent so far: {"activation": Traffic, "error": Traffic}."""
+        return {what: wire.traffic for what, wire in self.wires.items()}
+
+    def step(self, x, target, microbatches=1):
+        """One ED step, as ``net.step``: x (B, n_inputs), target (B, K), on every rank.
+
+        The outputs (B, K) on the last stage, None on the others.
+        """
+        x = self.net.space.check("x", x, ("B", self.net.n_inputs))
+        target = check_target(self.net, target, len(x))
+        if arrays.check_count("microbatches", microbatches) > len(x):
+            raise ValueError(
+                f"microbatches is {microbatches}; wanted at most {len(x)}, the samples of the batch"
+            )
+        parts = zip(x.tensor_split(microbatches), target.tensor_split(microbatches), strict=True)
+        return self._run(schedules.ed, [(*part, len(x)) for part in parts])
+
+    def stream(self, batches):
+        """Streaming ED over a list of batches (x, target), without waiting between them.
+
+        Stage s updates for a batch after it has gone forward with some later ones: see
+        :func:`ed_lib.parallel.ed.delay.delays`. All outputs (N, K) on the last stage.
+        """
+        checked = [(self.net.space.check("x", x, ("B", self.net.n_inputs)), t, len(x)) for x, t in batches]
+        parts = [(x, check_target(self.net, target, n), n) for x, target, n in checked]
+        return self._run(schedules.ed_streaming, parts)
+
+    def _run(self, schedule, parts):
+        """Follows a schedule over micro-batches (x, target, samples to divide by)."""
+        inbox, outbox, outputs, requests = {}, {}, [], []
+        for do in schedule(self.number, self.stages, len(parts)):
+            i, (x, target, batch) = do.microbatch, parts[do.microbatch]
+            if do.op == "receive":
+                inbox[do.what, i] = self._receive(do, len(x))
+            elif do.op == "send":
+                requests += self.wires[do.what].start(outbox[do.what, i], do.peer)
+            elif do.op == "forward":
+                out = self.stage.forward(i, x if self.stage.is_first else inbox.pop(("activation", i)))
+                outbox["activation", i] = out
+                if self.stage.is_last:
+                    outputs.append(out)
+                    inbox["error", i] = outbox["error", i] = (target - out).contiguous()  # (b, K)
+            else:
+                self.stage.update(i, inbox.pop(("error", i)), batch)
+        for request in requests:  # outbox holds the tensors until they are sent
+            request.wait()
+        return self.net.space.library.cat(outputs) if self.stage.is_last else None
+
+    def _receive(self, do, b):
+        k, cells = self.net.n_outputs, 2 * self.net.width
+        tensor = self.net.space.empty((k, b, cells) if do.what == "activation" else (b, k))
+        self.wires[do.what].receive(tensor, do.peer)
+        return tensor
+
+
+def merge(net, parts):
+    """The parameters of all stages, as each ``stage.params``, put back together into ``net``."""
+    for name, whole in net.parameters.items():
+        found = [part[name] for part in parts if name in part]
+        whole.copy_(net.space.library.cat(found) if name.startswith("hidden") else found[0])

@@ -1,0 +1,76 @@
+"""What a training step sends, for each way to cut the same stack of layers: by formula, and counted.
+
+The stack: L linear layers, W × W, without biases, and a batch of B samples. Sums over the ranks are formed
+by a ring. All ranks together send 2(p − 1) times
+
+- "data", every rank has all layers and a part of the batch: the gradients, L·W² numbers;
+- "tensor", a cut through the layers, in blocks of two: B·W numbers, for each of L/2 sums forward and
+  L/2 − 1 back (the inputs of the first block need no gradient);
+- "pipeline", a cut between layers: B·W numbers.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ed_lib import arrays
+from ed_lib.parallel.data_parallel import replica
+from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
+from ed_lib.parallel.model_parallel.schedules import one_f_one_b
+from ed_lib.parallel.model_parallel.tensor_parallel import ParallelMLP
+from ed_lib.parallel.ranks.collectives import Traffic
+
+CUTS = ("data", "tensor", "pipeline")
+
+
+def bytes_sent(way, layers, width, batch, p, itemsize=4):
+    """The bytes that all p ranks together send in a step, by the formulas above. ``layers``: an even L."""
+    arrays.check_choice("way", way, CUTS)
+    if layers % 2:
+        raise ValueError(f"layers is {layers}; wanted an even number, since blocks have two")
+    numbers = {"data": layers * width**2, "tensor": (layers - 1) * batch * width, "pipeline": batch * width}
+    return 2 * (p - 1) * numbers[way] * itemsize
+
+
+def counted(layers, width, batch, microbatches=2):
+    """For :func:`~ed_lib.parallel.ranks.launcher.launch`: what this rank sends in a step → {way: Traffic}.
+
+    One step in each way, in float64, from the same weights and the same batch. ArithmeticError if their
+    gradients differ by more than rounding.
+    """
+    torch.manual_seed(0)
+    rank, p = dist.get_rank(), dist.get_world_size()
+    loss, found = nn.functional.mse_loss, {}
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).double()
+    x, target = torch.randn(2, batch, width, dtype=torch.float64)
+
+    rows = replica.shard(torch.arange(batch))
+    (loss(model(x[rows]), target[rows]) * len(rows)).backward()
+    weights = list(model.parameters())
+    found["data"] = replica.reduce_each(weights, batch)
+    wanted = [weight.grad.clone() for weight in weights]  # L times (W, W)
+
+    blocks = [ParallelMLP(*model[i : i + 2], nn.Identity()) for i in range(0, layers, 2)]
+    loss(nn.Sequential(*blocks)(x), target).backward()
+    found["tensor"] = sum((each for b in blocks for sums in b.sent.values() for each in sums), Traffic())
+    for n, block in enumerate(blocks):
+        _compare(block.first.weight.grad, wanted[2 * n].tensor_split(p)[rank])
+        _compare(block.second.weight.grad, wanted[2 * n + 1].tensor_split(p, 1)[rank])
+
+    model.zero_grad()
+    worker = Pipeline(cut(model, p), loss, x.shape, microbatches, one_f_one_b, x.dtype)
+    found["pipeline"] = sum(worker.run(x, target).sent.values(), Traffic())
+    for weight, gradient in zip(weights, wanted, strict=True):
+        if weight.grad is not None:  # it is in this rank's part
+            _compare(weight.grad, gradient)
+    return found
+
+
+def counted_each(shapes):
+    """:func:`counted` for each of several (layers, width, batch), in one launch → a list."""
+    return [counted(*shape) for shape in shapes]
+
+
+def _compare(found, wanted):
+    if not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
+        raise ArithmeticError(f"a gradient differs by {float((found - wanted).abs().max()):.1e}")

@@ -1,0 +1,175 @@
+"""Schedules of a pipeline: in which order a stage works on its micro-batches.
+
+A model is cut into a chain of p stages, one on each device, and a batch into m micro-batches. A *schedule* is
+a generator: ``schedule(stage, stages, microbatches)`` yields the :class:`Instruction`\\ s of one stage, in
+order. One worker executes them on real processes (:mod:`.pipeline`), and a simulator on a
+clock of its own (:mod:`.simulator`).
+
+Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019) and "Memory-efficient
+pipeline-parallel DNN training" (2021) for 1F1B; P. Qi et al., "Zero bubble pipeline parallelism" (2024) for
+ZB-H1 and ZB-H2.
+"""
+
+from typing import NamedTuple
+
+COMPUTING = ("forward", "backward", "backward_input", "backward_weight", "update", "step")
+MESSAGES = ("activation", "gradient", "error")
+
+
+class Instruction(NamedTuple):
+    """What a stage does next: ``op`` is one of COMPUTING, "send" or "receive".
+
+    A message is ``what`` (one of MESSAGES) about a micro-batch, to or from the stage ``peer``.
+    """
+
+    op: str
+    microbatch: int = -1
+    what: str = ""
+    peer: int = -1
+
+
+def naive(stage, stages, microbatches):
+    """One micro-batch after the other goes all the way forward and back: one stage works at a time."""
+    for i in range(microbatches):
+        yield from forward(stage, stages, i)
+        yield from backward(stage, stages, i)
+    yield Instruction("step")
+
+
+def gpipe(stage, stages, microbatches):
+    """All forward, then all backward. Keeps the activations of m micro-batches."""
+    for i in range(microbatches):
+        yield from forward(stage, stages, i)
+    for i in range(microbatches):
+        yield from backward(stage, stages, i)
+    yield Instruction("step")
+
+
+def one_f_one_b(stage, stages, microbatches):
+    """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage activations."""
+    ahead = min(microbatches, stages - 1 - stage)  # forward passes before the first backward pass
+    for i in range(ahead):
+        yield from forward(stage, stages, i)
+    for i in range(microbatches):
+        if i + ahead < microbatches:
+            yield from forward(stage, stages, i + ahead)
+        yield from backward(stage, stages, i)
+    yield Instruction("step")
+
+
+def zb_h1(stage, stages, microbatches):
+    """1F1B with the backward pass in two: the weights' gradients wait until there would be a bubble."""
+    ahead = min(microbatches, stages - 1 - stage)
+    for i in range(ahead):
+        yield from forward(stage, stages, i)
+    for i in range(microbatches):
+        if i + ahead < microbatches:
+            yield from forward(stage, stages, i + ahead)
+        yield from backward(stage, stages, i, "backward_input")
+        if i >= stage:
+            yield Instruction("backward_weight", i - stage)
+    for i in range(max(0, microbatches - stage), microbatches):
+        yield Instruction("backward_weight", i)
+    yield Instruction("step")
+
+
+def zb_h2(stage, stages, microbatches):
+    """More forward passes first, more weights' gradients last: no bubble, for about twice the activations."""
+    ahead = min(microbatches, 2 * (stages - stage) - 1)
+    late = 2 * stage
+    for i in range(ahead):
+        yield from forward(stage, stages, i)
+    for i in range(microbatches):
+        yield from backward(stage, stages, i, "backward_input")
+        if i >= late:
+            yield Instruction("backward_weight", i - late)
+        if i + ahead < microbatches:
+            yield from forward(stage, stages, i + ahead)
+    for i in range(max(0, microbatches - late), microbatches):
+        yield Instruction("backward_weight", i)
+    yield Instruction("step")
+
+
+def ed(stage, stages, microbatches):
+    """ED in batches: all forward, then all updates. Only the output's error goes back, from the last stage.
+
+    The updates of a batch come after its last forward pass, so that each of them sees the same weights.
+    """
+    last = stages - 1
+    for i in range(microbatches):
+        yield from forward(stage, stages, i)
+        if stage == last:
+            yield from tell(stages, i)
+    for i in range(microbatches):
+        if stage < last:
+            yield Instruction("receive", i, "error", last)
+        yield Instruction("update", i)
+
+
+def ed_streaming(stage, stages, microbatches):
+    """ED micro-batch by micro-batch: each updates the weights as soon as its error is there.
+
+    The error of a micro-batch is p − 1 − stage forward passes away. In that time a stage that takes turns
+    between forward passes and updates, of like length, has gone forward with half as many later ones.
+    """
+    last = stages - 1
+    ahead = min(microbatches, (stages - stage) // 2)  # ⌈(p − 1 − stage) / 2⌉
+    for i in range(ahead):
+        yield from forward(stage, stages, i)
+    for i in range(microbatches):
+        if i + ahead < microbatches:
+            yield from forward(stage, stages, i + ahead)
+        if stage == last:
+            yield from tell(stages, i)
+        else:
+            yield Instruction("receive", i, "error", last)
+        yield Instruction("update", i)
+
+
+def repeat(schedule, batches):
+    """A schedule for several batches, one after the other; micro-batches are numbered on."""
+
+    def repeated(stage, stages, microbatches):
+        for batch in range(batches):
+            for instruction in schedule(stage, stages, microbatches):
+                number = instruction.microbatch
+                yield instruction._replace(
+                    microbatch=number + batch * microbatches if number >= 0 else number
+                )
+
+    return repeated
+
+
+SCHEDULES = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "ed": ed,
+    "ed_streaming": ed_streaming,
+}
+
+
+def forward(stage, stages, i):
+    """Micro-batch i forward through this stage: what comes in, the work, what goes out."""
+    if stage > 0:
+        yield Instruction("receive", i, "activation", stage - 1)
+    yield Instruction("forward", i)
+    if stage < stages - 1:
+        yield Instruction("send", i, "activation", stage + 1)
+
+
+def backward(stage, stages, i, op="backward"):
+    """The same backward."""
+    if stage < stages - 1:
+        yield Instruction("receive", i, "gradient", stage + 1)
+    yield Instruction(op, i)
+    if stage > 0:
+        yield Instruction("send", i, "gradient", stage - 1)
+
+
+def tell(stages, i):
+    """The last stage sends the error to all others: one number for each sample and output."""
+    for peer in range(stages - 1):
+        yield Instruction("send", i, "error", peer)

@@ -1,0 +1,136 @@
+"""A pipeline on a clock of its own: the instructions of a schedule, with the time that each of them takes."""
+
+from dataclasses import dataclass
+
+from ed_lib import arrays
+from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES
+
+FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
+
+
+@dataclass(frozen=True)
+class Event:
+    """A computation: from ``start`` to ``end`` (seconds), the stage did ``op`` for a micro-batch."""
+
+    stage: int
+    op: str
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a simulation gave: its events, and for each message (what, sender, receiver) how many were sent.
+
+    ``live[s]`` is the largest number of micro-batches whose activations stage s kept at one time.
+    """
+
+    events: list
+    messages: dict
+    live: list
+
+    @property
+    def stages(self):
+        return len(self.live)
+
+    @property
+    def seconds(self):
+        """When the last event ends."""
+        return max(event.end for event in self.events)
+
+    @property
+    def busy(self):
+        """The share of the time in which a stage computes, mean over the stages."""
+        return sum(event.end - event.start for event in self.events) / (self.stages * self.seconds)
+
+    def begins(self, stage, microbatch, op="forward"):
+        """When a stage starts this computation; StopIteration if it never does."""
+        wanted = stage, op, microbatch
+        return next(e.start for e in self.events if (e.stage, e.op, e.microbatch) == wanted)
+
+
+def simulate(schedule, stages, microbatches, seconds, link=None, sizes=None):
+    """Runs a schedule on ``stages`` simulated devices → :class:`Timeline`.
+
+    seconds: {op: seconds}, for one micro-batch, where a list gives each stage its own; an op that is not
+    named takes no time. link: an object whose ``seconds(bytes)`` is the time of a message
+    (such as ``ranks.costs.Link``); None: none. sizes: {what: bytes} of a message. A send does not hold
+    its stage up; messages between two stages follow each other.
+
+    ValueError for an unknown op or message, a negative time, or a schedule in which a stage waits for ever.
+    """
+    stages = arrays.check_count("stages", stages)
+    microbatches = arrays.check_count("microbatches", microbatches)
+    times = _times(seconds, stages)
+    if unknown := set(sizes or {}) - set(MESSAGES):
+        raise ValueError(f"sizes names {sorted(unknown)}; wanted some of {', '.join(MESSAGES)}")
+    durations = {what: link.seconds((sizes or {}).get(what, 0)) if link else 0.0 for what in MESSAGES}
+    programs = [list(schedule(stage, stages, microbatches)) for stage in range(stages)]
+    place, clock = [0] * stages, [0.0] * stages
+    arrived, free, counts, events = {}, {}, {}, []
+    while any(place[s] < len(programs[s]) for s in range(stages)):
+        before = list(place)
+        for s, program in enumerate(programs):
+            while place[s] < len(program):
+                do = program[place[s]]
+                if do.op == "receive":
+                    if (do.what, do.peer, s, do.microbatch) not in arrived:
+                        break
+                    clock[s] = max(clock[s], arrived[do.what, do.peer, s, do.microbatch])
+                elif do.op == "send":
+                    route = do.what, s, do.peer
+                    free[s, do.peer] = max(clock[s], free.get((s, do.peer), 0.0)) + durations[do.what]
+                    arrived[(*route, do.microbatch)] = free[s, do.peer]
+                    counts[route] = counts.get(route, 0) + 1
+                else:
+                    start, clock[s] = clock[s], clock[s] + times[do.op][s]
+                    events.append(Event(s, do.op, do.microbatch, start, clock[s]))
+                place[s] += 1
+        if place == before:
+            stuck = {s: programs[s][place[s]] for s in range(stages) if place[s] < len(programs[s])}
+            raise ValueError(f"schedule stops: no stage can go on. They wait for {stuck}")
+    return Timeline(events, counts, _live(events, stages))
+
+
+def draw(timeline, ax, numbers=True):
+    """Draws one row a device, a box for each computation, into a Matplotlib axis."""
+    from ed_lib import figures
+
+    colours = dict(zip(("forward", "backward", "update"), figures.COLOURS, strict=False))
+    colours |= {"backward_input": figures.ORANGE, "backward_weight": figures.PINK}
+    for event in timeline.events:
+        width = event.end - event.start
+        if width == 0:
+            continue
+        ax.barh(event.stage, width, 0.86, event.start, color=colours[event.op], ec="white", lw=0.6)
+        if numbers:
+            middle = (event.start + event.end) / 2
+            ax.text(
+                middle, event.stage, event.microbatch, ha="center", va="center", fontsize=8.5, color="white"
+            )
+    ax.set(ylim=(timeline.stages - 0.4, -0.6), xlim=(0, timeline.seconds), ylabel="device")
+    ax.set_yticks(range(timeline.stages))
+    ax.grid(False)
+
+
+def _times(seconds, stages):
+    """{op: a list, one time for each stage}, 0 where none is named."""
+    times = {op: [0.0] * stages for op in COMPUTING}
+    for op, value in seconds.items():
+        arrays.check_choice("seconds' op", op, COMPUTING)
+        each = list(value) if isinstance(value, (list, tuple)) else [value] * stages
+        if len(each) != stages or not all(t >= 0 for t in each):
+            raise ValueError(f"seconds[{op!r}] is {value!r}; wanted times ≥ 0, one, or one for each stage")
+        times[op] = each
+    return times
+
+
+def _live(events, stages):
+    """The most micro-batches that each stage has gone forward with, and not yet done with."""
+    live, most = [0] * stages, [0] * stages
+    for event in events:
+        s = event.stage
+        live[s] += (event.op == "forward") - (event.op in FREES)
+        most[s] = max(most[s], live[s])
+    return most

@@ -1,0 +1,171 @@
+"""Cutting through a layer: every rank has a slice of each weight matrix, and all work on the same batch.
+
+A linear layer is y = x·A + b. PyTorch stores ``weight`` = Aᵀ, (out, in), so the *columns* of A are rows of
+``weight``. Two layers with an activation between them need one sum over the ranks forward, and one back.
+
+Sources: M. Shoeybi et al., "Megatron-LM" (2019), section 3, whose f and g are :class:`Enter` and
+:class:`Leave`; A. Krizhevsky et al., "ImageNet classification with deep convolutional neural networks" (2012)
+for branches. In earnest, use ``parallelize_module`` of ``torch.distributed.tensor.parallel``.
+"""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ed_lib import arrays
+from ed_lib.parallel.ranks.collectives import Traffic, all_reduce
+
+
+class Enter(torch.autograd.Function):
+    """f: into a block whose ranks do different things with the same x. Back: the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx, x, sent):
+        """x, as it is."""
+        ctx.sent = sent
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The sum of the ranks' gradients."""
+        return _sum(gradient, ctx.sent["backward"]), None
+
+
+class Leave(torch.autograd.Function):
+    """g: out of the block, the sum of what the ranks have. Back: every rank gets the same gradient."""
+
+    @staticmethod
+    def forward(ctx, part, sent):
+        """The sum of the ranks' parts."""
+        return _sum(part, sent["forward"])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The gradient, as it is."""
+        return gradient, None
+
+
+class ColumnParallel(nn.Module):
+    """A rank's columns of A: x (…, in) → its outputs (…, out_r). Needs nothing from other ranks.
+
+    linear: the serial layer, the same on every rank; rank r takes ``weight.tensor_split(p)[r]``, and its
+    part of the bias. The ``p`` parts may differ by one. ValueError for fewer outputs than ranks.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        _check_linear(linear, "out_features")
+        self.weight = _part(linear.weight, 0)  # (out_r, in)
+        self.bias = None if linear.bias is None else _part(linear.bias, 0)  # (out_r,)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class RowParallel(nn.Module):
+    """A rank's rows of A: its inputs (…, in_r) → a part of the sum, (…, out). Add up, then add ``bias``.
+
+    linear: as above; rank r takes ``weight.tensor_split(p, dim=1)[r]``. The bias is on every rank, as it is
+    added after the sum, once. ValueError for fewer inputs than ranks.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        _check_linear(linear, "in_features")
+        self.weight = _part(linear.weight, 1)  # (out, in_r)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())  # (out,)
+
+    def forward(self, part):
+        return nn.functional.linear(part, self.weight)
+
+
+class ParallelMLP(nn.Module):
+    """Linear → activation → linear, cut through the hidden layer: x (…, in) → y (…, out), on every rank.
+
+    first, second: the serial layers; activation: a function of each element by itself. ``sent`` lists what
+    this rank sent: {"forward": [Traffic], "backward": [Traffic]}, an entry for each all-reduce. There is none
+    back if x needs no gradient. Construct it, and call it, on all ranks together.
+    """
+
+    def __init__(self, first, second, activation=torch.relu):
+        super().__init__()
+        if first.out_features != second.in_features:
+            raise ValueError(
+                f"first gives {first.out_features} features and second takes {second.in_features}; "
+                "wanted the same"
+            )
+        self.first, self.second, self.activation = ColumnParallel(first), RowParallel(second), activation
+        self.sent = {"forward": [], "backward": []}
+
+    def forward(self, x):
+        hidden = self.activation(self.first(Enter.apply(x, self.sent)))  # (…, hidden_r)
+        y = Leave.apply(self.second(hidden), self.sent)  # (…, out)
+        return y if self.second.bias is None else y + self.second.bias
+
+
+def one_block(first, second, x, slope):
+    """For ``launch``: a block forward, and back from ``slope`` = ∂loss/∂y.
+
+    → (y, ∂loss/∂x, the parameters' gradients, the block's ``state_dict()``, ``sent``) of this rank.
+    """
+    block, x = ParallelMLP(first, second), x.clone().requires_grad_()
+    y = block(x)
+    y.backward(slope)
+    grads = {name: weight.grad for name, weight in block.named_parameters()}
+    return y.detach(), x.grad, grads, block.state_dict(), block.sent
+
+
+def merge(states):
+    """The ``state_dict()`` of a :class:`ParallelMLP` from every rank, in order → that of the serial layers.
+
+    Copies of numbers only, so the result has the same bits. Keys "first.weight" (hidden, in), "first.bias",
+    "second.weight" (out, hidden), "second.bias". ValueError if the ranks' copies of the last bias differ.
+    """
+    merged = {"first.weight": 0, "first.bias": 0, "second.weight": 1}  # along which axis they were cut
+    merged = {
+        key: torch.cat([s[key] for s in states], axis) for key, axis in merged.items() if key in states[0]
+    }
+    if "second.bias" in states[0]:
+        biases = [state["second.bias"] for state in states]
+        if not all(torch.equal(bias, biases[0]) for bias in biases):
+            raise ValueError("states has different copies of second.bias; wanted the same on every rank")
+        merged["second.bias"] = biases[0].clone()
+    return merged
+
+
+def branch(conv, index):
+    """One group of an nn.Conv2d with ``groups``, as a layer of its own.
+
+    It takes part ``index`` of the channels and gives part ``index`` of the outputs. ValueError for no such
+    group.
+    """
+    if arrays.check_count("index", index, least=0) >= conv.groups:
+        raise ValueError(f"index is {index}; wanted below {conv.groups}, the number of groups")
+    alone = copy.deepcopy(conv)
+    alone.groups, alone.in_channels = 1, conv.in_channels // conv.groups
+    alone.out_channels = conv.out_channels // conv.groups
+    for name, tensor in conv.named_parameters():
+        part = tensor.detach().chunk(conv.groups)[index].clone()  # (out / groups, …)
+        setattr(alone, name, nn.Parameter(part))
+    return alone
+
+
+def _part(tensor, axis):
+    part = tensor.detach().tensor_split(dist.get_world_size(), axis)[dist.get_rank()]
+    return nn.Parameter(part.clone(memory_format=torch.contiguous_format))
+
+
+def _sum(tensor, sent):
+    """A new tensor: the sum over the ranks. Adds what this rank sent to a list."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    sent.append(all_reduce(total) if dist.get_world_size() > 1 else Traffic())
+    return total
+
+
+def _check_linear(linear, features):
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"linear is a {type(linear).__name__}; wanted an nn.Linear")
+    if (have := getattr(linear, features)) < (ranks := dist.get_world_size()):
+        raise ValueError(f"linear has {features} {have}; wanted at least {ranks}, one for each rank")

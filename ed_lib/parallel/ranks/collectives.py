@@ -1,0 +1,233 @@
+"""Collectives, built from sends and receives between two ranks, and counted.
+
+Every rank of a group calls the same function with a tensor of the same shape and dtype; the tensor is changed
+in place. What is sent and received is one message each, started together by
+``torch.distributed.batch_isend_irecv`` and waited for, which gloo and NCCL both have.
+
+p ranks, n bytes: the costs of the algorithms stand in :mod:`ed_lib.parallel.ranks.costs`. Sources: R. Thakur,
+R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005);
+P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ed_lib import arrays
+from ed_lib.parallel.ranks.launcher import device
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank has sent: how many messages, and the bytes in them. ``sum(…, Traffic())`` adds them."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other):
+        return Traffic(self.messages + other.messages, self.bytes + other.bytes)
+
+
+def all_reduce(tensor, algorithm="ring", group=None):
+    """The sum of all ranks' tensors, into each of them, in place → what this rank sent, as :class:`Traffic`.
+
+    tensor: any shape, integers or floats, contiguous or not. algorithm: "naive", "tree", "ring" or
+    "halving_doubling". Sums are formed in an order that depends on the algorithm, and every rank ends with
+    the same bits. The ranks first compare what they were called with (that is not counted).
+
+    TypeError for another dtype; ValueError for an unknown algorithm, and on every rank if the ranks' shapes,
+    dtypes or algorithms differ.
+    """
+    arrays.check_choice("algorithm", algorithm, ALGORITHMS)
+    return _run(ALGORITHMS[algorithm], tensor, group, f"all_reduce by {algorithm!r}")
+
+
+def broadcast(tensor, source=0, group=None):
+    """The tensor of the rank ``source`` into all others, by a binomial tree. Errors as :func:`all_reduce`."""
+    size = dist.get_world_size(group)
+    if arrays.check_count("source", source, least=0) >= size:
+        raise ValueError(f"source is {source}; wanted a rank below {size}")
+    return _run(
+        lambda flat, wire: tree_broadcast(flat, wire, source), tensor, group, f"broadcast from {source}"
+    )
+
+
+def reduce_scatter(tensor, group=None):
+    """Sums the tensors; afterwards rank r holds the sum of part r, and partial sums elsewhere.
+
+    Part r is ``tensor.flatten().tensor_split(p)[r]``. By a ring; errors as :func:`all_reduce`.
+    """
+    return _run(ring_reduce_scatter, tensor, group, "reduce_scatter")
+
+
+def all_gather(tensor, group=None):
+    """Copies part r of rank r's tensor to all ranks; parts, algorithm and errors as ``reduce_scatter``."""
+    return _run(ring_all_gather, tensor, group, "all_gather")
+
+
+class Wire:
+    """The connection of this rank to the others of a group: sends, receives, and counts what was sent.
+
+    Empty messages are left out, on both sides.
+    """
+
+    def __init__(self, group=None):
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.traffic = Traffic()
+
+    def send(self, tensor, to):
+        self.exchange(tensor, to, None, None)
+
+    def receive(self, tensor, source):
+        self.exchange(None, None, tensor, source)
+
+    def exchange(self, sent, to, received, source):
+        """Sends one tensor and receives another, both at the same time; returns once both are done."""
+        for request in self.start(sent, to, received, source):
+            request.wait()
+
+    def start(self, sent, to, received=None, source=None):
+        """The same without waiting → the requests to wait for. Until then the tensors must stay."""
+        operations = []
+        if sent is not None and sent.numel():
+            operations.append(dist.P2POp(dist.isend, sent, self._global(to), self.group))
+            self.traffic += Traffic(1, sent.numel() * sent.element_size())
+        if received is not None and received.numel():
+            operations.append(dist.P2POp(dist.irecv, received, self._global(source), self.group))
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def _global(self, rank):
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+def naive(flat, wire):
+    """Rank 0 receives every tensor in turn, adds them up, and sends the sum to each."""
+    if wire.rank == 0:
+        other = torch.empty_like(flat)
+        for rank in range(1, wire.size):
+            wire.receive(other, rank)
+            flat += other
+        for rank in range(1, wire.size):
+            wire.send(flat, rank)
+    else:
+        wire.send(flat, 0)
+        wire.receive(flat, 0)
+
+
+def tree(flat, wire):
+    """Sums up a binomial tree to rank 0, and copies the sum down the same tree."""
+    other = torch.empty_like(flat)
+    step = 1
+    while step < wire.size:  # ranks that are multiples of 2·step take in those step above them
+        if wire.rank % (2 * step) == step:
+            wire.send(flat, wire.rank - step)
+            break
+        if wire.rank + step < wire.size:
+            wire.receive(other, wire.rank + step)
+            flat += other
+        step *= 2
+    tree_broadcast(flat, wire)
+
+
+def tree_broadcast(flat, wire, source=0):
+    """Copies down a binomial tree: in every round, each rank that has the tensor sends it to one without."""
+    place = (wire.rank - source) % wire.size  # the source has place 0
+    step = 1 << (wire.size - 1).bit_length()  # the first power of two ≥ p
+    while (step := step // 2) >= 1:
+        if place % (2 * step) == 0 and place + step < wire.size:
+            wire.send(flat, (wire.rank + step) % wire.size)
+        elif place % (2 * step) == step:
+            wire.receive(flat, (wire.rank - step) % wire.size)
+
+
+def ring(flat, wire):
+    """The sum travels around a ring in p parts: first being added up, then being copied."""
+    ring_reduce_scatter(flat, wire)
+    ring_all_gather(flat, wire)
+
+
+def ring_reduce_scatter(flat, wire):
+    """Part r starts at rank r + 1, goes around once, is added to by each, and ends at rank r."""
+    p, parts = wire.size, flat.tensor_split(wire.size)
+    received = torch.empty_like(parts[0])  # the first parts are the longest
+    for step in range(1, p):
+        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
+        wire.exchange(out, (wire.rank + 1) % p, received[: len(into)], (wire.rank - 1) % p)
+        into += received[: len(into)]
+
+
+def ring_all_gather(flat, wire):
+    """Part r starts at rank r and goes around once, copied by each."""
+    p, parts = wire.size, flat.tensor_split(wire.size)
+    for step in range(p - 1):
+        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
+        wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
+
+
+def halving_doubling(flat, wire):
+    """Ranks swap halves, then quarters, …, adding; and then the same way back, copying.
+
+    That takes a power of two, q. The p − q ranks above it give their tensors to partners first, and get the
+    sum from them at the end.
+    """
+    q = 1 << (wire.size.bit_length() - 1)  # the last power of two ≤ p
+    partner = wire.rank + q if wire.rank + q < wire.size else None
+    if wire.rank >= q:
+        wire.send(flat, wire.rank - q)
+        wire.receive(flat, wire.rank - q)
+        return
+    if partner is not None:
+        other = torch.empty_like(flat)
+        wire.receive(other, partner)
+        flat += other
+    _halve_and_double(flat, wire, q)
+    if partner is not None:
+        wire.send(flat, partner)
+
+
+def _halve_and_double(flat, wire, q):
+    kept, given, step = flat, [], q // 2
+    while step >= 1:
+        low, high = kept.tensor_split(2)
+        mine, theirs = (low, high) if wire.rank & step == 0 else (high, low)
+        received = torch.empty_like(mine)
+        wire.exchange(theirs, wire.rank ^ step, received, wire.rank ^ step)
+        mine += received
+        given.append((kept, mine, theirs, step))
+        kept, step = mine, step // 2
+    for _, mine, theirs, step in reversed(given):
+        wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
+
+
+ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
+
+
+def _run(algorithm, tensor, group, call):
+    """``algorithm`` on the tensor as one contiguous row, once all ranks agree → :class:`Traffic`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
+    agree(f"{call} of {arrays.dtype_name(tensor.dtype)} {tuple(tensor.shape)}", group)
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
+    wire = Wire(group)
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().view(-1)  # the same memory, if the tensor is contiguous
+        algorithm(flat, wire)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view_as(tensor))
+    return wire.traffic
+
+
+def agree(call, group=None):
+    """ValueError, on every rank, unless all ranks of the group pass the same text. A collective itself."""
+    number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
+    ends = torch.tensor([number, -number], device=device())  # will be the largest, and minus the smallest
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+    if ends.sum() == 0:
+        return
+    calls = [None] * dist.get_world_size(group)
+    dist.all_gather_object(calls, call, group=group)
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
+    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

@@ -1,0 +1,226 @@
+"""ED on several ranks against the serial network, step by step, with everything that is sent counted."""
+
+import numpy as np
+import pytest
+import torch
+
+from ed_lib.ed import EDNetwork, folded, learner
+from ed_lib.parallel import launch
+from ed_lib.parallel.ed.delay import Delayed, delays
+from ed_lib.parallel.ed.stages import EDStage, merge
+from ed_lib.parallel.model_parallel import schedules, simulator
+from ed_lib.parallel.ranks.collectives import Traffic
+from tests.parallel import ed_ranks
+
+LONG = 120.0
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def found(request):
+    return launch(ed_ranks.pipelines, request.param, timeout=LONG)
+
+
+@pytest.mark.parametrize("case", ed_ranks.CASES)
+def test_the_pipeline_equals_the_serial_network_after_several_steps(found, case):
+    microbatches, options = ed_ranks.CASES[case]
+    serial, merged = ed_ranks.network(**options), ed_ranks.network(**options)
+    right = [serial.step(x, target) for x, target in ed_ranks.batches(4, 10)]
+    merge(merged, [rank[case][0] for rank in found])
+    tolerance = 1e-12 if options.get("dtype") != "float32" else 1e-6
+    for name, value in serial.state_dict().items():
+        assert np.abs(merged.state_dict()[name] - value).max() < tolerance, name
+        if microbatches == 1:
+            np.testing.assert_array_equal(
+                merged.state_dict()[name], value
+            )  # the same products: the same bits
+    for ours, output in zip(found[-1][case][1], right, strict=True):
+        torch.testing.assert_close(ours, output, rtol=0, atol=tolerance)
+    assert all(output is None for rank in found[:-1] for output in rank[case][1])
+
+
+def parted(params):
+    """Whether input weights of a network have left their sign."""
+    return not folded.signs_hold(params["input.weight"])
+
+
+@pytest.mark.parametrize(("m", "rule"), ed_ranks.BELOW)
+def test_with_inputs_below_zero_weights_stop_where_the_serial_network_stops_them(found, m, rule):
+    serial, merged, free = (ed_ranks.far(rule) for _ in range(3))
+    crossed = False
+    for n, (x, target) in enumerate(ed_ranks.batches(4, 10, -0.5)):
+        free.load_state_dict(serial.state_dict())
+        free.forward(x)
+        free.add_direction(free.parameters, target - free.respond(x), free.alpha)
+        crossed |= parted(free.parameters)
+        output = serial.step(x, target)
+        if found[-1][m, rule][1]:
+            torch.testing.assert_close(found[-1][m, rule][1][n], output, rtol=0, atol=1e-12)
+    assert crossed  # without the stop, the signs would not hold
+    assert parted(serial.parameters) == (rule == "signed")
+    merge(merged, [rank[m, rule][0] for rank in found])
+    for name, value in serial.state_dict().items():
+        np.testing.assert_allclose(merged.state_dict()[name], value, rtol=0, atol=0 if m == 1 else 1e-12)
+
+
+def test_a_stage_by_itself_stops_after_the_whole_batch_and_not_before():
+    """Micro-batches that pull a weight across zero and back again: only the sum may be stopped."""
+    for order in (1, -1):
+        serial, net = ed_ranks.far(), ed_ranks.far()
+        (x, target), *_ = ed_ranks.batches(1, 10, -0.5)
+        stage, parts = EDStage(net, 0, 1), list(zip(x.split(3), target.split(3), strict=True))[::order]
+        errors = [t - stage.forward(i, part) for i, (part, t) in enumerate(parts)]
+        between = []
+        for i, error in enumerate(errors):
+            between.append(parted(stage.params))
+            stage.update(i, error, 10)
+        serial.step(x, target)
+        assert any(between) and not parted(stage.params)
+        for name, value in stage.params.items():
+            torch.testing.assert_close(value, serial.parameters[name], rtol=0, atol=1e-12)
+
+
+def test_streaming_stops_weights_after_each_update(found):
+    net = ed_ranks.far()
+    late, merged = Delayed(net, "ed", "sgd", net.alpha, late=delays(net.depth, len(found))), ed_ranks.far()
+    right = []
+    for x, target in ed_ranks.batches(12, 3, -0.5):
+        right.append(late.step(x, target))
+        assert not parted(net.parameters)
+    torch.testing.assert_close(found[-1]["stream below 0"][1], torch.cat(right), rtol=0, atol=1e-12)
+    if len(found) == 1:  # otherwise the first stages have made the late updates, and the reference has not
+        merge(merged, [rank["stream below 0"][0] for rank in found])
+        for name, value in net.state_dict().items():
+            np.testing.assert_allclose(merged.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def test_only_activations_go_forward_and_one_error_a_sample_comes_back(found):
+    p, steps, batch = len(found), 4, 10
+    for case, (microbatches, options) in ed_ranks.CASES.items():
+        size = 4 if options.get("dtype") == "float32" else 8
+        forward = Traffic(steps * microbatches, steps * batch * ed_ranks.OUTPUTS * 2 * 6 * size)
+        back = (p - 1) * steps * microbatches, (p - 1) * steps * batch * ed_ranks.OUTPUTS * size
+        for number, rank in enumerate(found):
+            is_last = number == p - 1
+            sent = rank[case][2]
+            assert sent["activation"] == (Traffic() if is_last else forward)
+            assert sent["error"] == (Traffic(*back) if is_last else Traffic())
+
+
+def test_the_messages_are_those_of_the_simulator(found):
+    p = len(found)
+    planned = simulator.simulate(schedules.ed, p, 4, {}).messages
+    for number, rank in enumerate(found):
+        for what, traffic in rank["signed"][2].items():
+            count = sum(n for (name, sender, _), n in planned.items() if (name, sender) == (what, number))
+            assert traffic.messages == 4 * count  # four steps
+
+
+def test_streaming_equals_learning_from_late_directions_on_one_device(found):
+    p, net = len(found), ed_ranks.network()
+    late = Delayed(net, "ed", "sgd", net.alpha, late=delays(net.depth, p))
+    right = torch.cat([late.step(x, target) for x, target in ed_ranks.batches(12, 3)])
+    torch.testing.assert_close(found[-1]["stream"][1], right, rtol=0, atol=1e-12)
+    assert found[-1]["stream"][1].shape == (36, 2)
+
+
+def test_bad_calls_are_errors_on_every_rank(found):
+    p = len(found)
+    for rank in found:
+        messages = rank["errors"]
+        assert messages[0] == "x has the shape (10, 6); wanted (B, 7)"
+        assert messages[1] == messages[5] != "no error" and "outside [0, 1]" in messages[1]
+        assert messages[2] == "target has the shape (9, 2); wanted (10, 2)"
+        assert messages[3] == "microbatches is 11; wanted at most 10, the samples of the batch"
+        assert messages[4] == "microbatches is 0; wanted at least 1"
+        if p > 1:
+            assert messages[6] == f"stages is {p}; wanted at most 1, one hidden layer for each"
+        assert messages[7] == "net is of the backend 'numpy'; wanted 'torch'"
+
+
+def test_ed_split_by_the_batch_and_by_the_cells():
+    found = launch(ed_ranks.shards, 3, timeout=LONG)
+    for rule, low in (("signed", 0.0), ("kaneko", 0.0), ("kaneko", -0.5)):
+        net = ed_ranks.network(rule=rule, alpha=0.8 if low == 0 else 50.0)
+        right = [net.step(x, target) for x, target in ed_ranks.batches(4, 11, low)]
+        for state, _, _ in (rank[rule, low] for rank in found):
+            for name, value in net.state_dict().items():
+                np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)
+        for n, output in enumerate(right):
+            ours = torch.cat([rank[rule, low][1][n] for rank in found])
+            torch.testing.assert_close(ours, output, rtol=0, atol=1e-12)
+        assert low == 0 or (net.state_dict()["input.weight"] == 0).any()  # some were stopped at zero
+        size = 8 * sum(value.size for value in net.state_dict().values())
+        assert (
+            sum(rank[rule, low][2][0].bytes for rank in found) == 2 * 2 * size
+        )  # 2(p − 1) of the parameters
+    net = ed_ranks.network()
+    for rank, ((_, deviation), weight, bias, params, sent) in enumerate(one["width"] for one in found):
+        assert deviation < 1e-14
+        mine = slice(2 * rank, 2 * rank + 2)  # of six pairs
+        for ours, name in ((weight, "hidden.weight"), (bias, "hidden.bias")):
+            whole = params[name].unflatten(-1, (2, net.width))[..., mine].flatten(-2)
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-13)
+        assert sent.bytes == net.depth * 2 * (10 * 2 * 12 * 8) // 3  # a layer: (p − 1)/p of B·K·2W numbers
+
+
+@pytest.mark.parametrize("method", learner.METHODS)
+def test_the_delays_of_a_pipeline(method):
+    assert delays(5, 1, method).tolist() == [0] * 7
+    assert delays(5, 2, method).tolist() == [1, 1, 1, 1, 0, 0, 0]
+    assert delays(4, 4, method).tolist() == ([2, 2, 1, 1, 0, 0] if method == "ed" else [3, 3, 2, 1, 0, 0])
+    with pytest.raises(ValueError, match="stages is 5; wanted at most 4"):
+        delays(4, 5, method)
+
+
+def test_the_delays_are_those_of_the_schedules():
+    """Counted in the instructions: the batches that a stage goes forward with before it learns from one."""
+    for schedule, op, method in ((schedules.ed_streaming, "update", "ed"),
+                                 (schedules.one_f_one_b, "backward", "squared")):  # fmt: skip
+        for stages in range(1, 9):
+            for stage in range(stages):
+                program = [do for do in schedule(stage, stages, 40) if do.op in ("forward", op)]
+                before = program[: program.index(schedules.Instruction(op, 19))]
+                later = sum(do.op == "forward" and do.microbatch > 19 for do in before)
+                assert later == delays(stages, stages, method)[stage + 1]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8, 64])
+def test_streaming_fills_the_pipeline_with_half_the_activations_of_1f1b(stages):
+    m = 4 * stages
+    timeline = simulator.simulate(schedules.ed_streaming, stages, m, {"forward": 1, "update": 1})
+    assert timeline.seconds == 2 * m + stages - 1  # the last stage starts p − 1 late, and no stage waits
+    assert timeline.live == [1 + (stages - s) // 2 for s in range(stages)]
+
+
+@pytest.mark.parametrize("method", learner.METHODS)
+@pytest.mark.parametrize("optimizer", learner.OPTIMIZERS)
+def test_without_delay_it_is_the_learner(method, optimizer):
+    nets = [ed_ranks.network() for _ in range(2)]
+    plain = learner.Learner(nets[0], method, optimizer, 0.01)
+    late = Delayed(nets[1], method, optimizer, 0.01, late=[0] * 7)
+    for x, target in ed_ranks.batches(5, 4):
+        torch.testing.assert_close(late.step(x, target), plain.step(x, target), rtol=0, atol=0)
+
+
+def test_late_directions_by_hand():
+    """One step's direction, applied two steps later to the layers that are late by two."""
+    net, shadow = ed_ranks.network(), ed_ranks.network()
+    late, found = [2, 0, 1, 0, 0, 0, 3], []
+    delayed, finder = Delayed(net, "ed", "sgd", 0.3, late=late), learner.Learner(shadow, "ed", "sgd", 0.3)
+    for n, (x, target) in enumerate(ed_ranks.batches(6, 4)):
+        finder.find_direction(target - shadow.forward(x))
+        found.append({name: value.grad.clone() for name, value in shadow.parameters.items()})
+        delayed.step(x, target)
+        for name, value in shadow.parameters.items():
+            for layer, by in enumerate(late):
+                if (part := learner.part(name, layer, 5)) is not None and n >= by:
+                    value[part] += 0.3 * found[n - by][name][part]
+            torch.testing.assert_close(net.parameters[name], value, rtol=0, atol=1e-14)
+
+
+def test_bad_delays_are_refused():
+    net = EDNetwork(7, 6, 5, backend="torch")
+    with pytest.raises(ValueError, match=r"late has the shape \(6,\); wanted \(7,\)"):
+        Delayed(net, late=[0] * 6)
+    with pytest.raises(ValueError, match="late is -1"):
+        Delayed(net, late=[0] * 6 + [-1])

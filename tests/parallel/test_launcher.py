@@ -1,0 +1,229 @@
+"""launch: what ranks return, and that nothing is left of them however they end."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from ed_lib.parallel import RankError, launch
+from tests.parallel import ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = 120.0  # seconds; a machine may be busy
+
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_it_returns_what_each_rank_returned():
+    found = launch(ranks.who, 3, "a", {"b": [1]}, timeout=LONG)
+    assert [one[0] for one in found] == [0, 1, 2]
+    for _, size, total, threads, pid, args in found:
+        assert (size, float(total), threads, args) == (3, 6.0, 1, ("a", {"b": [1]}))
+        assert pid != os.getpid()
+    assert len({one[4] for one in found}) == 3
+
+
+def test_one_rank_is_enough_and_arguments_are_copied():
+    array, tensor = np.zeros(3), torch.zeros(300_000)  # more than a pipe holds
+    ((one, other),) = launch(partial(ranks.change, tensor), 1, array, timeout=LONG)
+    assert (one == 1).all() and (other == 1).all() and (array == 0).all() and (tensor == 0).all()
+
+
+@pytest.mark.parametrize(
+    "how, rank, said",
+    [
+        ("raises", 0, "KeyError: 'a word to find'"),
+        ("raises", 1, "KeyError: 'a word to find'"),
+        ("leaves", 0, "SystemExit: 3"),
+        ("exits", 1, "exited with code 3"),
+        ("is killed", 0, "SIGKILL"),
+        ("returns what cannot be sent", 1, "pickle"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_the_others_end(how, rank, said):
+    start = time.monotonic()
+    with pytest.raises(RankError, match=said) as caught:
+        launch(ranks.misbehave, 2, how, rank, timeout=LONG)
+    assert caught.value.rank == rank and f"rank {rank}" in str(caught.value)
+    assert time.monotonic() - start < LONG  # not by its deadline
+
+
+def test_the_next_launch_works_after_one_that_failed():
+    with pytest.raises(RankError, match="rank 1 .* SIGKILL"):
+        launch(ranks.misbehave, 2, "is killed", 1, timeout=LONG)
+    assert len(launch(ranks.who, 2, timeout=LONG)) == 2
+
+
+def test_ranks_that_hang_are_ended_in_time_and_named_with_the_place():
+    for timeout in (5.0, 10.0, 20.0, 40.0, 80.0):
+        start = time.monotonic()
+        with pytest.raises(RankError, match=f"did not end within {timeout:g} s") as caught:
+            launch(ranks.hang, 3, timeout=timeout)
+        assert time.monotonic() - start < timeout + 0.7
+        text = str(caught.value)
+        if "in spin" in text and text.count("in hang") == 3:
+            break  # else the machine is busy, and they had not got as far
+    assert text.startswith("rank 1, rank 2, rank 0 did not end")  # rank 0 only waits for the others
+    assert caught.value.rank == 1
+
+
+def test_a_rank_that_stops_in_the_middle_of_its_result_is_ended_in_time():
+    start = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 did not end within 6 s"):
+        launch(ranks.stop_halfway, 2, timeout=6.0)
+    assert time.monotonic() - start < 6.7
+
+
+def test_a_rank_that_is_gone_is_told_at_once_though_the_others_work_on(tmp_path):
+    with pytest.raises(RankError, match="rank 1 exited with code 3"):
+        launch(ranks.exit_while_others_spin, 2, str(tmp_path / "gone"), timeout=LONG)
+    assert time.monotonic() - float((tmp_path / "gone").read_text()) < 2
+
+
+def test_a_timeout_shorter_than_the_start_is_an_error_too():
+    with pytest.raises(RankError, match="did not end within 0.5 s"):
+        launch(ranks.who, 2, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, said",
+    [
+        ((ranks.who, 0), {}, ValueError, "world_size is 0; wanted at least 1"),
+        ((ranks.who, -2), {}, ValueError, "world_size is -2"),
+        ((ranks.who, 1.5), {}, TypeError, "world_size is 1.5; wanted a whole number"),
+        ((ranks.who, 1), {"timeout": 0}, ValueError, "timeout is 0"),
+        (
+            (ranks.who, 1),
+            {"backend": "smoke"},
+            ValueError,
+            "backend is 'smoke'; wanted one of 'gloo', 'nccl'",
+        ),
+        (("who", 1), {}, TypeError, "fn is 'who'; wanted a function"),
+        ((lambda: 1, 1), {}, ValueError, "<lambda>.*no other process can import"),
+        ((ranks.who, 1, lambda: 1), {}, TypeError, "argument 0 of fn is .*pickle cannot send"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(arguments, options, error, said):
+    with pytest.raises(error, match=said):
+        launch(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "options, environment",
+    [({"world_size": 2}, {}), ({"world_size": 4}, {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"})],
+)
+def test_two_ranks_on_one_gpu_are_refused(options, environment, monkeypatch):
+    """Also under torchrun, where the ranks of this machine count: here 2 of 4."""
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = r"'nccl' with 2 rank\(s\) and 1 GPU\(s\); .* NCCL refuses two ranks on one GPU"
+    with pytest.raises(ValueError, match=said):
+        launch(ranks.who, backend="nccl", **options)
+
+
+@pytest.mark.parametrize("missing, left", [("nccl", ["gloo"]), ("gloo", ["nccl"]), ("gloo", [])])
+def test_a_backend_that_pytorch_was_built_without_is_refused(missing, left, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name in left)
+    said = f"backend is '{missing}', which this PyTorch was built without; it has {left}"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        launch(ranks.who, 1, backend=missing)
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"it has \[\]"):
+        launch(ranks.who, 1, backend=missing)
+
+
+def test_a_function_defined_in_a_cell_is_refused_with_what_to_do():
+    """A cell runs in a ``__main__`` that has no file, as the command line's -c does."""
+    code = "from ed_lib.parallel import launch\ndef f(): pass\nlaunch(f, 1)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "fn is 'f', defined in a notebook's cell" in done.stderr and "%%writefile" in done.stderr
+
+
+SCRIPT = """
+from ed_lib.parallel import launch
+
+def double(x):
+    import torch.distributed as dist
+    return 2 * x + dist.get_rank()
+
+{guard}print(f"{{sum(launch(double, 2, 10, timeout=100))}} {{launch(double, 2, 1, timeout=100)}}\\n", end="")
+"""
+
+MORE = """
+    from ed_lib.parallel.ranks.launcher import under_torchrun
+    if under_torchrun():
+        for n in range(20):  # launches that follow each other do not meet in what the ones before left
+            assert launch(double, 2, n, timeout=20) == [2 * n, 2 * n + 1]
+        launch(double, 3, 1)
+"""
+
+
+def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard="if __name__ == '__main__':\n    ") + MORE)
+    here = {"cwd": ROOT, "capture_output": True, "text": True}
+    alone = subprocess.run([sys.executable, script], **here)
+    assert alone.stdout == "41 [2, 3]\n", alone.stderr
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    joined = subprocess.run([*torchrun, script], **here)
+    assert sorted(joined.stdout.split()) == sorted("41 [2, 3] 41 [2, 3]".split()), joined.stderr
+    assert "world_size is 3; wanted 2, which torchrun has started" in joined.stderr
+
+
+def test_a_script_without_a_guard_gets_an_error_and_not_a_flood_of_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard=""))
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    assert "exited with code 1" in done.stderr and "__name__ == '__main__'" in done.stderr
+
+
+def test_a_process_that_never_reads_its_arguments_holds_nobody_up(tmp_path):
+    script = tmp_path / "script.py"
+    leaves = "if __name__ == '__mp_main__':\n    raise SystemExit\nfrom ed_lib.parallel import launch\n"
+    script.write_text(leaves + "launch(len, 1, bytes(10**6), timeout=100)")  # more than a pipe takes
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    assert "rank 0 exited with code 0, without a result" in done.stderr
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+if __name__ == "__mp_main__":
+    Path(__file__).with_name(f"starting {{os.getpid()}}").touch()
+    time.sleep({slow})  # as an import may take long
+from ed_lib.parallel import launch
+from tests.parallel import ranks
+if __name__ == "__main__":
+    launch(ranks.spin, 2, os.path.dirname(__file__), timeout=600)
+"""
+
+
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+@pytest.mark.parametrize("when, slow", [("starting *", 100), ("rank * spins", 0)])
+def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, how, when, slow):
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "script.py").write_text(SLOW.format(slow=slow))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    parent = psutil.Popen([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=environment)
+    deadline = time.monotonic() + LONG
+    while len(list(tmp_path.glob(when))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    children = parent.children(recursive=True)  # the two ranks, their guard, and multiprocessing's helper
+    getattr(parent, how)()
+    parent.wait()
+    gone, alive = psutil.wait_procs(children, timeout=3)
+    for process in alive:
+        process.kill()
+    assert len(gone) == 4 and not alive
+    assert not list((tmp_path / "temporary").glob("ed_lib-*"))

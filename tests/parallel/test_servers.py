@@ -1,0 +1,369 @@
+"""The servers, their tasks and the virtual clock, against torch.optim, linear algebra and a serial loop."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ed_lib.parallel.asynchronous.problems import Perceptron, Quadratic
+from ed_lib.parallel.asynchronous.servers import (
+    Dispatcher,
+    Diverged,
+    ModelQueue,
+    ParameterServer,
+    SynchronousServer,
+    stable_rate,
+)
+from ed_lib.parallel.asynchronous.virtual import simulate
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    random = np.random.default_rng(1)
+    return Perceptron(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
+
+
+def network(problem):
+    """The same network, of PyTorch's own layers."""
+    net = nn.Sequential(nn.Linear(13, 7), nn.ReLU(), nn.Linear(7, 10)).double()
+    nn.utils.vector_to_parameters(problem.start(), net.parameters())
+    return net
+
+
+def serial(problem, tasks, lr):
+    """torch.optim.SGD on the batches of the tasks → flat parameters."""
+    params = nn.Parameter(problem.start())
+    optimizer = torch.optim.SGD([params], lr=lr)
+    for task in tasks:
+        params.grad = problem(params, task)[0]
+        optimizer.step()
+    return params.detach()
+
+
+def test_the_perceptron_is_pytorchs(problem):
+    net = network(problem)
+    rows = problem.rows(4)
+    loss = nn.functional.cross_entropy(net(problem.images[rows]), problem.labels[rows])
+    loss.backward()
+    gradient, found = problem(problem.start(), 4)
+    assert found == pytest.approx(loss.item(), rel=1e-14)
+    wanted = nn.utils.parameters_to_vector([p.grad for p in net.parameters()])
+    assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
+    assert problem.accuracy(problem.start(), problem.images, problem.labels) == pytest.approx(
+        (net(problem.images).argmax(1) == problem.labels).double().mean().item()
+    )
+    bound = max(p.abs().max().item() * n**0.5 for p, n in zip(net.parameters(), (13, 13, 7, 7), strict=True))
+    assert 0.9 < bound <= 1
+
+
+def test_tasks_draw_batches_of_their_own_that_do_not_depend_on_the_caller(problem):
+    assert (problem.rows(8) == problem.rows(8)).all() and (problem.rows(8) != problem.rows(9)).any()
+
+
+@pytest.mark.parametrize("by_staleness", [False, True])
+def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
+    server = ParameterServer(problem.start(), 0.3, by_staleness=by_staleness)
+    run = simulate(server, problem, 50, [2.0])
+    assert torch.equal(server.params, serial(problem, range(50), 0.3))
+    assert run.seconds == 100 and {push.staleness for push in server.log} == {0}
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_even_workers_are_stale_by_p_minus_1(problem, p):
+    server = ParameterServer(problem.start(), 0.01)
+    run = simulate(server, problem, 6 * p, [1.5] * p)
+    staleness = [push.staleness for push in server.log]
+    assert staleness == [*range(p), *[p - 1] * (5 * p)]
+    assert run.seconds == 9.0 and Counter(push.worker for push in server.log) == {w: 6 for w in range(p)}
+
+
+def test_staleness_of_a_slow_worker(problem):
+    server = ParameterServer(problem.start(), 0.01)
+    run = simulate(server, problem, 320, [1, 1, 1, 5])
+    of = {w: [push.staleness for push in server.log if push.worker == w] for w in range(4)}
+    assert set(of[3]) == {15} and len(of[3]) == 20  # three others, five gradients each
+    assert all(set(of[w][1:]) == {2, 3} and len(of[w]) == 100 for w in range(3))
+    assert run.seconds == 100
+
+
+@pytest.mark.parametrize("by_staleness", [False, True])
+def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness):
+    server = ParameterServer(problem.start(), 0.2, by_staleness=by_staleness)
+    simulate(server, problem, 60, [1, 1.7, 0.3, 5], spread=0.4)
+    versions = [problem.start()]  # what every version was
+    for push in server.log:
+        rate = 0.2 / max(1, push.applied - push.read) if by_staleness else 0.2
+        versions.append(versions[-1] - rate * problem(versions[push.read], push.task)[0])
+    assert [push.applied for push in server.log] == list(range(60))
+    assert torch.allclose(server.params, versions[-1], rtol=1e-12, atol=1e-14)
+    assert max(push.staleness for push in server.log) > 5
+
+
+def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
+    servers = []
+    for seconds in ([1, 1, 1], [5, 1, 2], [1, 3]):
+        servers.append(SynchronousServer(problem.start(), 0.3, per_step=3))
+        run = simulate(servers[-1], problem, 30, seconds)
+        assert run.seconds == {1: 10, 5: 50, 2: 30}[seconds[0] if len(seconds) == 3 else 2]
+    assert all(torch.equal(servers[0].params, server.params) for server in servers)
+    assert {push.staleness for server in servers for push in server.log} == {0}
+    net = network(problem)  # three batches in one
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    for step in range(10):
+        rows = np.concatenate([problem.rows(task) for task in range(3 * step, 3 * step + 3)])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(problem.images[rows]), problem.labels[rows]).backward()
+        optimizer.step()
+    wanted = nn.utils.parameters_to_vector(net.parameters())
+    assert torch.allclose(servers[0].params, wanted, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize(("seconds", "models"), [([1] * 4, 4), ([1, 1, 1, 5], 4), ([1, 2], 5), ([1] * 4, 3)])
+def test_models_of_a_queue_are_serial_and_never_merge(problem, seconds, models):
+    queue = ModelQueue(problem.start(), 0.3, models)
+    simulate(queue, problem, 40, seconds, spread=0.2 * (models == 5))
+    assert sorted(task for seen in queue.seen for task in seen) == list(range(40))
+    for model, seen in zip(queue.drain(), queue.seen, strict=True):
+        assert torch.equal(model, serial(problem, seen, 0.3))
+        assert len(seen) < 2 * 40 / models
+    assert {push.staleness for push in queue.log} == {0}
+    if len(set(seconds)) == 1:
+        assert {len(seen) for seen in queue.seen} <= {40 // models, -(-40 // models)}
+    assert all((queue.params == problem.start()).tolist())
+
+
+def test_a_queue_that_is_empty_or_not_drained():
+    queue = ModelQueue(torch.zeros(2), 0.1, 1)
+    queue.pull(worker=3)
+    with pytest.raises(RuntimeError, match="pops from a queue of 0; it holds {3: 0}"):
+        queue.pull(worker=1)
+    with pytest.raises(RuntimeError, match="models are out: {3: 0}"):
+        queue.drain()
+    with pytest.raises(ValueError, match="worker is 1, which holds no model"):
+        queue.push(torch.zeros(2), 0, worker=1)
+    queue.abandon(3)
+    assert queue.drain().tolist() == [[0, 0]] and queue.allows(0)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "read", "error", "message"),
+    [
+        (torch.zeros(3), 0, ValueError, r"\(3,\) of torch.float64; wanted \(2,\) of torch.float64"),
+        (torch.zeros(2, 1), 0, ValueError, r"gradient has the shape \(2, 1\); wanted \(P,\)"),
+        (torch.zeros(2, dtype=torch.float32), 0, ValueError, "float32; wanted .* of torch.float64"),
+        (torch.tensor([1.0, torch.nan]), 0, Diverged, "gradient holds NaN or infinity"),
+        (torch.tensor([1.0, torch.inf]), 0, Diverged, "gradient holds NaN or infinity"),
+        ([0.0, 0.0], 0, TypeError, "gradient is of list; wanted a torch.Tensor of floats"),
+        (torch.zeros(2, dtype=torch.int64), 0, TypeError, "gradient is of torch.int64"),
+        (torch.zeros(2), 2, ValueError, "read is version 2; wanted at most"),
+        (torch.zeros(2), -1, ValueError, "read is -1; wanted at least 0"),
+        (torch.zeros(2), 0.5, TypeError, "read is 0.5; wanted a whole number"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2), lambda w, lr: ModelQueue(w, lr, 2)]
+)
+def test_a_push_that_is_refused_changes_nothing(make, gradient, read, error, message):
+    if isinstance(gradient, torch.Tensor) and gradient.dtype == torch.float32 and "float32" not in message:
+        gradient = gradient.double()
+    server = make(torch.tensor([1.0, 2.0], dtype=torch.float64), 0.1)
+    server.pull(0)
+    server.push(torch.ones(2, dtype=torch.float64), 0, 0, 0)
+    server.pull(0)
+
+    def state():
+        return (
+            [w.tolist() for w in (server.params, *getattr(server, "models", ()))],
+            server.version,
+            len(server.log),
+        )
+
+    before = state()
+    with pytest.raises(error, match=message):
+        server.push(gradient, read, 0, 1)
+    assert state() == before
+
+
+def test_a_synchronous_server_refuses_what_belongs_to_no_open_place():
+    server = SynchronousServer(torch.zeros(1), 0.1, 2)
+    server.push(torch.ones(1), 0, task=1)
+    for task in (1, 2):
+        with pytest.raises(ValueError, match="wanted a missing one of 0"):
+            server.push(torch.ones(1), 0, task=task)
+    assert server.params == 0 and server.version == 0
+    server.push(torch.ones(1), 0, task=0)
+    assert server.version == 1
+    with pytest.raises(ValueError, match="wanted a missing one of 1"):
+        server.push(torch.ones(1), 0, task=2)  # read before the barrier
+
+
+def test_what_a_server_gives_away_and_takes_in_is_copied():
+    start, gradient = torch.zeros(2), torch.ones(2, requires_grad=True)
+    for make in (
+        ParameterServer,
+        lambda w, lr: SynchronousServer(w, lr, 1),
+        lambda w, lr: ModelQueue(w, lr, 1),
+    ):
+        server = make(start, 0.5)
+        params, version = server.pull()
+        params += 7
+        server.push(gradient, version)
+        assert server.pull()[0].tolist() == [-0.5, -0.5] and start.tolist() == [0, 0]
+        assert not server.params.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ParameterServer([1.0], 0.1), TypeError, "params is of list"),
+        (lambda: ParameterServer(torch.zeros(2, 2), 0.1), ValueError, "params has the shape"),
+        (lambda: ParameterServer(torch.tensor([torch.nan]), 0.1), ValueError, "params holds NaN"),
+        (lambda: ParameterServer(torch.zeros(2), 0), ValueError, "lr is 0"),
+        (lambda: SynchronousServer(torch.zeros(2), 0.1, 0), ValueError, "per_step is 0"),
+        (lambda: ModelQueue(torch.zeros(2), 0.1, 0), ValueError, "n_models is 0"),
+        (lambda: Dispatcher(ParameterServer(torch.zeros(2), 0.1), 0), ValueError, "n_tasks is 0"),
+        (lambda: Dispatcher(SynchronousServer(torch.zeros(2), 0.1, 3), 7), ValueError, "multiple of 3"),
+        (lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, []), ValueError, "seconds is empty"),
+        (lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [0]), ValueError, "seconds is 0"),
+        (
+            lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [1], spread=-1),
+            ValueError,
+            "spread",
+        ),
+        (
+            lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [1], dies={1: 1}),
+            ValueError,
+            "dies",
+        ),
+        (lambda: stable_rate(0, 1), ValueError, "curvature is 0"),
+        (lambda: stable_rate(1, -1), ValueError, "staleness is -1"),
+        (lambda: Perceptron(np.zeros((4, 2)), [0, 1]), ValueError, "images has the shape"),
+        (lambda: Quadratic([[1.0]]), ValueError, "curvatures has the shape"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_server_that_has_been_used_gets_no_new_tasks():
+    server = ParameterServer(torch.zeros(1), 0.1)
+    server.push(torch.ones(1), 0)
+    with pytest.raises(ValueError, match="server has made 1 updates; wanted a new one"):
+        Dispatcher(server, 3)
+
+
+def test_a_dispatcher_knows_who_holds_what():
+    dispatcher = Dispatcher(ParameterServer(torch.zeros(1), 0.1), 2)
+    assert dispatcher.assign(0)[0] == 0 and dispatcher.assign(1)[0] == 1 and dispatcher.assign(2) is None
+    with pytest.raises(RuntimeError, match="worker 1 asks for a task while it holds 1"):
+        dispatcher.assign(1)
+    with pytest.raises(RuntimeError, match="worker 2 sends a gradient and holds no task"):
+        dispatcher.receive(2, torch.ones(1))
+    assert dispatcher.lose(2) is None and dispatcher.lose(0) == 0 and dispatcher.assign(2)[0] == 0
+    with pytest.raises(Diverged):
+        dispatcher.receive(2, torch.tensor([torch.nan]))
+    assert dispatcher.unfinished == 2 and dispatcher.receive(2, torch.ones(1)) == 0
+    assert dispatcher.receive(1, torch.ones(1)) == 1 and dispatcher.unfinished == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_every_gradient_is_applied_once_whoever_dies_when(data):
+    p = data.draw(st.integers(1, 6), "workers")
+    seconds = data.draw(st.lists(st.sampled_from([0.5, 1, 1.3, 5]), min_size=p, max_size=p), "seconds")
+    dies = data.draw(st.dictionaries(st.integers(0, p - 1), st.floats(0, 30), max_size=p), "dies")
+    n = 4 * data.draw(st.integers(1, 12), "steps")
+    make = {
+        "asynchronous": lambda: ParameterServer(torch.zeros(40), 0.5),
+        "synchronous": lambda: SynchronousServer(torch.zeros(40), 0.5, 4),
+        "queue": lambda: ModelQueue(torch.zeros(40), 0.5, 3),
+    }[data.draw(st.sampled_from(["asynchronous", "synchronous", "queue"]), "server")]
+    server, computed = make(), []
+
+    def gradient(params, task):  # task t leaves its mark at t only
+        computed.append(task)
+        return -torch.eye(48)[task][:40], 0.0
+
+    try:
+        run = simulate(server, gradient, n, seconds, spread=0.3, dies=dies, seed=n)
+    except RuntimeError as error:
+        assert len(dies) == p and "all workers are dead" in str(error)
+        n = None
+    tasks = [push.task for push in server.log]
+    assert len(set(tasks)) == len(tasks) == len(computed)
+    if n is None:
+        return
+    assert sorted(tasks) == list(range(n)) and [span.task for span in run.spans] == tasks
+    assert len(run.lost) <= len(dies) and all(span.end == dies[span.worker] for span in run.lost)
+    rate = 0.5 / server.per_step
+    moved = server.params if not isinstance(server, ModelQueue) else server.drain().sum(0)
+    assert moved.tolist() == [rate] * min(n, 40) + [0.0] * (40 - min(n, 40))
+    last = {}
+    for span in run.spans:  # nobody does two things at once, or after its death
+        assert last.get(span.worker, 0) <= span.start < span.end <= dies.get(span.worker, float("inf"))
+        last[span.worker] = span.end
+
+
+def test_a_death_changes_no_bit_of_a_synchronous_run(problem):
+    plain, hurt = (SynchronousServer(problem.start(), 0.3, 4) for _ in range(2))
+    simulate(plain, problem, 40, [1, 1, 1, 1])
+    run = simulate(hurt, problem, 40, [1, 1, 1, 1], dies={2: 3.5, 0: 7.2})
+    assert torch.equal(plain.params, hurt.params) and [span.worker for span in run.lost] == [2, 0]
+
+
+def test_the_same_seed_is_the_same_run(problem):
+    def once(seed):
+        server = ParameterServer(problem.start(), 0.1)
+        return simulate(server, problem, 40, [1, 2, 3], spread=0.5, seed=seed), server.log, server.params
+
+    (a, log_a, w_a), (b, log_b, w_b), (c, _, _) = once(0), once(0), once(1)
+    assert a == b and log_a == log_b and torch.equal(w_a, w_b) and a != c
+
+
+def test_a_network_that_diverges_is_said_to():
+    server = ParameterServer(torch.ones(1), 1e30)
+    with pytest.raises(Diverged):
+        simulate(server, Quadratic(torch.ones(1)), 50, [1, 1])
+
+
+def radius(rate, staleness):
+    """The largest eigenvalue of w' = w − rate · w_old, as a matrix on the last τ + 1 values of w."""
+    companion = np.eye(staleness + 1, k=-1)
+    companion[0, 0] = 1
+    companion[0, staleness] -= rate
+    return np.abs(np.linalg.eigvals(companion)).max()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3, 7, 15, 40])
+def test_the_stable_rate_against_eigenvalues_and_simulation(staleness):
+    curvature = 3.7
+    rate = stable_rate(curvature, staleness)
+    assert radius(0.999 * rate * curvature, staleness) < 1 < radius(1.001 * rate * curvature, staleness)
+    quadratic, p = Quadratic(torch.tensor([curvature], dtype=torch.float64)), staleness + 1
+
+    def loss(factor):
+        server = ParameterServer(torch.ones(1, dtype=torch.float64), factor * rate)
+        steps = 100 * p * p  # the slowest mode decays in about p² steps
+        return simulate(server, quadratic, min(steps, 20_000), [1] * p).spans[-1].loss
+
+    assert loss(0.95) < 1e-3 and loss(1.05) > 1e3
+
+
+def test_dividing_by_the_staleness_makes_any_staleness_stable_below_one():
+    for staleness in range(1, 60):
+        limit = staleness * stable_rate(1, staleness)  # of lr·λ, where the step is lr / τ
+        assert 1 - 1e-12 <= limit < np.pi / 2
+        assert radius(0.99 / staleness, staleness) < 1

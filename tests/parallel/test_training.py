@@ -1,0 +1,94 @@
+"""The training script: the same weights under python, in a notebook and under torchrun; right by lenet."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ed_lib import data
+from ed_lib.parallel.data_parallel import by_hand, training
+from tests.parallel import ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--images", "150", "--batch", "64", "--epochs", "2", "--lr", "0.5", "--offline"]
+ARGUMENTS = 64, 0.5, 2, 150, 0, True
+SCRIPT = ["-m", "ed_lib.parallel.data_parallel.training", *SMALL]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def shown(command):
+    """What it prints, and nothing else may."""
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def weights(text):
+    found = re.findall(r"^weights: (.*)$", text, re.M)
+    assert len(found) == 1 and re.fullmatch("[0-9a-f]{64}", found[0]), text  # one line, from one process
+    return found[0]
+
+
+def in_a_notebook(p):
+    """The same call from a cell of a Jupyter kernel."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    cell = f"""from ed_lib.parallel import launch
+from ed_lib.parallel.data_parallel import training
+print("weights:", *{{r["sha256"] for r in launch(training.train, {p}, *{ARGUMENTS}, timeout=120.0)}})"""
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    where = {"metadata": {"path": str(ROOT)}}
+    client = nbclient.NotebookClient(nb, timeout=200, kernel_name="python3", resources=where)
+    client.execute(env=dict(os.environ))
+    return "".join(o.text for o in nb.cells[0].outputs if o.output_type == "stream" and o.name == "stdout")
+
+
+def test_python_a_notebook_and_torchrun_give_the_same_weights():
+    by_python = shown([sys.executable, *SCRIPT, "--ranks", "2"])
+    by_torchrun = shown([*TORCHRUN, "2", *SCRIPT, "--ranks", "2"])
+    assert weights(by_python) == weights(by_torchrun)
+    assert "samples by rank: 150 150" in by_python  # 2 epochs of 150: 32 + 32, 32 + 32, 11 + 11
+    lines = [re.sub(r"[\d.]+ s$", "", line) for line in by_python.splitlines()]  # but for the seconds
+    assert lines == [re.sub(r"[\d.]+ s$", "", line) for line in by_torchrun.splitlines()] and len(lines) == 5
+    assert weights(in_a_notebook(2)) == weights(by_python)
+
+
+IMAGES = 130  # two are left for the last step, of three ranks too
+
+
+def test_it_learns_what_one_process_with_several_devices_learns():
+    digits = data.load("fashion-mnist", offline=True)
+    x, y = by_hand.tensors(digits.train_images[:IMAGES], digits.train_labels[:IMAGES])
+    test = by_hand.tensors(digits.test_images, digits.test_labels)
+    history, other = (by_hand.train(["cpu"], 64, 0.5, 2, x, y, test, seed) for seed in (0, 1))
+    wanted, elsewhere = epochs(history.loss), epochs(other.loss)
+    assert (wanted - elsewhere).abs().min() > 2e-5
+    for p, found in ranks.in_worlds(3, training.train, 64, 0.5, 2, IMAGES, 0, True).items():
+        for result in found:
+            assert (torch.tensor(result["loss"]) - wanted).abs().max() < 3e-6, p
+            assert result["accuracy"] == history.accuracy and len(result["seconds"]) == 2
+            assert result["sha256"] == found[0]["sha256"]
+        assert sum(result["samples"] for result in found) == 2 * IMAGES
+
+
+def epochs(losses):
+    """The mean loss of two epochs from those of their steps, of 64, 64 and the rest."""
+    sizes = torch.tensor([64.0, 64, IMAGES - 128])
+    return (torch.tensor(losses).view(2, 3) * sizes).sum(dim=1) / IMAGES
+
+
+def test_bad_options_are_refused_by_name():
+    for position, bad, text in ((0, 0, "batch is 0"), (1, -1.0, "lr is -1"), (2, 0, "epochs is 0")):
+        arguments = list(ARGUMENTS)
+        arguments[position] = bad
+        with pytest.raises(ValueError, match=text):
+            training.train(*arguments)
+
+
+def test_ranks_that_differ_are_reported(capsys):
+    one = {"loss": [2.3], "accuracy": [0.1], "seconds": [1.0], "samples": 3, "sha256": "b"}
+    training.report([one, one | {"sha256": "a", "samples": 2}])
+    assert capsys.readouterr().out.splitlines()[1:] == ["samples by rank: 3 2", "weights: a b"]

@@ -1,0 +1,157 @@
+"""The loss against F.kl_div and F.cross_entropy, in float64, with gradients; and a student that copies."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ed_lib import models
+from ed_lib.precision import distillation, training
+
+
+@pytest.fixture
+def random():
+    return torch.Generator().manual_seed(0)
+
+
+def scores(random, *shape):
+    return 5 * torch.randn(shape, generator=random, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1, 2.5, 20.0])
+@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+@pytest.mark.parametrize("shape", [(1, 2), (7, 10), (33, 3)])
+def test_loss_and_gradient_are_torchs(shape, alpha, temperature, random):
+    student, teacher = scores(random, *shape), scores(random, *shape)
+    labels = torch.randint(shape[1], shape[:1], generator=random)
+    mine, other = (student.clone().requires_grad_() for _ in range(2))
+    log_p, log_q = (F.log_softmax(z / temperature, dim=1) for z in (teacher, other))
+    soft = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    wanted = alpha * temperature**2 * soft + (1 - alpha) * F.cross_entropy(other, labels)
+    found = distillation.loss(mine, teacher, labels, temperature, alpha)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_scores_that_saturate_stay_finite():
+    student = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
+    teacher = torch.tensor([[-1000.0, 1000.0, 0.0]])
+    found = distillation.loss(student, teacher, torch.tensor([0]), 1.0, 1.0)
+    found.backward()
+    assert torch.isfinite(found) and torch.isfinite(student.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_score_of_minus_infinity_is_a_class_that_is_left_out(dtype, random):
+    student, teacher = (scores(random, 6, 5).to(dtype) for _ in range(2))
+    labels = torch.randint(3, (6,), generator=random)
+    out = torch.rand(6, 5, generator=random) < 0.4
+    out[:, 0] = False
+    # The teacher's alone: as in F.kl_div, whose target is probabilities.
+    masked = teacher.masked_fill(out, -torch.inf)
+    mine, other = (student.clone().requires_grad_() for _ in range(2))
+    found = distillation.divergence(mine, masked, 2.0)
+    wanted = F.kl_div(F.log_softmax(other / 2, dim=1), F.softmax(masked / 2, dim=1), reduction="batchmean")
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(mine.grad, other.grad)
+    assert torch.isfinite(mine.grad).all()
+    # The student's too: as without these classes.
+    mine, other = student.clone().requires_grad_(), student[:, :3].clone().requires_grad_()
+    hidden = torch.tensor([0.0, 0.0, 0.0, -torch.inf, -torch.inf])
+    found = distillation.loss(mine + hidden, teacher + hidden, labels)
+    wanted = distillation.loss(other, teacher[:, :3], labels)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(mine.grad, F.pad(other.grad, (0, 2)))
+
+
+def test_a_hot_softmax_matches_scores(random):
+    """Hinton et al., 2015, section 2.1: for high temperatures and scores of mean zero, the gradient of T² KL
+    is (student − teacher) / classes."""
+    student, teacher = (
+        z - z.mean(dim=1, keepdim=True) for z in (scores(random, 6, 10), scores(random, 6, 10))
+    )
+    off = []
+    for temperature in (1e1, 1e2, 1e3, 1e4):
+        mine = student.clone().requires_grad_()
+        distillation.loss(mine, teacher, torch.zeros(6, dtype=torch.int64), temperature, 1.0).backward()
+        off.append(float((6 * mine.grad - (student - teacher) / 10).abs().max()))
+    assert off[-1] < 3e-3 and all(
+        later < earlier / 5 for earlier, later in zip(off[:-1], off[1:], strict=True)
+    )
+
+
+def test_nothing_flows_into_the_teacher(random):
+    student, teacher = scores(random, 4, 3).requires_grad_(), scores(random, 4, 3).requires_grad_()
+    distillation.loss(student, teacher, torch.tensor([0, 1, 2, 0])).backward()
+    assert teacher.grad is None and student.grad.abs().sum() > 0
+    equal = scores(random, 4, 3)
+    assert abs(float(distillation.divergence(equal, equal, 3.0))) < 1e-12
+
+
+def test_targets_and_the_loss_of_a_loop(random):
+    teacher = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10)).train()
+    images, labels = (
+        torch.rand(2345, 1, 28, 28, generator=random),
+        torch.arange(2345) % 10,
+    )  # more than a chunk
+    found = distillation.targets(teacher, images, labels)
+    assert found.shape == (2345, 11) and found.dtype == torch.float32 and not found.requires_grad
+    assert teacher.training
+    with torch.no_grad():
+        wanted = teacher.eval()(images)
+    torch.testing.assert_close(found[:, :10], wanted)
+    assert torch.equal(found[:, 10].long(), labels)
+    student = torch.randn(2345, 10, generator=random)
+    mine = distillation.Loss(3.0, 0.6)(student, found)
+    torch.testing.assert_close(mine, distillation.loss(student, wanted, labels, 3.0, 0.6))
+
+
+def test_a_student_learns_what_only_its_teacher_knows(random):
+    """With alpha = 1 the labels do not count: here they are wrong."""
+    images = torch.rand(600, 1, 4, 4, generator=random)
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    right = teacher(images - 0.5).argmax(dim=1)
+    student = nn.Sequential(nn.Flatten(), *models.mlp((16, 3)))
+    taught = distillation.targets(teacher, images - 0.5, torch.zeros_like(right))
+    optimizer = torch.optim.Adam(student.parameters(), 0.05)
+    history = training.train(
+        student, optimizer, images - 0.5, taught, (images - 0.5, right), epochs=10, batch=32,
+        loss_function=distillation.Loss(2.0, 1.0),
+    )  # fmt: skip
+    assert history.accuracy[-1] > 0.95 > (right == 0).float().mean()
+
+
+def test_bad_input_is_named():
+    z, labels = torch.rand(4, 3), torch.tensor([0, 1, 2, 0])
+    for error, match, call in [
+        (ValueError, "temperature is 0; wanted a finite number above 0", lambda: distillation.Loss(0)),
+        (ValueError, "temperature is -1", lambda: distillation.loss(z, z, labels, -1)),
+        (ValueError, "temperature is inf", lambda: distillation.Loss(float("inf"))),
+        (ValueError, "temperature is nan", lambda: distillation.Loss(float("nan"))),
+        (TypeError, "temperature is '4'", lambda: distillation.Loss("4")),
+        (ValueError, "alpha is 1.5; wanted 0 to 1", lambda: distillation.Loss(4, 1.5)),
+        (ValueError, "alpha is nan", lambda: distillation.Loss(4, float("nan"))),
+        (TypeError, "alpha is None", lambda: distillation.Loss(4, None)),
+        (ValueError, r"shapes \(4, 3\) and \(4, 2\)", lambda: distillation.loss(z, z[:, :2], labels)),
+        (ValueError, r"shapes \(3,\) and \(3,\)", lambda: distillation.loss(z[0], z[0], labels)),
+        (ValueError, r"shapes \(0, 3\)", lambda: distillation.loss(z[:0], z[:0], labels[:0])),
+        (
+            ValueError,
+            r"labels has the shape \(3,\); wanted \(4,\)",
+            lambda: distillation.loss(z, z, labels[:3]),
+        ),
+        (ValueError, "4 images and 3 labels", lambda: distillation.targets(nn.Linear(3, 2), z, labels[:3])),
+        (
+            ValueError,
+            "0 images and 0 labels",
+            lambda: distillation.targets(nn.Linear(3, 2), z[:0], labels[:0]),
+        ),
+    ]:
+        with pytest.raises(error, match=match):
+            call()

@@ -1,0 +1,265 @@
+"""Masks against torch.nn.utils.prune; smaller networks against masked ones; masks under training."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune as theirs
+
+from ed_lib import models
+from ed_lib.precision import storage
+from ed_lib.precision.pruning import (
+    cubic,
+    gradually,
+    keep_filters,
+    masked_filters,
+    permanent,
+    prune,
+    smallest,
+    smallest_of_all,
+    sparse_linears,
+    strongest,
+)
+from ed_lib.precision.quantization import LAYERS, quantize_model
+
+AMOUNTS = (0, 0.1, 0.33, 0.5, 0.9, 0.98, 1, 1.0)
+
+
+@pytest.fixture
+def random():
+    return torch.Generator().manual_seed(0)
+
+
+def weights(random, shape):
+    """Numbers in this shape, and whole numbers, many of which are equal."""
+    yield torch.randn(shape, generator=random)
+    yield torch.randint(-2, 3, shape, generator=random).float()
+    yield torch.zeros(shape)
+
+
+def layer_with(weight):
+    layer = nn.Linear(1, 1)
+    layer.weight = nn.Parameter(weight.clone())
+    return layer
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (20, 1, 3, 3), (13, 4, 5)], ids=str)
+def test_masks_of_a_layer_are_torchs(shape, random):
+    for weight in weights(random, shape):
+        for amount in AMOUNTS:
+            layer = theirs.l1_unstructured(layer_with(weight), "weight", float(amount))
+            mask = smallest(weight, amount)
+            assert mask.dtype == torch.bool and torch.equal(mask, layer.weight_mask.bool())
+            assert int((~mask).sum()) == round(amount * weight.numel())
+
+
+def test_masks_of_all_layers_are_torchs(random):
+    shapes = [(4, 3), (5, 2, 3, 3), (1, 7)]
+    for columns in zip(*(weights(random, shape) for shape in shapes), strict=True):
+        named = {str(i): weight for i, weight in enumerate(columns)}
+        for amount in AMOUNTS:
+            layers = [layer_with(weight) for weight in columns]
+            pairs = [(layer, "weight") for layer in layers]
+            theirs.global_unstructured(pairs, theirs.L1Unstructured, amount=float(amount))
+            for mask, layer in zip(smallest_of_all(named, amount).values(), layers, strict=True):
+                assert torch.equal(mask, layer.weight_mask.bool())
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_the_filters_that_stay_are_torchs(norm, random):
+    for shape in ((8, 3), (20, 1, 3, 3), (50, 20, 5, 5)):
+        for weight in weights(random, shape):
+            for amount in (0, 0.2, 0.5, 0.75):
+                layer = theirs.ln_structured(layer_with(weight), "weight", float(amount), n=norm, dim=0)
+                rows = layer.weight_mask.flatten(1).bool().all(dim=1).nonzero().flatten()
+                assert torch.equal(strongest(weight, amount, norm), rows)
+
+
+def test_the_two_norms_are_two_orders():
+    weight = torch.tensor([[3.0, 0.0, 0.0], [1.5, 1.5, 1.5]])  # L1: 3 and 4.5; L2: 3 and 2.6
+    assert strongest(weight, 0.5, 1).tolist() == [1] and strongest(weight, 0.5, 2).tolist() == [0]
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_a_pruned_model_is_torchs_and_its_masks_hold(scope, random):
+    x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
+    model, other = models.lenet(1), models.lenet(1)
+    layers = [layer for layer in other if isinstance(layer, LAYERS)]
+    if scope == "layer":
+        for layer in layers:
+            theirs.l1_unstructured(layer, "weight", 0.8)
+    else:
+        pairs = [(layer, "weight") for layer in layers]
+        theirs.global_unstructured(pairs, theirs.L1Unstructured, amount=0.8)
+    masks = prune(model, 0.8, scope=scope)
+    assert list(masks) == ["0", "3", "7", "9"]
+    for some in (model, other):  # with momentum, which goes on moving what has no gradient
+        optimizer = torch.optim.Adam(some.parameters(), 1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(some(x), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(model(x), other(x), rtol=1e-5, atol=1e-5)
+    for name, mask in masks.items():
+        weight = model.get_submodule(name).weight
+        assert not weight[~mask].any() and weight[mask].all()
+    done = permanent(model)
+    assert torch.equal(done(x), model(x)) and [*done.state_dict()] == [*models.lenet().state_dict()]
+    assert not any(hasattr(layer, "parametrizations") for layer in done)
+
+
+def test_pruning_again_takes_more_and_never_gives_back(random):
+    x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
+    model = models.lenet(1)
+    optimizer, last = torch.optim.Adam(model.parameters(), 1e-2), None
+    for step in gradually(model, 0.95, 5):
+        masks = {name: model.get_submodule(name).weight != 0 for name in ("0", "3", "7", "9")}
+        assert sum(int((~m).sum()) for m in masks.values()) == round(cubic(step, 5, 0.95) * 128_860)
+        gone = torch.cat([(~mask).flatten() for mask in masks.values()])
+        assert last is None or gone[last].all()
+        last = gone
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert step == 5 and len(list(model.parameters())) == 8  # one mask on each weight, and no more
+    assert all(len(layer.parametrizations.weight) == 1 for layer in model if isinstance(layer, LAYERS))
+
+
+def test_zhu_and_guptas_schedule():
+    # Their equation: s_t = s_f + (s_i - s_f)(1 - (t - t_0) / (n Δt))³
+    found = [cubic(step, 4, 0.9) for step in range(7)]
+    wanted = [0, 0.9 - 0.9 * 27 / 64, 0.9 - 0.9 / 8, 0.9 - 0.9 / 64, 0.9, 0.9, 0.9]
+    assert found == pytest.approx(wanted)
+    assert cubic(0, 10, 0.8, 0.5) == 0.5 and cubic(10, 10, 0.8, 0.5) == 0.8 and cubic(3, 9, 1) <= 1
+
+
+# Filters taken out
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_a_smaller_network_computes_what_the_masked_one_does(dtype, tolerance, random):
+    model = models.lenet(2).to(dtype)
+    x = torch.rand(5, 1, 28, 28, generator=random, dtype=dtype)
+    for amounts in ({"0": 0.5, "3": 0.5, "7": 0.5}, {"3": 0.9}, {"0": 0.95, "7": 0.99}, {"7": 0.1}, {}):
+        keep = {name: strongest(model.get_submodule(name).weight, amount) for name, amount in amounts.items()}
+        small, masked = keep_filters(model, keep), masked_filters(model, keep)
+        torch.testing.assert_close(small(x), masked(x), rtol=0, atol=tolerance)
+        assert not keep or (masked(x) - model(x)).abs().max() > 100 * tolerance
+        sizes = [len(keep.get(name, range(width))) for name, width in (("0", 20), ("3", 50), ("7", 128))]
+        a, b, c = sizes
+        wanted = (9 + 1) * a + (25 * a + 1) * b + (16 * b + 1) * c + (c + 1) * 10
+        assert sum(p.numel() for p in small.parameters()) == wanted
+        assert (small[0].out_channels, small[3].in_channels, small[7].in_features) == (a, a, 16 * b)
+        F.cross_entropy(small(x), torch.arange(5)).backward()  # it trains like any other
+        assert all(p.grad is not None for p in small.parameters())
+    assert sum(p.numel() for p in model.parameters()) == 129_068
+
+
+def test_filters_in_any_order_and_without_biases(random):
+    conv = nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False)
+    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(96, 5), nn.Linear(5, 2)).double()
+    x = torch.rand(4, 3, 8, 8, generator=random).double()
+    keep = {"0": [4, 1, 2], "3": torch.tensor([3])}
+    small = keep_filters(model, keep)
+    assert small[0].bias is None and small[0].stride == (2, 2)
+    torch.testing.assert_close(small(x), masked_filters(model, keep)(x), rtol=0, atol=1e-12)
+
+
+def test_sparse_products_are_the_dense_ones(random):
+    model = models.lenet(3)
+    prune(model, 0.9)
+    sparse = sparse_linears(model)
+    for size in (1, 7):
+        x = torch.rand(size, 1, 28, 28, generator=random)
+        torch.testing.assert_close(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+    there = int((model[7].weight != 0).sum())
+    assert sparse[7].weight.layout == torch.sparse_csr and sparse[7].weight.values().numel() == there
+    nothing = nn.Linear(4, 3, bias=False)
+    prune(nothing, 1.0)
+    assert not sparse_linears(nothing)(torch.rand(2, 4)).any()
+
+
+# With quantization, and stored
+
+
+def test_pruned_weights_stay_zero_when_quantized_and_trained(random):
+    x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
+    model = models.lenet(1)
+    masks = prune(model, 0.9)
+    quantized = quantize_model(model, 4)
+    optimizer = torch.optim.Adam(quantized.parameters(), 1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(quantized(x), y).backward()
+        optimizer.step()
+    for name, mask in masks.items():
+        codes = quantized.get_submodule(name).codes()
+        assert not codes[~mask].any() and codes[mask].any()
+    there = sum(int(q.codes().count_nonzero()) for q in quantized if hasattr(q, "codes"))
+    assert there < 0.1 * 128_860 + 1
+    upper = 128_860 / 8 + there / 2 + 4 * 208 * 2 + 8  # a bitmap, half a byte each, scales, biases, rounding
+    assert storage.stored_bytes(quantized) <= upper
+
+
+def test_the_bytes_of_a_pruned_model():
+    model = models.lenet(1)
+    prune(model, 0.9, scope="layer")
+    shapes = [(20, 9), (50, 500), (128, 800), (10, 128)]
+    total = 4 * 208
+    for rows, columns in shapes:
+        n = rows * columns
+        there = n - round(0.9 * n)
+        total += min(4 * n, -(-n // 8) + 4 * there, 4 * (rows + 1) + 6 * there)
+    assert storage.stored_bytes(model) == storage.stored_bytes(permanent(model)) == total
+
+
+# Bad input
+
+
+def test_bad_input_is_named():
+    w, model = torch.rand(4, 3), models.lenet()
+    for error, match, call in [
+        (ValueError, "amount is 1.2; wanted 0 to 1", lambda: smallest(w, 1.2)),
+        (ValueError, "amount is -0.1", lambda: prune(model, -0.1)),
+        (ValueError, "amount is nan", lambda: smallest(w, float("nan"))),
+        (TypeError, "amount is 'half'; wanted a number", lambda: smallest(w, "half")),
+        (TypeError, "amount is True", lambda: smallest(w, True)),
+        (ValueError, r"weight is empty, of the shape \(0, 3\)", lambda: smallest(w[:0], 0.5)),
+        (ValueError, "weight holds NaN or infinity", lambda: smallest(w / 0, 0.5)),
+        (ValueError, "weight holds NaN", lambda: strongest(w * float("nan"), 0.5)),
+        (TypeError, "weight is a tensor of torch.int64", lambda: smallest(torch.arange(3), 0.5)),
+        (TypeError, "weight is a list", lambda: strongest([1.0], 0.5)),
+        (ValueError, "weights is empty", lambda: smallest_of_all({}, 0.5)),
+        (ValueError, "scope is 'all'; wanted one of", lambda: prune(model, 0.5, scope="all")),
+        (ValueError, "no Conv2d or Linear layer", lambda: prune(nn.ReLU(), 0.5)),
+        (ValueError, "norm is 3", lambda: strongest(w, 0.5, 3)),
+        (ValueError, "amount is 1: of 4 filters none would stay", lambda: strongest(w, 1)),
+        (ValueError, "of 4 filters none would stay; wanted less", lambda: strongest(w, 0.9)),
+        (TypeError, "model is a Linear; wanted an nn.Sequential", lambda: keep_filters(nn.Linear(2, 2), {})),
+        (ValueError, "the layer '1'; wanted Conv2d or Linear layers: 0, 3, 7, 9",
+         lambda: keep_filters(model, {"1": [0]})),
+        (ValueError, "the layer 'fc'", lambda: keep_filters(model, {"fc": [0]})),
+        (ValueError, "the layer '9', the last", lambda: keep_filters(model, {"9": [0]})),
+        (ValueError, r"keep\['0'\] is \[\]", lambda: keep_filters(model, {"0": []})),
+        (ValueError, r"is \[20\]; wanted some of 0 to 19", lambda: keep_filters(model, {"0": [20]})),
+        (ValueError, r"keep\['0'\] is \[1, 1\]", lambda: keep_filters(model, {"0": [1, 1]})),
+        (ValueError, r"keep\['0'\] is \[0.5\]", lambda: keep_filters(model, {"0": [0.5]})),
+        (ValueError, "layer 0 has 2 groups",
+         lambda: keep_filters(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 1, 1)), {"0": [0]})),
+        (ValueError, "steps is 0", lambda: next(gradually(model, 0.5, 0))),
+        (ValueError, "steps is 0", lambda: cubic(0, 0, 0.5)),
+        (ValueError, "step is -1", lambda: cubic(-1, 3, 0.5)),
+        (ValueError, "end is 2", lambda: cubic(1, 3, 2)),
+        (ValueError, "start is -1", lambda: cubic(1, 3, 0.5, -1)),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=match):
+            call()
+    assert not any(hasattr(layer, "parametrizations") for layer in model)  # nothing was begun
+    broken = copy.deepcopy(model)
+    broken[9].weight.data[0, 0] = float("inf")
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        prune(broken, 0.5, scope="layer")
+    assert not any(hasattr(layer, "parametrizations") for layer in broken)

@@ -1,0 +1,121 @@
+"""The networks of part III: the encoder against torch's own layer, sizes against the sources, seeds."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ed_lib import data, models
+
+SMALL = dict(layers=2, hidden=24, heads=3, vocabulary=50, positions=20)
+
+
+def torchs_layer(layer):
+    """torch's encoder layer with the weights of ours."""
+    hidden = layer.out.in_features
+    theirs = nn.TransformerEncoderLayer(
+        hidden, layer.heads, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=False,
+        layer_norm_eps=layer.norm1.eps, dtype=torch.float64,
+    )  # fmt: skip
+    pairs = {
+        "self_attn.in_proj_": layer.queries_keys_values,
+        "self_attn.out_proj.": layer.out,
+        "linear1.": layer.wide,
+        "linear2.": layer.narrow,
+        "norm1.": layer.norm1,
+        "norm2.": layer.norm2,
+    }
+    state = {name + kind: getattr(part, kind) for name, part in pairs.items() for kind in ("weight", "bias")}
+    theirs.load_state_dict(state)
+    return theirs
+
+
+def shaken(net, seed=0):
+    """The network in float64, with every parameter moved at random: as made, biases of LayerNorm are zero."""
+    net.double()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=draw, dtype=torch.float64)
+    return net
+
+
+@pytest.mark.parametrize(("hidden", "heads", "B", "T"), [(24, 3, 5, 7), (16, 1, 1, 1), (32, 8, 2, 11)])
+def test_an_encoder_layer_is_torchs(hidden, heads, B, T):
+    ours = shaken(models.EncoderLayer(hidden, heads))
+    theirs = torchs_layer(ours)
+    h = torch.randn(B, T, hidden, dtype=torch.float64)
+    g = torch.randn(B, T, hidden, dtype=torch.float64)
+    mine, yours = h.clone().requires_grad_(), h.clone().requires_grad_()
+    torch.testing.assert_close(ours(mine), theirs(yours))
+    ours(mine).backward(g)
+    theirs(yours).backward(g)
+    torch.testing.assert_close(mine.grad, yours.grad)
+    torch.testing.assert_close(ours.queries_keys_values.weight.grad, theirs.self_attn.in_proj_weight.grad)
+
+
+def test_the_encoder_is_embeddings_torchs_layers_and_a_pooler():
+    net = shaken(models.Encoder(**SMALL, classes=4))
+    tokens = torch.randint(0, 50, (3, 9))
+    h = net.tokens.weight[tokens] + net.positions.weight[None, :9] + net.segments.weight[0]
+    h = F.layer_norm(h, (24,), net.norm.weight, net.norm.bias)
+    for layer in net.layers:
+        h = torchs_layer(layer)(h)
+    first = torch.tanh(h[:, 0] @ net.pooler.weight.T + net.pooler.bias)
+    torch.testing.assert_close(net(tokens), first @ net.classes.weight.T + net.classes.bias)
+
+
+def test_sizes_are_those_of_the_sources():
+    """BERT-base without its classes (the count of Devlin et al.'s published checkpoint), and d2l's LeNet."""
+    with torch.device("meta"):
+        count = {name: p.numel() for name, p in models.Encoder().named_parameters()}
+    classes = count.pop("classes.weight") + count.pop("classes.bias")
+    assert sum(count.values()) == 109_482_240 and classes == 3 * 768 + 3
+    assert sum(p.numel() for p in models.lenet().parameters()) == 129_068
+    assert sum(p.numel() for p in models.mlp().parameters()) == 784 * 256 + 256 + 256 * 257 + 10 * 257
+    assert models.lenet()(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    assert models.mlp((7, 5, 2))(torch.zeros(4, 7)).shape == (4, 2)
+    assert [type(m) for m in models.mlp((7, 5, 2))] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
+@pytest.mark.parametrize("make", [models.mlp, models.lenet, lambda seed: models.Encoder(**SMALL, seed=seed)])
+def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = make(seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    again, other = make(seed=3), make(seed=4)
+    same = [torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True)]
+    differs = [not torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True)]
+    assert all(same)
+    drawn = [p.dim() > 1 for p in one.parameters()]  # LayerNorm's, ones and zeros, are alike under any seed
+    assert all(d for d, matrix in zip(differs, drawn, strict=True) if matrix)
+
+
+def test_the_encoders_matrices_start_as_berts():
+    net = models.Encoder(layers=1, hidden=64, heads=4, vocabulary=1000)
+    for matrix in (p for p in net.parameters() if p.dim() == 2 and p.numel() > 4000):
+        assert abs(matrix.std().item() - 0.02) < 0.001 and abs(matrix.mean().item()) < 0.002
+
+
+def test_wrong_sizes_are_named():
+    with pytest.raises(ValueError, match="hidden is 10 and heads is 3"):
+        models.Encoder(hidden=10, heads=3)
+    with pytest.raises(ValueError, match=r"widths is \(5,\); wanted at least two"):
+        models.mlp((5,))
+    with pytest.raises(ValueError, match="widths is 0; wanted at least 1"):
+        models.mlp((5, 0, 2))
+    with pytest.raises(TypeError, match="seed is 1.5"):
+        models.lenet(seed=1.5)
+    with pytest.raises(ValueError, match="layers is 0"):
+        models.Encoder(layers=0)
+
+
+def test_images_become_tensors():
+    found = data.load(offline=True)
+    x, y = models.tensors(found.train_images[:5], found.train_labels[:5])
+    assert x.shape == (5, 1, 28, 28) and x.dtype == torch.float32 and y.dtype == torch.int64
+    np.testing.assert_array_equal((x.squeeze(1) * 255).round().numpy(), found.train_images[:5])
+    np.testing.assert_array_equal(y.numpy(), found.train_labels[:5])
