@@ -231,14 +231,14 @@ def do(one, seed, device, held_out):
     steps = one.passes * -(-kept // BATCH)
     learner = a_learner(one, seed, device, steps, classes=int(labels.max()) + 1)
     learn, every = (inputs[:kept], labels[:kept]), steps if one.few else max(1, steps // (2 * one.passes))
-    options = {"passes": one.passes, "batch": BATCH, "every": every, "seed": 1000 * seed}
+    options = {"epochs": one.passes, "batch": BATCH, "every": every, "seed": 1000 * seed}
     history = training.train(learner, learn, judge if one.few else test, **options)
-    found = {"loss": history.loss[-1], "seconds": history.seconds[-1]}
+    found = {"loss": history.mean_losses()[-1], "seconds": sum(history.seconds)}
     if one.few:
         found |= {"held_out": history.accuracy[-1], "accuracy": training.accuracy(learner.net, *test)}
     else:
         found |= {"held_out": training.accuracy(learner.net, *judge), "accuracy": history.accuracy[-1]}
-        found |= {"seen": history.seen, "curve": history.accuracy, "losses": history.loss[1:]}
+        found |= {"seen": history.seen, "curve": history.accuracy, "losses": history.mean_losses()}
     return found
 
 

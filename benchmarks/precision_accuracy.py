@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks import smaller as small
 from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
-from ed_lib import models, timing
+from ed_lib import data, models, timing
 from ed_lib.precision import autocasting, fp8, scaler, training
 from ed_lib.records import Row
 
@@ -113,7 +113,7 @@ def accuracies(size):
 def trained(model, name, optimizer, rates, form, seed, size):
     """One run → accuracy on the test images, curve of the loss, seconds of training."""
     torch.set_flush_denormal(True)
-    (x, y), test = images(name, size.offline, models.tensors)
+    (x, y), test = images(name, size.offline, data.tensors)
     x, y = x[: size.images], y[: size.images]
     how, net = FORMATS[form], MODELS[model](seed=seed)
     how.change(net)

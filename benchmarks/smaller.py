@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks import harness
 from benchmarks.harness import by_seed, side_by_side, summary
-from ed_lib import models, timing
+from ed_lib import data, learning, models, timing
 from ed_lib.precision import distillation as distilling
 from ed_lib.precision import int8, pruning, training
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
@@ -67,7 +67,7 @@ def measured(way, seed, base, size):
     """{name: (model, accuracy on the test images, bytes)} of what a way makes."""
     x, y = images(size)[1]
     return {
-        name: (net, training.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
+        name: (net, learning.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
         for name, net in way(seed, base, size).items()
     }
 
@@ -115,9 +115,9 @@ def pruned_gradually(amount, seed, base, size):
     length = int(0.75 * size.tuning * len(x)) // size.prunings
     for step in pruning.gradually(net, amount, size.prunings):
         at = torch.arange((step - 1) * length, step * length) % len(x)
-        training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed + step)
+        training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
-    training.train(net, optimizer, x[at], y[at], one((x, y)), batch=size.batch, seed=100 * seed)
+    training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
     found = {f"pruned {amount:.0%}, gradually": pruning.permanent(net)}
     if amount == 0.9:
         small = tuned(quantize_model(net, 4, span="mse"), seed, size)
@@ -153,7 +153,7 @@ def students(seed, base, size):
         learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
         if alpha:
             labels, learn["loss_function"] = targets, distilling.Loss(2.0, alpha)
-        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, labels, one(test), **learn)
+        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, labels, **learn)
         found[f"student, {name}"] = net
     return found
 
@@ -243,9 +243,9 @@ def taught(few, temperature, seed, teachers, size):
     epochs = max(1, round(size.steps * size.batch / few))
     start = time.perf_counter()
     fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
-    training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, one(test), **fitting, **loss)
+    training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, **fitting, **loss)
     seconds = time.perf_counter() - start
-    return {"accuracy": training.accuracy(net, *test), "seconds": seconds}
+    return {"accuracy": learning.accuracy(net, *test), "seconds": seconds}
 
 
 def tuned(net, seed, size):
@@ -255,7 +255,7 @@ def tuned(net, seed, size):
 def fitted(net, epochs, rate, seed, size):
     (x, y), test = images(size)
     optimizer = torch.optim.Adam(net.parameters(), rate)
-    training.train(net, optimizer, x, y, one(test), epochs=epochs, batch=size.batch, seed=seed)
+    training.train(net, optimizer, x, y, epochs=epochs, batch=size.batch, seed=seed)
     return net
 
 
@@ -285,12 +285,7 @@ def as_dtype(x, net):
     return x.to(first.dtype)
 
 
-def one(test):
-    """A test of one image, where the accuracy after each epoch is not wanted."""
-    return test[0][:1], test[1][:1]
-
-
 def images(size):
     """((images, labels), (images, labels)): for training, and for the test."""
-    (x, y), (tests, labels) = harness.images("fashion-mnist", size.offline, models.tensors)
+    (x, y), (tests, labels) = harness.images("fashion-mnist", size.offline, data.tensors)
     return (x[: size.images], y[: size.images]), (tests[: size.tests], labels[: size.tests])

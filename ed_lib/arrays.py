@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ed_lib import check
+
 BACKENDS = ("numpy", "torch", "cupy")
 DTYPES = ("float32", "float64")
 
@@ -60,7 +62,7 @@ class Space:
             )
         if not self._same_device(array):
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
-        check_shape(name, tuple(array.shape), shape)
+        check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
         if self.backend == "torch":
@@ -100,10 +102,10 @@ def space(backend="numpy", device="cpu", dtype="float32"):
     ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install,
     when the library is missing.
     """
-    check_choice("backend", backend, BACKENDS)
-    check_choice("dtype", dtype, DTYPES)
+    check.choice("backend", backend, BACKENDS)
+    check.choice("dtype", dtype, DTYPES)
     kind = device.partition(":")[0] if isinstance(device, str) else device
-    check_choice("device", kind, ("cpu", "cuda"))
+    check.choice("device", kind, ("cpu", "cuda"))
     if backend == "numpy" and kind != "cpu":
         raise ValueError(f"device {device!r} with the backend 'numpy'; NumPy works on the device 'cpu'")
     if backend == "cupy" and kind != "cuda":
@@ -159,40 +161,6 @@ def gpu_count(backend="torch"):
         return library.cuda.runtime.getDeviceCount() if backend == "cupy" else library.cuda.device_count()
     except Exception:  # no library, no driver, no GPU: each has its own error
         return 0
-
-
-def check_choice(name, value, choices):
-    """ValueError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(map(repr, choices))}")
-
-
-def check_count(name, value, least=1):
-    """``value`` as an int. TypeError unless it is a whole number, ValueError if it is below ``least``."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} is {value!r}; wanted a whole number")
-    if value < least:
-        raise ValueError(f"{name} is {value}; wanted at least {least}")
-    return int(value)
-
-
-def check_positive(name, value):
-    """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} is {value!r}; wanted a number")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value}; wanted a finite number above 0")
-    return float(value)
-
-
-def check_shape(name, shape, wanted):
-    """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥ 1."""
-    fits = len(shape) == len(wanted) and all(
-        n >= 1 if isinstance(w, str) else n == w for n, w in zip(shape, wanted, strict=True)
-    )
-    if not fits:
-        text = ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "")
-        raise ValueError(f"{name} has the shape {shape}; wanted ({text})")
 
 
 def _import(backend):

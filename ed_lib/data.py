@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ed_lib.arrays import DTYPES, check_choice, check_count, check_shape
+from ed_lib import check
+from ed_lib.arrays import DTYPES
 
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 DIGITS = tuple("0123456789")
@@ -79,7 +80,7 @@ def load(name="mnist", *, offline=False):
     folder, or one with only some of the four files; OSError when a download has no folder to go to;
     ImportError when ED_DATA lacks the data set and pooch is not installed.
     """
-    check_choice("name", name, TITLES)
+    check.choice("name", name, TITLES)
     if offline:
         return _digits(TITLES[name])
     if folder := _ed_data(name):
@@ -234,24 +235,29 @@ def as_inputs(images, dtype="float32"):
 
     TypeError for images that are no NumPy array of uint8; ValueError for another shape or dtype.
     """
-    check_choice("dtype", dtype, DTYPES)
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        kind = (
-            f"an array of {images.dtype}" if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
-        )
-        raise TypeError(f"images is {kind}; wanted a NumPy array of uint8")
-    check_shape("images", images.shape, ("N", 28, 28))
+    check.choice("dtype", dtype, DTYPES)
+    if getattr(images, "dtype", None) != np.uint8:
+        came = f"{type(images).__name__} of {getattr(images, 'dtype', 'no dtype')}"
+        raise TypeError(f"images is a {came}; wanted a NumPy array of uint8")
+    check.shape("images", images.shape, ("N", 28, 28))
     return np.divide(images.reshape(-1, 784), 255, dtype=dtype)  # (N, 28, 28) → (N, 784)
+
+
+def tensors(images, labels, dtype="float32"):
+    """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of int64."""
+    import torch
+
+    x = torch.from_numpy(as_inputs(images, dtype)).view(-1, 1, 28, 28)  # (N, 784) → (N, 1, 28, 28)
+    return x, torch.from_numpy(labels).long()
 
 
 def one_hot(labels, n_classes=10, dtype="float32"):
     """Integer labels (N,) as rows (N, n_classes), 1 at the label and 0 elsewhere, in "float32" or "float64".
 
-    TypeError for labels that are no integers; ValueError for one outside 0 to n_classes − 1, or another shape
-    or dtype.
+    TypeError for labels that are no integers; ValueError for one outside 0 to n_classes − 1.
     """
-    check_choice("dtype", dtype, DTYPES)
-    labels, n_classes = _check_labels(labels), check_count("n_classes", n_classes)
+    check.choice("dtype", dtype, DTYPES)
+    labels, n_classes = _check_labels(labels), check.count("n_classes", n_classes)
     if not 0 <= labels.min() <= labels.max() < n_classes:
         raise ValueError(f"labels runs from {labels.min()} to {labels.max()}; wanted 0 to {n_classes - 1}")
     rows = np.zeros((len(labels), n_classes), dtype)  # (N, n_classes)
@@ -269,7 +275,7 @@ def pick(images, labels, classes):
     labels = _check_labels(labels)
     if np.shape(images)[:1] != labels.shape:
         raise ValueError(f"images has the shape {np.shape(images)}; wanted one per label, {len(labels)}")
-    classes = [check_count("classes", c, least=0) for c in classes]
+    classes = [check.count("classes", c, least=0) for c in classes]
     if not classes or len(set(classes)) < len(classes) or not np.isin(classes, labels).all():
         raise ValueError(f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}")
     matches = labels[:, None] == classes  # (N, len(classes))
@@ -280,10 +286,9 @@ def pick(images, labels, classes):
 def batches(n, size, *, seed):
     """Index arrays (size,), int64, that together cover range(n) once, in an order set by ``seed``.
 
-    The last is shorter when size does not divide n. TypeError for an argument that is no integer; ValueError
-    for n or size below 1, or seed below 0.
+    The last is shorter when size does not divide n.
     """
-    n, size, seed = check_count("n", n), check_count("size", size), check_count("seed", seed, least=0)
+    n, size, seed = check.count("n", n), check.count("size", size), check.count("seed", seed, least=0)
     order = np.random.default_rng(seed).permutation(n)  # (n,)
     return (order[i : i + size] for i in range(0, n, size))
 
@@ -292,5 +297,5 @@ def _check_labels(labels):
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels is an array of {labels.dtype}; wanted integers")
-    check_shape("labels", labels.shape, ("N",))
+    check.shape("labels", labels.shape, ("N",))
     return labels

@@ -120,30 +120,44 @@ def _plain(value):
     return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def cell_pair():
-    """The two types of cell, the signs of the connections between them, and the error at each weight."""
-    import matplotlib.pyplot as plt
+def legend_above(figure, columns=3, **options):
+    """One legend for all axes of a figure, above them: each label once."""
+    labels = {}
+    for ax in figure.axes:
+        labels |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    options = {"fontsize": 9} | options
+    return figure.legend(labels.values(), labels, loc="outside upper center", ncols=columns, **options)
 
-    figure, ax = plt.subplots(figsize=(5.2, 3.1))
-    ax.set(xlim=(-0.5, 3.5), ylim=(-0.6, 2.0), aspect="equal")
-    ax.axis("off")
-    centre = {"ha": "center", "va": "center"}
-    colours, heights = (EXCITATORY, INHIBITORY), (1.6, 0.0)
-    places = {  # (receiver, sender): where the sign of the connection and the weight's name go
-        (0, 0): ((0.98, 1.74), (1.6, 1.75)),
-        (1, 0): ((0.98, 1.34), (2.3, 0.6)),
-        (0, 1): ((0.98, 0.27), (2.3, 0.99)),
-        (1, 1): ((0.98, -0.13), (1.6, -0.16)),
-    }
-    for (p, q), (sign, name) in places.items():
-        style = {"arrowstyle": "-|>", "mutation_scale": 13, "lw": 2, "color": colours[q]}
-        style |= {"ls": "-" if p == q else (0, (4, 2)), "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", (2.65, heights[p]), (0.35, heights[q]), arrowprops=style)
-        ax.text(*sign, "+" if p == q else "−", **centre, fontsize=14)
-        ax.text(*name, rf"$W[{p},{q}]\leftarrow d$", **centre, fontsize=9.5)
-    for x, side in ((0, "x"), (3, "y")):
-        for kind, name in enumerate(("excitatory", "inhibitory")):
-            ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
-            ax.text(x, heights[kind], f"${side}_{kind}$", **centre, fontsize=12)
-            ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9)
-    return figure
+
+def log_ticks(axis, values, labels=None):
+    """Ticks at these values and nowhere else, on a logarithmic ``ax.xaxis`` or ``ax.yaxis``."""
+    axis.set_ticks(values, [_plain(value) for value in values] if labels is None else labels)
+    axis.set_ticks([], minor=True)
+
+
+def band(ax, x, runs, colour, **options):
+    """The mean of runs (seeds, len(x)) as a line, and from the lowest to the highest of them as a band."""
+    low, high = ([extreme(values) for values in zip(*runs, strict=True)] for extreme in (min, max))
+    ax.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+    return ax.plot(
+        x, [sum(values) / len(values) for values in zip(*runs, strict=True)], color=colour, **options
+    )
+
+
+def timeline(ax, timeline, numbers=True):
+    """What devices did when: a row for each, a box for each computation, with its micro-batch's number.
+
+    timeline: of :func:`ed_lib.parallel.model_parallel.simulator.simulate`.
+    """
+    colours = dict(zip(("forward", "backward", "update"), COLOURS, strict=False))
+    colours |= {"backward_input": ORANGE, "backward_weight": PINK}
+    for event in timeline.events:
+        if not (width := event.end - event.start):
+            continue
+        ax.barh(event.stage, width, 0.86, event.start, color=colours[event.op], ec="white", lw=0.6)
+        if numbers:
+            place = (event.start + event.end) / 2, event.stage
+            ax.text(*place, event.microbatch, ha="center", va="center", fontsize=8.5, color="white")
+    ax.set(ylim=(timeline.stages - 0.4, -0.6), xlim=(0, timeline.seconds), ylabel="device")
+    ax.set_yticks(range(timeline.stages))
+    ax.grid(False)

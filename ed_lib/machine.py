@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")  # where Linux reports memory, and the limits on it
 # A limit and what is used of it, under the names of the second and of the first version of control groups.
@@ -116,7 +116,7 @@ def _in_words(size):
 def _gpu(device):
     """The module that sees the GPU (torch before cupy) and its index there; None for the device "cpu"."""
     kind, _, index = device.partition(":") if isinstance(device, str) else (device, "", "")
-    arrays.check_choice("device", kind, ("cpu", "cuda"))
+    check.choice("device", kind, ("cpu", "cuda"))
     if kind == "cpu":
         return None
     for library in ("torch", "cupy"):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import arrays, data
+from ed_lib import check
 
 
 def mlp(widths=(784, 256, 256, 10), seed=0):
@@ -19,7 +19,7 @@ def mlp(widths=(784, 256, 256, 10), seed=0):
     """
     if len(widths) < 2:
         raise ValueError(f"widths is {widths}; wanted at least two")
-    widths = [arrays.check_count("widths", width) for width in widths]
+    widths = [check.count("widths", width) for width in widths]
     layers = []
     with _seeded(seed):
         for n_in, n_out in zip(widths[:-1], widths[1:], strict=True):
@@ -53,8 +53,8 @@ class Encoder(nn.Module):
 
     def __init__(self, layers=12, hidden=768, heads=12, vocabulary=30_522, positions=512, classes=3, seed=0):
         super().__init__()
-        arrays.check_count("layers", layers)
-        if arrays.check_count("hidden", hidden) % arrays.check_count("heads", heads):
+        check.count("layers", layers)
+        if check.count("hidden", hidden) % check.count("heads", heads):
             raise ValueError(
                 f"hidden is {hidden} and heads is {heads}; wanted hidden to be a multiple of heads"
             )
@@ -102,16 +102,10 @@ class EncoderLayer(nn.Module):
         return self.norm2(h + self.narrow(F.gelu(self.wide(h))))
 
 
-def tensors(images, labels):
-    """uint8 images (N, 28, 28) and labels (N,) → float32 (N, 1, 28, 28) from 0 to 1, and int64 (N,)."""
-    x = torch.from_numpy(data.as_inputs(images)).view(-1, 1, 28, 28)  # (N, 784) → (N, 1, 28, 28)
-    return x, torch.from_numpy(labels).long()
-
-
 @contextlib.contextmanager
 def _seeded(seed):
     """Draws from torch's generator of this seed, and leaves the global one as it was."""
-    arrays.check_count("seed", seed, least=0)
+    check.count("seed", seed, least=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

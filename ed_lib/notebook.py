@@ -1,8 +1,9 @@
-"""What a chapter needs to start: the style, a line about the machine, progress, source, exercises."""
+"""What a chapter needs to start: the style, a line about the machine, tables, source, exercises."""
 
+import functools
 import html
 import inspect
-import sys
+import operator
 
 from ed_lib import arrays
 from ed_lib.machine import card, cpu, gpu, versions  # noqa: F401  offered here as well
@@ -20,35 +21,24 @@ def setup():
     print(card())
 
 
-def progress(iterable, what):
-    """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off."""
-    from tqdm.std import tqdm
+def table(rows, caption, columns=None):
+    """Shows rows as a table with a caption. ValueError when there are none.
 
-    return tqdm(iterable, desc=what, leave=False, file=sys.stderr)
-
-
-def table(rows, caption):
-    """Shows rows, dicts {column: text or number} with the columns of the first, as a table with a caption.
-
-    Numbers are set to the right, floats with three significant digits. ValueError when there are no rows.
+    columns: {heading: a function of a row that gives text or a number}; without, rows are dicts, and the
+    columns those of the first. Numbers are set to the right, floats with three significant digits.
     """
     from IPython.display import HTML, display
 
-    if not rows:
+    if not (rows := list(rows)):
         raise ValueError("rows is empty; wanted at least one")
-
-    def cell(value, tag="td"):
-        number = isinstance(value, (int, float))
-        short = f"{value:,.0f}" if number and abs(value) >= 1000 else f"{value:.3g}" if number else str(value)
-        text = f"{value:,}" if isinstance(value, int) else short
-        side = "right" if number else "left"
-        return f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'
-
-    head = "".join(cell(column, "th") for column in rows[0])
-    body = "".join("<tr>" + "".join(cell(row[column]) for column in rows[0]) + "</tr>" for row in rows)
+    columns = columns or {heading: operator.itemgetter(heading) for heading in rows[0]}
+    lines = ["".join(_cell(get(row), "td") for get in columns.values()) for row in rows]
+    head = "".join(_cell(heading, "th") for heading in columns)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     caption = f"<caption>{html.escape(caption)}</caption>"
-    parts = f"{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    display(HTML(f'<table class="table">{parts}</table>'))
+    display(
+        HTML(f'<table class="table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+    )
 
 
 def source(thing):
@@ -62,13 +52,19 @@ def source(thing):
 def exercise(number):
     """Decorates a check of an exercise, so that it prints "solved", or what is missing, and never raises.
 
-    The check takes the reader's function and asserts what a solution does.
+    The check takes the reader's function and asserts what a solution does; that the function returns
+    something is seen to here.
     """
 
     def decorate(check):
         def run(solution):
+            def answered(*args, **options):
+                if (answer := solution(*args, **options)) is None:
+                    raise AssertionError("the function returns nothing")
+                return answer
+
             try:
-                check(solution)
+                check(functools.wraps(solution)(answered))
             except Exception as error:  # whatever a reader's code does, the chapter goes on
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 print(f"Exercise {number}: not yet. {kind}{error}")
@@ -78,6 +74,13 @@ def exercise(number):
         return run
 
     return decorate
+
+
+def _cell(value, tag):
+    number = isinstance(value, (int, float))
+    short = f"{value:,.0f}" if number and abs(value) >= 1000 else f"{value:.3g}" if number else str(value)
+    text = f"{value:,}" if isinstance(value, int) else short
+    return f'<{tag} style="text-align:{"right" if number else "left"}">{html.escape(text)}</{tag}>'
 
 
 def _gpu_cell(line, cell):

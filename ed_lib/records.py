@@ -194,6 +194,18 @@ def load(benchmark, folder=None):
     return sorted((read(file) for file in files if file.is_file()), key=lambda record: record.machine)
 
 
+def of(benchmark, machine):
+    """The :class:`Record` of a benchmark on a machine; LookupError, saying what there is, if there is none.
+
+    For a claim about a record: it cannot hold because nothing was looked at.
+    """
+    found = {record.machine: record for record in load(benchmark)}
+    if machine not in found:
+        there = ", ".join(found) or "no machine"
+        raise LookupError(f"no record of {benchmark} on {machine}; there is one on: {there}")
+    return found[machine]
+
+
 def _records():
     """The folder of the records; None if there is none."""
     if (REPOSITORY / "records").is_dir() and (REPOSITORY / "pyproject.toml").is_file():

@@ -15,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ed_lib import arrays, machine, timing
+from ed_lib import check, machine, timing
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # n of the products of n × n matrices
@@ -35,8 +35,8 @@ class Ceilings:
     access: str = "copy"
 
     def __post_init__(self):
-        arrays.check_positive("bandwidth", self.bandwidth)
-        arrays.check_positive("rate", self.rate)
+        check.positive("bandwidth", self.bandwidth)
+        check.positive("rate", self.rate)
 
     def __str__(self):
         return (
@@ -78,8 +78,8 @@ def measure(device="cpu", dtype="float32", *, seconds=2.0):
 
     ValueError for a device or dtype that does not exist.
     """
-    arrays.check_choice("dtype", dtype, DTYPES)
-    arrays.check_positive("seconds", seconds)
+    check.choice("dtype", dtype, DTYPES)
+    check.positive("seconds", seconds)
     name = machine.name(device)
     bandwidth, access = _bandwidth(device, seconds / 2)
     with true_float32():

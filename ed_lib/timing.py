@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 
 BLOCK, BLOCKS = 1e-3, 10  # seconds of a block between two CUDA events, and how many make a turn
 
@@ -100,8 +100,8 @@ def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
     import torch
     from torch.utils import benchmark
 
-    rounds = arrays.check_count("rounds", rounds)
-    turn = arrays.check_positive("min_seconds", min_seconds) / rounds
+    rounds = check.count("rounds", rounds)
+    turn = check.positive("min_seconds", min_seconds) / rounds
     if events:
         return by_events(functions, turn, rounds)
     threads = torch.get_num_threads()
@@ -159,8 +159,8 @@ def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
     A GPU's queue has an end. A call that launches more than that many kernels (CUDA: about a thousand) waits
     for room in it, and its launch time then includes work.
     """
-    arrays.check_positive("min_seconds", min_seconds)
-    arrays.check_count("min_runs", min_runs)
+    check.positive("min_seconds", min_seconds)
+    check.count("min_runs", min_runs)
     function()  # warm-up
     wait()
     launches, completions, total = [], [], 0.0

@@ -21,7 +21,7 @@ from benchmarks import (
     pipelines,
     precision,
 )
-from ed_lib import arrays, data, records, roofline
+from ed_lib import arrays, data, learning, records, roofline
 from ed_lib.ed import costs, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives
@@ -175,7 +175,7 @@ def test_images_held_out_are_never_learned_from(few_digits, monkeypatch, capsys)
 
     def train(learner, learn, judge, **options):
         seen.append((learn, judge))
-        return training.History([0], [0.0], [0.5], [1.0], [1.0])
+        return learning.History([1.0], [0, 1], [0, 1], [0.0, 1.0], [0.1, 0.5])
 
     monkeypatch.setattr(training, "train", train)
     accuracy.do(accuracy.Run("t", width=4, few=5000), 0, "cpu", 100)

@@ -115,7 +115,7 @@ def test_wrong_sizes_are_named():
 
 def test_images_become_tensors():
     found = data.load(offline=True)
-    x, y = models.tensors(found.train_images[:5], found.train_labels[:5])
+    x, y = data.tensors(found.train_images[:5], found.train_labels[:5])
     assert x.shape == (5, 1, 28, 28) and x.dtype == torch.float32 and y.dtype == torch.int64
     np.testing.assert_array_equal((x.squeeze(1) * 255).round().numpy(), found.train_images[:5])
     np.testing.assert_array_equal(y.numpy(), found.train_labels[:5])

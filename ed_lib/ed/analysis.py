@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 from ed_lib.ed import rules
 from ed_lib.ed.baselines import LOSSES
 
@@ -40,7 +40,7 @@ def directions(net, x, target, loss="squared"):
     """
     import torch
 
-    arrays.check_choice("loss", loss, LOSSES)
+    check.choice("loss", loss, LOSSES)
     target = torch.as_tensor(_checked("target", target, (len(x), net.n_outputs)))
     layers = trace(net, x)
     out = layers[-1].answered[:, 0, :, 0].T  # (K, 2, B, 1) → (B, K)
@@ -173,7 +173,7 @@ def moved(before, after):
 
 def _checked(name, array, shape):
     array = np.asarray(array, dtype=float)
-    arrays.check_shape(name, array.shape, shape)
+    check.shape(name, array.shape, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
     return array

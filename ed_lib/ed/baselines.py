@@ -6,7 +6,7 @@ training start from the same place.
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 from ed_lib.ed import folded
 
 LOSSES = ("squared", "cross_entropy")
@@ -94,7 +94,7 @@ class Backprop:
     def __init__(self, net, rate=0.1, loss="squared"):
         if net.bias != "free":
             raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
-        arrays.check_choice("loss", loss, LOSSES)
+        check.choice("loss", loss, LOSSES)
         self.net, self.rate, self.loss, self.deltas = net, rate, loss, None
 
     def chain(self, error):

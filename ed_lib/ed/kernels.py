@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ed_lib import arrays, devices
+from ed_lib import arrays, check, devices
 from ed_lib.ed import rules
 from ed_lib.ed.gpu_kernels import INTERPRETED, forward_kernel, sweep_kernel, triton, update_kernel
 
@@ -98,10 +98,10 @@ def forward(states, weight, bias_term, u0, *, cut=None, unless=None):
     states, weight, bias_term = map(arrays.as_torch, (states, weight, bias_term))
     depth, networks, batch, cells = check_states("states", states)
     depth -= 1
-    check("weight", weight, states, (depth, networks, cells, cells))
-    check("bias_term", bias_term, states, (depth, networks, 1, cells))
+    check_array("weight", weight, states, (depth, networks, cells, cells))
+    check_array("bias_term", bias_term, states, (depth, networks, 1, cells))
     cut = cut or forward_cut(states)
-    if arrays.check_count("rows", cut.rows) & (cut.rows - 1):
+    if check.count("rows", cut.rows) & (cut.rows - 1):
         raise ValueError(f"rows is {cut.rows}; wanted a power of two")
     number, bound = unless or (states, 0.0)
     size = padded(cells)
@@ -171,13 +171,15 @@ def update(weight, bias, sent, received, error, rate, rule, *, cut=None):
         return
     layers, networks, batch, receivers = check_states("received", received)
     senders, shared = weight.shape[-2], sent.ndim == 2
-    check("weight", weight, received, (layers, networks, "I", receivers))
-    check("bias", bias, received, (layers, networks, "n", receivers))
-    arrays.check_choice("bias.shape[2]", bias.shape[2], (1, 2))
-    arrays.check_choice("rule", rule, rules.RULES)
-    check("sent", sent, received, (batch, senders // 2) if shared else (layers, networks, batch, senders))
-    check("error", error, received, (batch, networks))
-    check("rate", rate, received, ())
+    check_array("weight", weight, received, (layers, networks, "I", receivers))
+    check_array("bias", bias, received, (layers, networks, "n", receivers))
+    check.choice("bias.shape[2]", bias.shape[2], (1, 2))
+    check.choice("rule", rule, rules.RULES)
+    check_array(
+        "sent", sent, received, (batch, senders // 2) if shared else (layers, networks, batch, senders)
+    )
+    check_array("error", error, received, (batch, networks))
+    check_array("rate", rate, received, ())
     cut = cut or update_cut(batch, max(senders, receivers), received)
     tile_in, tile_out = (min(cut.tile, padded(cells)) for cells in (senders, receivers))
     programs = layers * networks * triton.cdiv(senders, tile_in) * triton.cdiv(receivers, tile_out)
@@ -192,7 +194,7 @@ def update(weight, bias, sent, received, error, rate, rule, *, cut=None):
 
 def slope_of_exponent(u0):
     """−2/u₀ · log₂e, so that 2^(this · u) is exp(−2u/u₀)."""
-    return -2 / arrays.check_positive("u0", u0) * math.log2(math.e)
+    return -2 / check.positive("u0", u0) * math.log2(math.e)
 
 
 def padded(n):
@@ -217,18 +219,18 @@ def check_states(name, states):
     """The four sizes of an array like ``states``, once it is known that the kernels can run on it."""
     if triton is None:
         raise ImportError("the path 'kernel' needs triton: pip install triton")
-    arrays.check_choice(f"{name}.dtype", states.dtype, (torch.float32, torch.float64))
+    check.choice(f"{name}.dtype", states.dtype, (torch.float32, torch.float64))
     if not states.is_cuda and not INTERPRETED:
         wanted = "a CUDA device, or TRITON_INTERPRET=1 set before ed_lib.ed.kernels is imported"
         raise ValueError(f"{name} is on the device {states.device}; wanted {wanted}")
-    check(name, states, states, ("D + 1", "K", "B", "2W"))
+    check_array(name, states, states, ("D + 1", "K", "B", "2W"))
     return states.shape
 
 
-def check(name, tensor, states, shape):
+def check_array(name, tensor, states, shape):
     """ValueError unless the tensor has this shape, and ``states``' dtype and device, and is contiguous."""
-    arrays.check_shape(name, tuple(tensor.shape), shape)
-    arrays.check_choice(f"{name}.dtype", tensor.dtype, (states.dtype,))
-    arrays.check_choice(f"{name}.device", tensor.device, (states.device,))
+    check.shape(name, tuple(tensor.shape), shape)
+    check.choice(f"{name}.dtype", tensor.dtype, (states.dtype,))
+    check.choice(f"{name}.device", tensor.device, (states.device,))
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has the strides {tensor.stride()}; wanted contiguous memory")

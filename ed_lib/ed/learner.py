@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.ed import baselines
 from ed_lib.ed.network import EDNetwork, check_target
 
@@ -25,9 +25,9 @@ class Learner:
     def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, steps=None, layers=None):
         import torch
 
-        arrays.check_choice("method", method, METHODS)
-        arrays.check_choice("optimizer", optimizer, OPTIMIZERS)
-        arrays.check_positive("rate", rate)
+        check.choice("method", method, METHODS)
+        check.choice("optimizer", optimizer, OPTIMIZERS)
+        check.positive("rate", rate)
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
         if method != "ed" and not isinstance(net, EDNetwork):
@@ -41,7 +41,7 @@ class Learner:
         self.optimizer = kind(net.parameters.values(), lr=rate, maximize=True)
         self.schedule = None
         if steps is not None:
-            steps = arrays.check_count("steps", steps)
+            steps = check.count("steps", steps)
             self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
     def step(self, x, target):
@@ -84,9 +84,9 @@ def mask(net, *layers):
     places = {"input": 0, "hidden": slice(1, -1), "output": -1}
     for layer in layers:
         if isinstance(layer, str):
-            arrays.check_choice("layers", layer, places)
+            check.choice("layers", layer, places)
             named[places[layer]] = True
-        elif arrays.check_count("layers", layer, least=0) <= net.depth + 1:
+        elif check.count("layers", layer, least=0) <= net.depth + 1:
             named[layer] = True
         else:
             raise ValueError(f"layers names {layer}; wanted at most {net.depth + 1}, the output layer")

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ed_lib import arrays, machine
+from ed_lib import arrays, check, machine
 from ed_lib.ed import folded, on_gpu, paths, rules
 
 INITS = ("uniform", "half_normal", "fan_in")
@@ -38,17 +38,17 @@ class EDNetwork:
     def __init__(self, n_inputs, width, depth, n_outputs=1, *, rule="kaneko", init="uniform", bias="free",
                  alpha=0.8, u0=0.4, seed=0, device="cpu", backend="numpy", dtype="float32",
                  path="auto"):  # fmt: skip
-        self.n_inputs = arrays.check_count("n_inputs", n_inputs)
-        self.width = arrays.check_count("width", width)
-        self.depth = arrays.check_count("depth", depth, least=0)
-        self.n_outputs = arrays.check_count("n_outputs", n_outputs)
-        arrays.check_choice("rule", rule, rules.RULES)
-        arrays.check_choice("init", init, INITS)
-        arrays.check_choice("bias", bias, BIASES)
+        self.n_inputs = check.count("n_inputs", n_inputs)
+        self.width = check.count("width", width)
+        self.depth = check.count("depth", depth, least=0)
+        self.n_outputs = check.count("n_outputs", n_outputs)
+        check.choice("rule", rule, rules.RULES)
+        check.choice("init", init, INITS)
+        check.choice("bias", bias, BIASES)
         self.rule, self.bias = rule, bias
-        self.alpha = arrays.check_positive("alpha", alpha)
-        self.u0 = arrays.check_positive("u0", u0)
-        seed = arrays.check_count("seed", seed, least=0)
+        self.alpha = check.positive("alpha", alpha)
+        self.u0 = check.positive("u0", u0)
+        seed = check.count("seed", seed, least=0)
         self.space = arrays.space(backend, device, dtype)  # of the arrays that come and go
         self.device = device
         self.path = paths.choose(path, self.space, self.width, self.depth)
@@ -132,7 +132,7 @@ class EDNetwork:
         shapes, new = self._shapes(), {}
         for name in self.parameters:
             value = np.asarray(state[name])
-            arrays.check_shape(f"state[{name!r}]", value.shape, shapes[name])
+            check.shape(f"state[{name!r}]", value.shape, shapes[name])
             value = self.inner.asarray(self._folded(name, value))
             new[name] = self.inner.check(f"state[{name!r}]", value, tuple(self.parameters[name].shape))
             if not bool(self.inner.library.isfinite(value).all()):

@@ -14,7 +14,7 @@ import contextlib
 import importlib.util
 import warnings
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 from ed_lib.ed import folded, sweeps
 
 PATHS = ("layers", "graph", "kernel", "sweeps")
@@ -30,7 +30,7 @@ def choose(path, space, width, depth):
     narrow. Where the first that would be taken is not possible, a warning says why. ValueError for a path
     that is unknown, or named and not possible.
     """
-    arrays.check_choice("path", path, ("auto", *PATHS))
+    check.choice("path", path, ("auto", *PATHS))
     if path != "auto":
         if reason := obstacle(path, space, width):
             raise ValueError(f"path is {path!r}; {reason}")

@@ -7,7 +7,7 @@ import contextlib
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.ed import EDNetwork, rules
 
 
@@ -27,7 +27,7 @@ class RoutedNetwork:
         options = dict(rule=rule, init=init, u0=u0, seed=seed, device=device, dtype=dtype, backend="torch")
         shared = EDNetwork(n_inputs, width, depth, **options)
         self.n_inputs, self.width, self.depth = shared.n_inputs, shared.width, shared.depth
-        self.n_outputs = arrays.check_count("n_outputs", n_outputs)
+        self.n_outputs = check.count("n_outputs", n_outputs)
         self.rule, self.u0, self.space = rule, shared.u0, shared.space
         outputs = EDNetwork(1, width, 0, n_outputs, **options).state_dict()
         state = {name: value[:, 0] if name.startswith("hidden") else value[0]

@@ -1,13 +1,9 @@
 """Training loops: logic tasks until they are solved, and images in batches, by ED or by backpropagation."""
 
-from dataclasses import dataclass, field
-from time import perf_counter
-
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ed_lib import arrays, data, timing
-from ed_lib.notebook import progress
+from ed_lib import arrays, check, data, learning
 
 
 def parity(bits):
@@ -15,7 +11,7 @@ def parity(bits):
 
     Rows in Kaneko's order, the first input changing fastest; the target is 1 where the number of ones is odd.
     """
-    bits = arrays.check_count("bits", bits)
+    bits = check.count("bits", bits)
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1  # (2**bits, bits)
     return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
 
@@ -33,30 +29,17 @@ def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
     solved in the first epoch whose errors, each taken before its update, have magnitudes that sum to less
     than ``tolerance``.
     """
-    arrays.check_shape("x", np.shape(x), ("N", net.n_inputs))
-    arrays.check_shape("target", np.shape(target), (len(x), 1))
+    check.shape("x", np.shape(x), ("N", net.n_inputs))
+    check.shape("target", np.shape(target), (len(x), 1))
     target = np.repeat(target, net.n_outputs, axis=1)  # (N, 1) → (N, K)
     patterns = [(net.asarray(x[i : i + 1]), net.asarray(target[i : i + 1])) for i in range(len(x))]
     epochs = np.full(net.n_outputs, np.nan)
-    for epoch in range(1, arrays.check_count("max_epochs", max_epochs) + 1):
+    for epoch in range(1, check.count("max_epochs", max_epochs) + 1):
         missed = sum(np.abs(arrays.to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
         epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
         if not np.isnan(epochs).any():
             break
     return epochs
-
-
-@dataclass
-class History:
-    """What ``train`` saw: samples seen so far, seconds spent in steps so far, accuracy on the test set there,
-    and since the last look the mean size of an error and the mean loss, ½ Σ_k (t − o)².
-    """
-
-    seen: list = field(default_factory=list)
-    seconds: list = field(default_factory=list)
-    accuracy: list = field(default_factory=list)
-    error: list = field(default_factory=list)
-    loss: list = field(default_factory=list)
 
 
 def predict(net, inputs, batch=2000):
@@ -74,45 +57,28 @@ def accuracy(net, inputs, labels):
 
 
 @one_thread
-def train(learner, train_set, test_set, *, passes=1, batch=64, every=50, seed=0):
-    """Trains a network in batches and looks at the test set on the way → History.
+def train(learner, train_set, test_set, *, epochs=1, batch=64, every=50, seed=0):
+    """Trains a network in batches and looks at the test set on the way → ``learning.History``.
 
     learner: an EDNetwork, or a :class:`~ed_lib.ed.learner.Learner` of one. Each set is (inputs (N, n_inputs),
-    labels (N,)). One output learns the label itself (0 or 1), K outputs learn one class each. The accuracy is
-    taken before the first step, after every ``every`` steps and at the end. Learners with the same ``seed``
-    see the same batches in the same order.
+    labels (N,)). One output learns the label itself (0 or 1), K outputs learn one class each. The loss is
+    ½ Σ_k (t − o)², a mean over the batch. Learners with one ``seed`` see the same batches in the same order.
     """
     net = getattr(learner, "net", learner)
     _check_set("train_set", net, train_set)
     _check_set("test_set", net, test_set)
-    arrays.check_count("every", every)
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
-    history, seen, seconds, errors = History(), 0, 0.0, []
+
+    def step(rows):
+        target = net.asarray(targets[rows])  # (B, K)
+        error = target - learner.step(net.asarray(inputs[rows]), target)
+        return (error**2).sum() / (2 * len(rows))
 
     def look():
-        missed = np.concatenate(errors) if errors else np.full((1, 1), np.nan)  # (samples, K)
-        history.seen.append(seen)
-        history.seconds.append(seconds)
-        history.accuracy.append(accuracy(net, *test_set))
-        history.error.append(float(np.abs(missed).mean()))
-        history.loss.append(float((missed**2).sum(axis=1).mean() / 2))
-        errors.clear()
+        return accuracy(net, *test_set)
 
-    look()
-    passes = range(arrays.check_count("passes", passes))
-    steps = [rows for i in passes for rows in data.batches(len(inputs), batch, seed=seed + i)]
-    for number, rows in enumerate(progress(steps, "training"), start=1):
-        x, target = net.asarray(inputs[rows]), net.asarray(targets[rows])
-        start = perf_counter()
-        output = learner.step(x, target)
-        timing.synchronize()
-        seconds += perf_counter() - start
-        errors.append(arrays.to_numpy(target - output))
-        seen += len(rows)
-        if number % every == 0 or number == len(steps):
-            look()
-    return history
+    return learning.train(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)
 
 
 def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
@@ -134,8 +100,8 @@ def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
 
 def _check_set(name, net, pair):
     inputs, labels = pair
-    arrays.check_shape(f"{name}'s inputs", np.shape(inputs), ("N", net.n_inputs))
-    arrays.check_shape(f"{name}'s labels", np.shape(labels), (len(inputs),))
+    check.shape(f"{name}'s inputs", np.shape(inputs), ("N", net.n_inputs))
+    check.shape(f"{name}'s labels", np.shape(labels), (len(inputs),))
     if np.min(labels) < 0 or np.max(labels) >= max(net.n_outputs, 2):
         wanted = f"0 to {max(net.n_outputs, 2) - 1}"
         raise ValueError(f"{name}'s labels run from {np.min(labels)} to {np.max(labels)}; wanted {wanted}")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.autograd.function import once_differentiable
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.lstm import kernels, ladder
 from ed_lib.lstm.wavefront import batched_wavefront, streamed_wavefront
 
@@ -36,11 +36,11 @@ class LSTM(torch.nn.Module):
         device=None, dtype=None,
     ):  # fmt: skip
         super().__init__()
-        self.input_size = arrays.check_count("input_size", input_size)
-        self.hidden_size = arrays.check_count("hidden_size", hidden_size)
-        self.num_layers = arrays.check_count("num_layers", num_layers)
-        self.combine = arrays.check_count("combine", combine)
-        arrays.check_choice("rung", rung, (*RUNGS, *BEYOND))
+        self.input_size = check.count("input_size", input_size)
+        self.hidden_size = check.count("hidden_size", hidden_size)
+        self.num_layers = check.count("num_layers", num_layers)
+        self.combine = check.count("combine", combine)
+        check.choice("rung", rung, (*RUNGS, *BEYOND))
         if bidirectional and rung in BEYOND:
             raise ValueError(
                 f"bidirectional is {bidirectional} with the rung {rung!r}, which has one direction"
@@ -192,7 +192,7 @@ def _check_tensor(name, tensor, like, shape):
         raise ValueError(
             f"{name} has the shape {tuple(tensor.shape)}; wanted at least one step and one sample"
         )
-    arrays.check_shape(name, tuple(tensor.shape), shape)
+    check.shape(name, tuple(tensor.shape), shape)
     if tensor.dtype != like.dtype:
         raise TypeError(f"{name} has the dtype {tensor.dtype}; wanted {like.dtype}, that of the weights")
     if tensor.device != like.device:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ed_lib import arrays
+from ed_lib import check
 
 try:
     import triton
@@ -93,8 +93,8 @@ def pack(weights):
         raise ValueError(f"weights has {[*map(len, weights)]} tensors a layer; wanted w_ih, w_hh, b_ih, b_hh")
     like = weights[0][1]
     half = torch.float16, torch.bfloat16  # the interpreter multiplies the bits of bfloat16 as whole numbers
-    arrays.check_choice("weight_hh_l0.dtype", like.dtype, (torch.float32, *half[: 1 if INTERPRETED else 2]))
-    arrays.check_shape("weight_hh_l0", tuple(like.shape), ("4H", "H"))
+    check.choice("weight_hh_l0.dtype", like.dtype, (torch.float32, *half[: 1 if INTERPRETED else 2]))
+    check.shape("weight_hh_l0", tuple(like.shape), ("4H", "H"))
     hidden = like.shape[1]
     for n, layer in enumerate(weights):
         shapes = (4 * hidden, hidden if n else "I"), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
@@ -125,7 +125,7 @@ def forward(x, state, weights, *, precision="ieee"):
     """
     if triton is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
         raise ImportError("the persistent kernel needs triton 3.3 or later, which PyTorch 2.7 brings")
-    arrays.check_choice("precision", precision, ("ieee", "tf32"))
+    check.choice("precision", precision, ("ieee", "tf32"))
     weights = weights if isinstance(weights, Weights) else pack(weights)
     layers, hidden = weights.w_hh.shape[0], weights.layers[0][1].shape[1]
     _check("x", x, weights.w_hh, ("T", "B", weights.layers[0][0].shape[1]))
@@ -293,8 +293,8 @@ def _pad(tensor, *shape):
 
 
 def _check(name, tensor, like, shape):
-    arrays.check_shape(name, tuple(tensor.shape), shape)
-    arrays.check_choice(f"{name}.dtype", tensor.dtype, (like.dtype,))
-    arrays.check_choice(f"{name}.device", tensor.device, (like.device,))
+    check.shape(name, tuple(tensor.shape), shape)
+    check.choice(f"{name}.dtype", tensor.dtype, (like.dtype,))
+    check.choice(f"{name}.device", tensor.device, (like.device,))
     if torch.is_grad_enabled() and tensor.requires_grad:
         raise ValueError(f"{name} requires a gradient, and there is no backward: use torch.no_grad()")

@@ -6,7 +6,7 @@ squares (l, t) of an anti-diagonal, l + t = constant, are ready at the same time
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.devices import fork
 from ed_lib.lstm import kernels
 from ed_lib.lstm.ladder import Kept, run_block, transposed
@@ -20,8 +20,8 @@ def slots(blocks, layers, directions=1):
     beside each other: layers · blocks slots.
     """
     for name, count in (("blocks", blocks), ("layers", layers)):
-        arrays.check_count(name, count)
-    arrays.check_choice("directions", directions, (1, 2))
+        check.count(name, count)
+    check.choice("directions", directions, (1, 2))
     if directions == 2:
         grid = [(layer, block) for layer in range(layers) for block in range(blocks)]
         return [[(layer, d, block) for d in range(2)] for layer, block in grid]

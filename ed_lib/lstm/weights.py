@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import check
 
 ORDERS = {  # of the gates
     "cudnn": {"lstm": "ifgo", "gru": "rzn"},  # PyTorch's as well
@@ -57,11 +57,11 @@ def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
     then what multiplies the state; in these the gates in cuDNN's order. Every matrix
     is (H, columns), row after row.
     """
-    arrays.check_choice("cell", cell, CELLS)
-    i = arrays.check_count("input_size", input_size)
-    h = arrays.check_count("hidden_size", hidden_size)
-    layers = range(arrays.check_count("num_layers", num_layers))
-    arrays.check_choice("directions", directions, (1, 2))
+    check.choice("cell", cell, CELLS)
+    i = check.count("input_size", input_size)
+    h = check.count("hidden_size", hidden_size)
+    layers = range(check.count("num_layers", num_layers))
+    check.choice("directions", directions, (1, 2))
     pieces, offset, ways = [], 0, ("", "_reverse")[:directions]
     for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ways):
         inputs = i if layer == 0 else directions * h
@@ -100,7 +100,7 @@ def unpack(pieces, flat):
 
 def split_gates(cell, parameters):
     """Parameters, gates stacked {"weight_ih_l0": (G·H, I)} → separate gates {"weight_ih_l0.i": (H, I)}."""
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     gates = {}
     for name, tensor in parameters.items():
         parts = _split(name, tensor, ORDERS["cudnn"][cell])
@@ -110,7 +110,7 @@ def split_gates(cell, parameters):
 
 def join_gates(cell, gates):
     """Separate gates → parameters, gates stacked; the inverse of :func:`split_gates`."""
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     order = ORDERS["cudnn"][cell]
     names = list(dict.fromkeys(name.partition(".")[0] for name in gates))
     _check_names("gates", gates, [f"{name}.{gate}" for name in names for gate in order])
@@ -121,9 +121,9 @@ def reorder(cell, stacked, source, target):
     """``stacked`` (G·H, …) with its gates in the order of ``target``, not ``source``:
     "cudnn", "keras" or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
     """
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     for name, value in (("source", source), ("target", target)):
-        arrays.check_choice(name, value, ORDERS)
+        check.choice(name, value, ORDERS)
     parts = _split("stacked", stacked, ORDERS[source][cell])
     return torch.cat([parts[gate] for gate in ORDERS[target][cell]])
 
@@ -137,7 +137,7 @@ def from_keras(cell, weights, suffix="l0"):
     is zero. ValueError for other shapes; so for a GRU made with ``reset_after=False``,
     which has one bias: that is another cell, and cuDNN has no such one.
     """
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     if len(weights) != 3:
         wanted = "wanted kernel, recurrent kernel and bias"
         raise ValueError(f"weights holds {len(weights)} arrays; {wanted}")
@@ -159,7 +159,7 @@ def to_keras(cell, parameters, suffix="l0"):
     """[kernel, recurrent kernel, bias] for ``set_weights`` of a Keras layer: the inverse of
     :func:`from_keras`, for the one layer and direction that ``suffix`` names. An LSTM's biases are added.
     """
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     names = [f"{name}_{suffix}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     if missing := [name for name in names if name not in parameters]:
         raise ValueError(f"parameters lacks {', '.join(missing)}; it holds {', '.join(parameters)}")
@@ -175,7 +175,7 @@ def merge_biases(cell, bias_ih, bias_hh):
     n = tanh(W x + b_ih + r · (U h + b_hh)): the candidate's state bias lies inside the reset gate. ValueError
     unless that part of ``bias_hh`` is zero.
     """
-    arrays.check_choice("cell", cell, CELLS)
+    check.choice("cell", cell, CELLS)
     _check_tensor("bias_ih", bias_ih, ("G·H",))
     _check_tensor("bias_hh", bias_hh, tuple(bias_ih.shape))
     candidate = bias_hh.chunk(3)[2] if cell == "gru" else torch.zeros(1)
@@ -238,7 +238,7 @@ def why_not_persistent(module, batch, dtype, packed=False):
     8.0 or more, not x.6, with 98 multiprocessors or more. Volta has rules of its own;
     for all other GPUs PyTorch never asks for it.
     """
-    cell, batch = _cell_of(module), arrays.check_count("batch", batch)
+    cell, batch = _cell_of(module), check.count("batch", batch)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}; wanted one such as torch.float16")
     h, i = module.hidden_size, module.input_size
@@ -297,4 +297,4 @@ def _check_tensor(name, tensor, shape=None):
         kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(f"{name} is {kind}; wanted a floating-point tensor")
     if shape is not None:
-        arrays.check_shape(name, tuple(tensor.shape), shape)
+        check.shape(name, tuple(tensor.shape), shape)

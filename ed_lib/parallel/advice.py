@@ -9,7 +9,7 @@ optimizer's state would be added. It is meant for choosing, not for predicting t
 
 from dataclasses import dataclass
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks import costs
@@ -28,7 +28,7 @@ class Job:
 
     def __post_init__(self):
         for name in ("layers", "width", "batch", "itemsize"):
-            arrays.check_count(name, getattr(self, name))
+            check.count(name, getattr(self, name))
 
     @property
     def parameters(self):
@@ -55,9 +55,9 @@ class Devices:
     link: costs.Link
 
     def __post_init__(self):
-        arrays.check_count("count", self.count)
+        check.count("count", self.count)
         for name in ("rate", "bandwidth", "memory"):
-            arrays.check_positive(name, getattr(self, name))
+            check.positive(name, getattr(self, name))
         if not self.launch >= 0:
             raise ValueError(f"launch is {self.launch}; wanted seconds, 0 or more")
 

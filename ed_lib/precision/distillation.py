@@ -7,8 +7,8 @@ evens the probabilities out, so that those of the wrong classes count.
 import torch
 import torch.nn.functional as F
 
-from ed_lib import arrays
-from ed_lib.precision.training import CHUNK
+from ed_lib import check
+from ed_lib.learning import CHUNK
 
 
 def loss(student, teacher, labels, temperature=4.0, alpha=0.9):
@@ -69,7 +69,7 @@ class Loss:
 
 
 def _check(temperature, alpha):
-    arrays.check_positive("temperature", temperature)
+    check.positive("temperature", temperature)
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise TypeError(f"alpha is {alpha!r}; wanted a number")
     if not 0 <= alpha <= 1:

@@ -5,7 +5,7 @@ As on a GPU's half-precision units, products are summed in float32; what is stor
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 from ed_lib.ed import rules
 from ed_lib.precision.formats import FORMATS
 
@@ -28,14 +28,14 @@ class HalfED:
     """
 
     def __init__(self, net, format="float16", store="nearest", seed=0):
-        arrays.check_choice("format", format, HELD_IN)
-        arrays.check_choice("store", store, STORES)
-        arrays.check_choice("net.bias", net.bias, ("free",))
+        check.choice("format", format, HELD_IN)
+        check.choice("store", store, STORES)
+        check.choice("net.bias", net.bias, ("free",))
         self.format, self.store = format, store
         self.rule, self.alpha, self.u0 = net.rule, net.alpha, net.u0
         self.n_inputs, self.n_outputs = net.n_inputs, net.n_outputs
         self.space = arrays.space("torch")
-        self.random = torch.Generator().manual_seed(arrays.check_count("seed", seed, least=0))
+        self.random = torch.Generator().manual_seed(check.count("seed", seed, least=0))
         self.weights, self.biases = (self._layers(net.state_dict(), kind) for kind in ("weight", "bias"))
         if store != "master":
             self.weights = [self._round(weight) for weight in self.weights]
@@ -96,7 +96,7 @@ def round_stochastically(x, format, random=None):
     x: a tensor of float32 of any shape, within the format's largest number; so is what comes back. format: a
     name in FORMATS of at most 22 bits of mantissa. random: a torch.Generator; None: torch's own.
     """
-    arrays.check_choice("format", format, FORMATS)
+    check.choice("format", format, FORMATS)
     f = FORMATS[format]
     _, exponent = torch.frexp(x)  # |x| = m · 2^exponent, ½ ≤ m < 1
     spacing = torch.ldexp(torch.ones_like(x), exponent - 1 - f.mantissa).clamp(min=f.smallest)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 
 EXPONENT = 0x7FF0000000000000  # the bits of a float64 that hold its exponent
 
@@ -116,7 +116,7 @@ def round_to(x, format, *, saturate=False):
     TypeError for what is no array of float32; ValueError for an unknown format, for x without a number in it,
     and for a tensor that requires a gradient, since rounding has none.
     """
-    arrays.check_choice("format", format, FORMATS)
+    check.choice("format", format, FORMATS)
     _check(x)
     with np.errstate(invalid="ignore"):  # NaN and infinity are meant to pass
         return _float32(nearest(_float64(x), FORMATS[format], saturate))
@@ -134,7 +134,7 @@ def round_blocks(x, format):
 
     Errors as :func:`round_to`, and ValueError for another n, and for NaN or infinity.
     """
-    arrays.check_choice("format", format, BLOCK_FORMATS)
+    check.choice("format", format, BLOCK_FORMATS)
     _check(x)
     f = BLOCK_FORMATS[format]
     if not x.ndim or x.shape[-1] % f.size:
@@ -154,7 +154,7 @@ def values(format):
 
     ValueError for an unknown format, and for float32, which has two thousand million of them.
     """
-    arrays.check_choice("format", format, [name for name in FORMATS if name != "float32"])
+    check.choice("format", format, [name for name in FORMATS if name != "float32"])
     f = FORMATS[format]
     mantissas = np.arange(2**f.mantissa) * f.epsilon  # 0.m
     powers = f.smallest_normal * 2.0 ** np.arange(2**f.exponent - 1)  # of the exponents 1, 2, …

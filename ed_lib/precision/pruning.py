@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.precision.quantization import LAYERS, kind_of, plain, replaced
 
 
@@ -57,7 +57,7 @@ def strongest(weight, amount, norm=2):
     """
     _check_amount(amount)
     _check_weight(weight)
-    arrays.check_choice("norm", norm, (1, 2))
+    check.choice("norm", norm, (1, 2))
     stay = len(weight) - round(amount * len(weight))
     if not stay:
         raise ValueError(f"amount is {amount}: of {len(weight)} filters none would stay; wanted less")
@@ -72,7 +72,7 @@ def prune(model, amount, *, scope="global"):
     The masks stay in force in training. → {name: mask}. ValueError for an unknown scope, a model without such
     layers, and as :func:`smallest`.
     """
-    arrays.check_choice("scope", scope, ("layer", "global"))
+    check.choice("scope", scope, ("layer", "global"))
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
     if not layers:
         raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
@@ -93,7 +93,7 @@ def gradually(model, amount, steps):
     """Prunes a model globally in ``steps`` steps along :func:`cubic`, and yields the number of each, from 1,
     for some training after it: ``for step in gradually(model, 0.9, 10): train(…)``. Errors as :func:`prune`.
     """
-    for step in range(1, arrays.check_count("steps", steps) + 1):
+    for step in range(1, check.count("steps", steps) + 1):
         prune(model, cubic(step, steps, amount))
         yield step
 
@@ -111,8 +111,8 @@ def cubic(step, steps, end, start=0.0):
     """The share that is pruned at ``step`` of ``steps``, from ``start`` to ``end``, fast at first:
     end + (start − end)(1 − step / steps)³ (Zhu and Gupta, 2017, equation 1). After the last step, end.
     """
-    arrays.check_count("steps", steps)
-    arrays.check_count("step", step, least=0)
+    check.count("steps", steps)
+    check.count("step", step, least=0)
     _check_amount(end, "end")
     _check_amount(start, "start")
     return end + (start - end) * (1 - min(step, steps) / steps) ** 3

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import arrays
+from ed_lib import check
 
 SCHEMES = ("symmetric", "asymmetric")
 SPANS = ("min-max", "mse")
@@ -61,8 +61,8 @@ def choose_grid(x, bits=8, *, scheme="symmetric", axis=None, span="min-max"):
     """
     _check(x)
     _check_bits("bits", bits)
-    arrays.check_choice("scheme", scheme, SCHEMES)
-    arrays.check_choice("span", span, SPANS)
+    check.choice("scheme", scheme, SCHEMES)
+    check.choice("span", span, SPANS)
     if axis is not None and not (isinstance(axis, int) and 0 <= axis < x.dim()):
         raise ValueError(f"axis is {axis!r}; wanted None, or 0 to {x.dim() - 1}")
     x = x.detach()
@@ -282,5 +282,5 @@ def kind_of(x):
 
 
 def _check_bits(name, bits):
-    if arrays.check_count(name, bits) not in range(2, 9):
+    if check.count(name, bits) not in range(2, 9):
         raise ValueError(f"{name} is {bits}; wanted 2 to 8")

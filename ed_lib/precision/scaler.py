@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import check
 
 # From the usual first scale, 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16. A loss scaled by
 # less starts the backward pass with 0. So by then every scale that could help has been tried.
@@ -47,7 +47,7 @@ class GradScaler:
         self, device="cuda", init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000,
         enabled=True,
     ):  # fmt: skip
-        arrays.check_choice("device", device, ("cuda", "cpu"))
+        check.choice("device", device, ("cuda", "cpu"))
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn("GradScaler is disabled: there is no GPU. On a CPU, use device='cpu'", stacklevel=2)
             enabled = False
@@ -178,7 +178,7 @@ class GradScaler:
         return self._growth_factor
 
     def set_growth_factor(self, new_factor):
-        if arrays.check_positive("growth_factor", new_factor) <= 1:
+        if check.positive("growth_factor", new_factor) <= 1:
             raise ValueError(f"growth_factor is {new_factor}; wanted more than 1")
         self._growth_factor = new_factor
 
@@ -186,7 +186,7 @@ class GradScaler:
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor):
-        if arrays.check_positive("backoff_factor", new_factor) >= 1:
+        if check.positive("backoff_factor", new_factor) >= 1:
             raise ValueError(f"backoff_factor is {new_factor}; wanted less than 1")
         self._backoff_factor = new_factor
 
@@ -195,7 +195,7 @@ class GradScaler:
 
     def set_growth_interval(self, new_interval):
         """As in torch, an interval that the tracker has passed is not met before the next skip."""
-        self._growth_interval = arrays.check_count("growth_interval", new_interval)
+        self._growth_interval = check.count("growth_interval", new_interval)
 
     def is_enabled(self):
         return self._enabled
@@ -218,7 +218,7 @@ class GradScaler:
             raise ValueError(f"state_dict lacks {', '.join(sorted(missing))}; wanted what state_dict() gives")
         *settings, tracker = [state_dict[key] for key in self.state_dict()]
         new = GradScaler("cpu", *settings)  # raises before anything changes
-        self._tracker = arrays.check_count("_growth_tracker", tracker, least=0)
+        self._tracker = check.count("_growth_tracker", tracker, least=0)
         self._growth_factor, self._backoff_factor = new._growth_factor, new._backoff_factor
         self._scale, self._growth_interval, self._skips = new._scale, new._growth_interval, 0
 
@@ -294,7 +294,7 @@ def _float32(number):
 def _check_scale(name, scale):
     """The scale as a float32 number. ValueError unless it is positive and finite there."""
     scale = scale.item() if isinstance(scale, torch.Tensor) else scale  # RuntimeError if it holds several
-    rounded = _float32(arrays.check_positive(name, scale))
+    rounded = _float32(check.positive(name, scale))
     if not 0 < rounded < math.inf:
         raise ValueError(f"{name} is {scale}, which is {rounded} in float32; wanted a finite number above 0")
     return rounded

@@ -53,11 +53,11 @@ def test_training_on_images_learns_and_writes_down_how(capsys, backend):
     train = data.as_inputs(digits.train_images), digits.train_labels
     test = data.as_inputs(digits.test_images), digits.test_labels
     net = EDNetwork(784, 16, 0, 10, init="fan_in", alpha=0.05, **backend)
-    history = training.train(net, train, test, passes=6, every=40)
+    history = training.train(net, train, test, epochs=6, every=40)
     assert history.seen[0] == 0 and history.seen[-1] == 6 * 1437 and history.seen[1] == 1437 + 17 * 64
-    assert len(history.seen) == len(history.accuracy) == len(history.error)
+    assert len(history.seen) == len(history.accuracy) == len(history.mean_losses()) + 1
     assert history.accuracy[-1] > 0.8 > 0.3 > history.accuracy[0]
-    assert history.error[-1] < history.error[1]
+    assert history.mean_losses()[-1] < history.mean_losses()[0]
     assert net.signs_hold()
 
 
@@ -66,7 +66,7 @@ def test_one_output_learns_the_label_itself(capsys):
     images, labels = data.pick(digits.train_images, digits.train_labels, [0, 1])
     few = data.as_inputs(images), labels
     net = EDNetwork(784, 8, 1, init="fan_in", alpha=0.2)
-    assert training.train(net, few, few, passes=20).accuracy[-1] > 0.99
+    assert training.train(net, few, few, epochs=20).accuracy[-1] > 0.99
     assert set(training.predict(net, few[0])) == {0, 1}
 
 
@@ -90,9 +90,9 @@ def test_a_bad_set_is_named_and_changes_nothing(bad, message):
     assert all((before[n] == w).all() for n, w in net.state_dict().items())
 
 
-@pytest.mark.parametrize("argument", ["passes", "batch", "every"])
+@pytest.mark.parametrize("argument", ["epochs", "batch", "every"])
 def test_a_bad_count_is_named(argument):
-    with pytest.raises(ValueError, match=f"{'size' if argument == 'batch' else argument} is 0"):
+    with pytest.raises(ValueError, match=f"{argument} is 0"):
         training.train(EDNetwork(784, 2, 0), DIGITS, DIGITS, **{argument: 0})
 
 

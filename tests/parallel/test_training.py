@@ -61,8 +61,8 @@ IMAGES = 130  # two are left for the last step, of three ranks too
 
 def test_it_learns_what_one_process_with_several_devices_learns():
     digits = data.load("fashion-mnist", offline=True)
-    x, y = by_hand.tensors(digits.train_images[:IMAGES], digits.train_labels[:IMAGES])
-    test = by_hand.tensors(digits.test_images, digits.test_labels)
+    x, y = data.tensors(digits.train_images[:IMAGES], digits.train_labels[:IMAGES])
+    test = data.tensors(digits.test_images, digits.test_labels)
     history, other = (by_hand.train(["cpu"], 64, 0.5, 2, x, y, test, seed) for seed in (0, 1))
     wanted, elsewhere = epochs(history.loss), epochs(other.loss)
     assert (wanted - elsewhere).abs().min() > 2e-5

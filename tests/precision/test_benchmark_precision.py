@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, harness, precision, smaller
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
-from ed_lib import models, roofline
+from ed_lib import data, learning, roofline
 from ed_lib.precision import fp8, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
@@ -267,13 +267,13 @@ def test_accuracies_are_complete_and_survive_a_round_trip(tmp_path, capsys):
 
 def test_float32_is_plain_training(capsys):
     found = accuracy.trained("MLP", "mnist", "SGD", (0.5, 0.05), "float32", 1, few())
-    (x, y), test = harness.images("mnist", True, models.tensors)
+    (x, y), test = harness.images("mnist", True, data.tensors)
     net, losses = accuracy.MODELS["MLP"](seed=1), []
     for epoch, rate in enumerate((0.5, 0.05)):
         optimizer = torch.optim.SGD(net.parameters(), rate)
         losses += training.train(net, optimizer, x[:256], y[:256], test, batch=32, seed=2 + epoch).loss
     assert found["loss"] == accuracy.thinned(losses, 5)
-    assert found["accuracy"] == training.accuracy(net, *test)
+    assert found["accuracy"] == learning.accuracy(net, *test)
 
 
 def test_without_masters_everything_is_in_few_bits():

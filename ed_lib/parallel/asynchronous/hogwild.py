@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.ranks.launcher import launch
 
 
@@ -35,7 +35,7 @@ class SparseSquares:
     def random(cls, n_rows, n_params, nonzeros, seed=0):
         """Rows of length 1 with their non-zeros in random places; float64. The loss can reach 0."""
         counts = {"n_rows": n_rows, "n_params": n_params, "nonzeros": nonzeros}
-        n, p, k = (arrays.check_count(name, value) for name, value in counts.items())
+        n, p, k = (check.count(name, value) for name, value in counts.items())
         if k > p:
             raise ValueError(f"nonzeros is {k}; wanted at most the {p} parameters")
         random = np.random.default_rng(seed)
@@ -67,8 +67,8 @@ def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
 
     ValueError or TypeError for a count or a rate that is none; errors of the processes as :func:`launch`.
     """
-    arrays.check_count("steps", steps)
-    arrays.check_positive("lr", lr)
+    check.count("steps", steps)
+    check.positive("lr", lr)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         memory = shared(folder, len(problem.truth))
         launch(work, n_workers, folder, problem, steps, lr, seed, timeout=timeout)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ed_lib import arrays
+from ed_lib import check
 
 
 class Quadratic:
@@ -18,7 +18,7 @@ class Quadratic:
 
     def __init__(self, curvatures):
         self.curvatures = torch.as_tensor(curvatures)
-        arrays.check_shape("curvatures", tuple(self.curvatures.shape), ("P",))
+        check.shape("curvatures", tuple(self.curvatures.shape), ("P",))
 
     def __call__(self, params, task):
         gradient = self.curvatures * params
@@ -35,9 +35,9 @@ class Perceptron:
     def __init__(self, images, labels, hidden=32, batch=32, n_classes=10, seed=0):
         self.images = torch.as_tensor(images)  # (N, I)
         self.labels = torch.as_tensor(labels).long()  # (N,)
-        arrays.check_shape("images", tuple(self.images.shape), (len(self.labels), "I"))
-        sizes = [arrays.check_count(n, v) for n, v in {"hidden": hidden, "n_classes": n_classes}.items()]
-        self.batch, self.seed = arrays.check_count("batch", batch), arrays.check_count("seed", seed, least=0)
+        check.shape("images", tuple(self.images.shape), (len(self.labels), "I"))
+        sizes = [check.count(n, v) for n, v in {"hidden": hidden, "n_classes": n_classes}.items()]
+        self.batch, self.seed = check.count("batch", batch), check.count("seed", seed, least=0)
         sent = self.images.shape[1]
         self.shapes = ((sizes[0], sent), (sizes[0],), (sizes[1], sizes[0]), (sizes[1],))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import check
 
 
 class Diverged(ValueError):
@@ -50,7 +50,7 @@ class ParameterServer:
 
     def __init__(self, params, lr, *, by_staleness=False):
         self.params = _check_flat("params", params).clone()
-        self.lr, self.by_staleness = arrays.check_positive("lr", lr), by_staleness
+        self.lr, self.by_staleness = check.positive("lr", lr), by_staleness
         self.version, self.log = 0, []
 
     def allows(self, task):
@@ -79,7 +79,7 @@ class ParameterServer:
         """The worker is gone, and what it had pulled will not be pushed."""
 
     def _check(self, gradient, read, version):
-        if arrays.check_count("read", read, least=0) > version:
+        if check.count("read", read, least=0) > version:
             raise ValueError(f"read is version {read}; wanted at most {version}, the version now")
         gradient = _check_flat("gradient", gradient, Diverged)
         if gradient.shape != self.params.shape or gradient.dtype != self.params.dtype:
@@ -97,7 +97,7 @@ class SynchronousServer(ParameterServer):
 
     def __init__(self, params, lr, per_step):
         super().__init__(params, lr)
-        self.per_step = arrays.check_count("per_step", per_step)
+        self.per_step = check.count("per_step", per_step)
         self._came = {}  # task → its gradient, of this step
 
     def allows(self, task):
@@ -130,7 +130,7 @@ class ModelQueue(ParameterServer):
 
     def __init__(self, params, lr, n_models):
         super().__init__(params, lr)
-        self.models = [self.params.clone() for _ in range(arrays.check_count("n_models", n_models))]
+        self.models = [self.params.clone() for _ in range(check.count("n_models", n_models))]
         self.seen = [[] for _ in self.models]
         self.queue, self.out = deque(range(n_models)), {}  # those that wait, and worker → model
 
@@ -179,7 +179,7 @@ class Dispatcher:
 
     def __init__(self, server, n_tasks):
         self.server = server
-        self.waiting = list(range(arrays.check_count("n_tasks", n_tasks)))  # a heap: the smallest goes first
+        self.waiting = list(range(check.count("n_tasks", n_tasks)))  # a heap: the smallest goes first
         self.held = {}  # worker → (task, version read)
         if n_tasks % server.per_step:
             raise ValueError(f"n_tasks is {n_tasks}; wanted a multiple of {server.per_step}, a step's tasks")
@@ -248,8 +248,8 @@ def stable_rate(curvature, staleness):
     if lr·λ < 2 sin(π / (2(2τ + 1))). For several curvatures the largest counts. (S. Levin and R. May, "A note
     on difference-delay equations", 1976.)
     """
-    arrays.check_positive("curvature", curvature)
-    arrays.check_count("staleness", staleness, least=0)
+    check.positive("curvature", curvature)
+    check.count("staleness", staleness, least=0)
     return 2 * math.sin(math.pi / (2 * (2 * staleness + 1))) / curvature
 
 
@@ -257,7 +257,7 @@ def _check_flat(name, tensor, error=ValueError):
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
         came = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(f"{name} is of {came}; wanted a torch.Tensor of floats")
-    arrays.check_shape(name, tuple(tensor.shape), ("P",))
+    check.shape(name, tuple(tensor.shape), ("P",))
     if not bool(torch.isfinite(tensor).all()):
         raise error(f"{name} holds NaN or infinity; wanted finite numbers")
     return tensor.detach()

@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.asynchronous.servers import Dispatcher, Run, Span
 
 
@@ -23,7 +23,7 @@ def simulate(server, gradient, n_tasks, seconds, *, spread=0.0, dies=None, seed=
 
     RuntimeError if all workers die before the tasks are done; ValueError or TypeError for bad arguments.
     """
-    seconds = [arrays.check_positive("seconds", value) for value in seconds]
+    seconds = [check.positive("seconds", value) for value in seconds]
     if not seconds:
         raise ValueError("seconds is empty; wanted one number for each worker")
     if not (0 <= spread < float("inf")):

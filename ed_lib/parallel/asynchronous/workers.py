@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.asynchronous.servers import Dispatcher, Run, Span
 from ed_lib.parallel.ranks import processes
 
@@ -33,8 +33,8 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
     raise again), if no worker is left, and at the timeout. What the server refuses is raised as it is. In
     every case no process is left. TypeError and ValueError for bad arguments, before anything starts.
     """
-    n_workers = arrays.check_count("n_workers", n_workers)
-    timeout = arrays.check_positive("timeout", timeout)
+    n_workers = check.count("n_workers", n_workers)
+    timeout = check.positive("timeout", timeout)
     pauses = [pause] * n_workers if isinstance(pause, (int, float)) else list(pause)
     if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")

@@ -7,27 +7,23 @@ with parameters and gradients of its own.
 B samples in a batch, p devices.
 """
 
-import time
+import itertools
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
-from ed_lib import arrays, data, timing
+from ed_lib import check, learning
 
 SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,))
 SCALE = 0.01  # standard deviation of the first weights
-CHUNK = 1000  # test images that go through the network at a time
 
 
 @dataclass
-class History:
-    """A training run: the mean loss of each step; test accuracy and seconds of each epoch; parameters."""
+class History(learning.History):
+    """A training run, and the first device's parameters at its end."""
 
-    loss: list = field(default_factory=list)
-    accuracy: list = field(default_factory=list)
-    seconds: list = field(default_factory=list)  # of training, without the test
-    params: list = field(default_factory=list, repr=False)  # the first device's
+    params: list = field(default_factory=list, repr=False)
 
 
 def init_params(seed, dtype=torch.float32):
@@ -35,7 +31,7 @@ def init_params(seed, dtype=torch.float32):
 
     Shapes as in SHAPES: filters (out, in, height, width), then matrices (in, out), each with its bias.
     """
-    generator = torch.Generator().manual_seed(arrays.check_count("seed", seed, least=0))
+    generator = torch.Generator().manual_seed(check.count("seed", seed, least=0))
     params = [torch.zeros(shape, dtype=dtype) for shape in SHAPES]
     for weight in params[::2]:
         weight.normal_(0, SCALE, generator=generator)
@@ -62,12 +58,6 @@ class LeNet(torch.nn.Module):
         return lenet(x, self.params)
 
 
-def tensors(images, labels, dtype="float32"):
-    """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of int64."""
-    x = torch.from_numpy(data.as_inputs(images, dtype)).view(-1, 1, 28, 28)  # (N, 784) → (N, 1, 28, 28)
-    return x, torch.from_numpy(labels).long()
-
-
 def get_params(params, device):
     """Copies of the parameters on a device, to be differentiated. They share memory with nothing."""
     return [p.detach().to(device, copy=True).requires_grad_() for p in params]
@@ -80,7 +70,7 @@ def allreduce(data):
     """
     _check_some("data", data)
     for number, tensor in enumerate(data):
-        arrays.check_shape(f"data[{number}]", tuple(tensor.shape), tuple(data[0].shape))
+        check.shape(f"data[{number}]", tuple(tensor.shape), tuple(data[0].shape))
     first, *others = data
     for tensor in others:
         first += tensor.to(first.device)
@@ -137,28 +127,24 @@ def train(devices, batch_size, lr, epochs, images, labels, test, seed=0):
     the step that gives one. Each epoch goes through all N in an order drawn anew; where ``batch_size`` does
     not divide N, its last batch is smaller. ValueError as :func:`split_batch`, before the first step.
     """
-    batch_size, epochs = arrays.check_count("batch_size", batch_size), arrays.check_count("epochs", epochs)
+    batch_size = check.count("batch_size", batch_size)
     _check_pairs(images, labels)
     smallest = min(len(images), len(images) % batch_size or batch_size)
     split_batch(images[:smallest], labels[:smallest], devices)  # raises what the last batch would
     if not callable(lr):
-        arrays.check_positive("lr", lr)
-    params = init_params(seed, images.dtype)
-    device_params = [get_params(params, device) for device in devices]
-    history = History(params=device_params[0])
-    for epoch in range(epochs):
-        losses = []
-        timing.synchronize()
-        start = time.perf_counter()
-        for rows in data.batches(len(images), batch_size, seed=1000 * seed + epoch):
-            step = len(history.loss) + len(losses)
-            rate = lr(step) if callable(lr) else lr
-            losses.append(train_batch(images[rows], labels[rows], device_params, devices, rate))
-        timing.synchronize()
-        history.seconds.append(time.perf_counter() - start)
-        history.loss += torch.stack(losses).tolist()
-        history.accuracy.append(accuracy(*test, device_params, devices))
-    return history
+        check.positive("lr", lr)
+    device_params = [get_params(init_params(seed, images.dtype), device) for device in devices]
+    steps = itertools.count()
+
+    def step(rows):
+        rate = lr(next(steps)) if callable(lr) else lr
+        return train_batch(images[rows], labels[rows], device_params, devices, rate)
+
+    def look():
+        return accuracy(*test, device_params, devices)
+
+    run = learning.train(step, len(images), look, epochs=epochs, batch=batch_size, seed=1000 * seed)
+    return History(**vars(run), params=device_params[0])
 
 
 def accuracy(x, y, device_params, devices):
@@ -167,17 +153,8 @@ def accuracy(x, y, device_params, devices):
     Counts are added up, and divided once: the mean of the devices' shares would be wrong for uneven shards.
     """
     shards = zip(*split_batch(x, y, devices), device_params, strict=True)
-    right = [correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
+    right = [learning.correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
     return sum(int(count) for count in right) / len(x)
-
-
-def correct(net, x, y):
-    """How many of the samples x (B, …) the function ``net`` gives their class y (B,): a tensor, int64."""
-    right = torch.zeros((), dtype=torch.int64, device=y.device)
-    with torch.no_grad():
-        for inputs, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            right += (net(inputs).argmax(dim=1) == labels).sum()  # (B, 10) → (B,) → ()
-    return right
 
 
 def _check_pairs(x, y):

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays
-from ed_lib.parallel.data_parallel import by_hand
+from ed_lib import arrays, check, learning
 from ed_lib.parallel.ranks import collectives
 
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
@@ -51,7 +50,7 @@ class Replica:
 
     def __init__(self, module, bucket_bytes=BUCKET_BYTES, overlap=True):
         collectives.agree(f"Replica({_layout(module)}, {bucket_bytes!r}, {overlap!r})")
-        bucket_bytes = arrays.check_count("bucket_bytes", bucket_bytes)
+        bucket_bytes = check.count("bucket_bytes", bucket_bytes)
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained:
             raise ValueError("module has no parameter that requires a gradient; wanted at least one")
@@ -79,7 +78,7 @@ class Replica:
         A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError if a
         ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
-        samples = arrays.check_count("samples", samples)
+        samples = check.count("samples", samples)
         while len(self._requests) < len(self.buckets):
             self._start()
         for request in self._requests:
@@ -134,7 +133,7 @@ def reduce_each(parameters, samples, algorithm="ring"):
 
     Sums the gradients over the ranks by :func:`collectives.all_reduce`, and divides them by ``samples``.
     """
-    samples, traffic = arrays.check_count("samples", samples), collectives.Traffic()
+    samples, traffic = check.count("samples", samples), collectives.Traffic()
     for p in parameters:
         if p.grad is None:  # it had no part in this rank's loss
             p.grad = torch.zeros_like(p)
@@ -149,8 +148,8 @@ def shard(rows, rank=None, size=None):
     The parts are together all rows, once each; they are uneven where size does not divide the rows, and some
     are empty where there are more ranks than rows. Without numbers: those of this process.
     """
-    rank = dist.get_rank() if rank is None else arrays.check_count("rank", rank, least=0)
-    size = dist.get_world_size() if size is None else arrays.check_count("size", size)
+    rank = dist.get_rank() if rank is None else check.count("rank", rank, least=0)
+    size = dist.get_world_size() if size is None else check.count("size", size)
     if rank >= size:
         raise ValueError(f"rank is {rank}; wanted one below {size}")
     each, more = divmod(len(rows), size)  # the first `more` parts have one row more
@@ -165,7 +164,7 @@ def accuracy(net, x, y):
     """
     mine = shard(x), shard(y)
     counts = torch.tensor([0, len(mine[1])], device=y.device)
-    counts[0] = by_hand.correct(net, *mine)
+    counts[0] = learning.correct(net, *mine)
     dist.all_reduce(counts)
     right, total = counts.tolist()
     if total != len(y):

@@ -11,15 +11,14 @@ import argparse
 import contextlib
 import hashlib
 import os
-import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ed_lib import arrays, data, timing
+from ed_lib import check, data, learning
 from ed_lib.parallel import launch
-from ed_lib.parallel.data_parallel.by_hand import LeNet, tensors
+from ed_lib.parallel.data_parallel.by_hand import LeNet
 from ed_lib.parallel.data_parallel.replica import Replica, accuracy, shard
 from ed_lib.parallel.ranks.launcher import BACKENDS, device, local_rank
 
@@ -34,26 +33,34 @@ def train(batch=256, lr=0.2, epochs=10, images=None, seed=0, offline=False):
     "loss": mean over each epoch; "accuracy": on the test images after each epoch; "seconds": of each epoch's
     training; "samples": how many this rank has trained on; "sha256": of the parameters at the end.
     """
-    batch, epochs = arrays.check_count("batch", batch), arrays.check_count("epochs", epochs)
-    lr, seed = arrays.check_positive("lr", lr), arrays.check_count("seed", seed, least=0)
+    batch, epochs = check.count("batch", batch), check.count("epochs", epochs)
+    lr, seed = check.positive("lr", lr), check.count("seed", seed, least=0)
     found = load(offline)
-    n = len(found.train_labels) if images is None else arrays.check_count("images", images)
-    x, y = (t.to(device()) for t in tensors(found.train_images[:n], found.train_labels[:n]))
-    test = [t.to(device()) for t in tensors(found.test_images, found.test_labels)]
+    n = len(found.train_labels) if images is None else check.count("images", images)
+    x, y = (t.to(device()) for t in data.tensors(found.train_images[:n], found.train_labels[:n]))
+    test = [t.to(device()) for t in data.tensors(found.test_images, found.test_labels)]
     replica = Replica(LeNet(seed).to(device()), BUCKET_BYTES)
     optimizer = torch.optim.SGD(replica.module.parameters(), lr)
-    result = {"loss": [], "accuracy": [], "seconds": [], "samples": 0}
-    for epoch in range(epochs):
-        start, total = now(), torch.zeros((), device=device())
-        for rows in data.batches(len(x), batch, seed=1000 * seed + epoch):  # the same on all ranks
-            mine = shard(rows)
-            total += step(replica, optimizer, x[mine], y[mine], len(rows))
-            result["samples"] += len(mine)
-        result["seconds"].append(now() - start)
-        dist.all_reduce(total)
-        result["loss"].append(total.item() / len(x))
-        result["accuracy"].append(accuracy(replica, *test))
-    return result | {"sha256": sha256(replica.module.parameters())}
+    mine = []  # how many samples this rank had, step by step
+
+    def one_step(rows):  # the same on all ranks
+        rows_here = shard(rows)
+        mine.append(len(rows_here))
+        return step(replica, optimizer, x[rows_here], y[rows_here], len(rows))
+
+    def look():
+        return accuracy(replica, *test)
+
+    run = learning.train(one_step, len(x), look, epochs=epochs, batch=batch, seed=1000 * seed)
+    losses = torch.tensor(run.loss, device=device()).view(epochs, -1).sum(1)
+    dist.all_reduce(losses)
+    return {
+        "loss": (losses / len(x)).tolist(),
+        "accuracy": run.accuracy[1:],
+        "seconds": run.seconds[1:],
+        "samples": sum(mine),
+        "sha256": sha256(replica.module.parameters()),
+    }
 
 
 def step(replica, optimizer, x, y, samples):
@@ -75,13 +82,6 @@ def load(offline):
         with contextlib.redirect_stdout(None):  # rank 0 has said it
             found = data.load("fashion-mnist", offline=offline)
     return found
-
-
-def now():
-    """The clock's seconds, once all ranks and their devices have done their work."""
-    timing.synchronize()
-    dist.barrier()
-    return time.perf_counter()
 
 
 def sha256(parameters):

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.ed import learner
 
 
@@ -16,8 +16,8 @@ def delays(depth, stages, method="ed"):
     rounded up, since the error goes to all stages at once and an update takes about as long as a forward
     pass.
     """
-    arrays.check_choice("method", method, learner.METHODS)
-    stages = arrays.check_count("stages", stages)
+    check.choice("method", method, learner.METHODS)
+    stages = check.count("stages", stages)
     if stages > max(1, depth):
         raise ValueError(f"stages is {stages}; wanted at most {max(1, depth)}, a hidden layer for each")
     of_hidden = [s for s, part in enumerate(np.array_split(np.arange(depth), stages)) for _ in part]
@@ -37,8 +37,8 @@ class Delayed(learner.Learner):
 
     def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, late, steps=None):
         super().__init__(net, method, optimizer, rate, steps=steps)
-        arrays.check_shape("late", np.shape(late), (net.depth + 2,))
-        self.late = [arrays.check_count("late", n, least=0) for n in late]
+        check.shape("late", np.shape(late), (net.depth + 2,))
+        self.late = [check.count("late", n, least=0) for n in late]
         self.found = deque(maxlen=max(self.late) + 1)  # the directions of the last steps
 
     def find_direction(self, error):

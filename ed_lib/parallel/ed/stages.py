@@ -3,7 +3,7 @@
 import numpy as np
 import torch.distributed as dist
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.ed import folded
 from ed_lib.ed.network import check_target
 from ed_lib.parallel.model_parallel import schedules
@@ -22,7 +22,7 @@ class EDStage:
     def __init__(self, net, number, stages):
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
-        stages = arrays.check_count("stages", stages)
+        stages = check.count("stages", stages)
         if stages > max(1, net.depth):
             raise ValueError(
                 f"stages is {stages}; wanted at most {max(1, net.depth)}, one hidden layer for each"
@@ -102,7 +102,7 @@ class EDPipeline:
         """
         x = self.net.space.check("x", x, ("B", self.net.n_inputs))
         target = check_target(self.net, target, len(x))
-        if arrays.check_count("microbatches", microbatches) > len(x):
+        if check.count("microbatches", microbatches) > len(x):
             raise ValueError(
                 f"microbatches is {microbatches}; wanted at most {len(x)}, the samples of the batch"
             )

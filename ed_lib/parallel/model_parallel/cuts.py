@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.data_parallel import replica
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.model_parallel.schedules import one_f_one_b
@@ -25,7 +25,7 @@ CUTS = ("data", "tensor", "pipeline")
 
 def bytes_sent(way, layers, width, batch, p, itemsize=4):
     """The bytes that all p ranks together send in a step, by the formulas above. ``layers``: an even L."""
-    arrays.check_choice("way", way, CUTS)
+    check.choice("way", way, CUTS)
     if layers % 2:
         raise ValueError(f"layers is {layers}; wanted an even number, since blocks have two")
     numbers = {"data": layers * width**2, "tensor": (layers - 1) * batch * width, "pipeline": batch * width}

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.collectives import Traffic, agree
 from ed_lib.parallel.ranks.launcher import device
@@ -56,8 +56,8 @@ class Pipeline:
             raise ValueError(f"parts has {len(parts)} entries; wanted {stages}, one for each rank")
         if not isinstance(parts[rank], torch.nn.Module):
             raise TypeError(f"parts[{rank}] is a {type(parts[rank]).__name__}; wanted an nn.Module")
-        self.shape, m = tuple(shape), arrays.check_count("microbatches", microbatches)
-        if not self.shape or m > arrays.check_count("shape[0]", self.shape[0]):
+        self.shape, m = tuple(shape), check.count("microbatches", microbatches)
+        if not self.shape or m > check.count("shape[0]", self.shape[0]):
             raise ValueError(f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples")
         check_schedule(schedule, stages, m)
         agree(f"a pipeline for {self.shape} {dtype} in {m} micro-batches by {schedule.__name__}")
@@ -75,11 +75,11 @@ class Pipeline:
         looked at. ValueError for another shape or dtype.
         """
         if self.rank == 0:
-            arrays.check_shape("inputs", tuple(inputs.shape), self.shape)
-            arrays.check_choice("inputs' dtype", inputs.dtype, [self.dtype])
+            check.shape("inputs", tuple(inputs.shape), self.shape)
+            check.choice("inputs' dtype", inputs.dtype, [self.dtype])
             self.inputs = inputs.detach().to(device()).tensor_split(len(self.sizes))
         if self.rank == self.last:
-            arrays.check_shape("targets", tuple(targets.shape[:1]), self.shape[:1])
+            check.shape("targets", tuple(targets.shape[:1]), self.shape[:1])
             self.targets = targets.to(device()).tensor_split(len(self.sizes))
         self.kept, self.most, self.total = {}, 0, 0.0
         self.arrived, self.ready = {}, {}  # {(what, micro-batch): tensor}
@@ -214,7 +214,7 @@ def cut(model, parts, costs=None):
     """
     if not isinstance(model, torch.nn.Sequential):
         raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
-    parts, layers = arrays.check_count("parts", parts), len(model)
+    parts, layers = check.count("parts", parts), len(model)
     if parts > layers:
         raise ValueError(f"parts is {parts}; wanted at most {layers}, the number of layers")
     costs = [1.0] * layers if costs is None else [float(cost) for cost in costs]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES
 
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
@@ -60,8 +60,8 @@ def simulate(schedule, stages, microbatches, seconds, link=None, sizes=None):
 
     ValueError for an unknown op or message, a negative time, or a schedule in which a stage waits for ever.
     """
-    stages = arrays.check_count("stages", stages)
-    microbatches = arrays.check_count("microbatches", microbatches)
+    stages = check.count("stages", stages)
+    microbatches = check.count("microbatches", microbatches)
     times = _times(seconds, stages)
     if unknown := set(sizes or {}) - set(MESSAGES):
         raise ValueError(f"sizes names {sorted(unknown)}; wanted some of {', '.join(MESSAGES)}")
@@ -93,32 +93,11 @@ def simulate(schedule, stages, microbatches, seconds, link=None, sizes=None):
     return Timeline(events, counts, _live(events, stages))
 
 
-def draw(timeline, ax, numbers=True):
-    """Draws one row a device, a box for each computation, into a Matplotlib axis."""
-    from ed_lib import figures
-
-    colours = dict(zip(("forward", "backward", "update"), figures.COLOURS, strict=False))
-    colours |= {"backward_input": figures.ORANGE, "backward_weight": figures.PINK}
-    for event in timeline.events:
-        width = event.end - event.start
-        if width == 0:
-            continue
-        ax.barh(event.stage, width, 0.86, event.start, color=colours[event.op], ec="white", lw=0.6)
-        if numbers:
-            middle = (event.start + event.end) / 2
-            ax.text(
-                middle, event.stage, event.microbatch, ha="center", va="center", fontsize=8.5, color="white"
-            )
-    ax.set(ylim=(timeline.stages - 0.4, -0.6), xlim=(0, timeline.seconds), ylabel="device")
-    ax.set_yticks(range(timeline.stages))
-    ax.grid(False)
-
-
 def _times(seconds, stages):
     """{op: a list, one time for each stage}, 0 where none is named."""
     times = {op: [0.0] * stages for op in COMPUTING}
     for op, value in seconds.items():
-        arrays.check_choice("seconds' op", op, COMPUTING)
+        check.choice("seconds' op", op, COMPUTING)
         each = list(value) if isinstance(value, (list, tuple)) else [value] * stages
         if len(each) != stages or not all(t >= 0 for t in each):
             raise ValueError(f"seconds[{op!r}] is {value!r}; wanted times ≥ 0, one, or one for each stage")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.ranks.collectives import Traffic, all_reduce
 
 
@@ -141,7 +141,7 @@ def branch(conv, index):
     It takes part ``index`` of the channels and gives part ``index`` of the outputs. ValueError for no such
     group.
     """
-    if arrays.check_count("index", index, least=0) >= conv.groups:
+    if check.count("index", index, least=0) >= conv.groups:
         raise ValueError(f"index is {index}; wanted below {conv.groups}, the number of groups")
     alone = copy.deepcopy(conv)
     alone.groups, alone.in_channels = 1, conv.in_channels // conv.groups

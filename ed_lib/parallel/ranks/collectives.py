@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays
+from ed_lib import arrays, check
 from ed_lib.parallel.ranks.launcher import device
 
 
@@ -40,14 +40,14 @@ def all_reduce(tensor, algorithm="ring", group=None):
     TypeError for another dtype; ValueError for an unknown algorithm, and on every rank if the ranks' shapes,
     dtypes or algorithms differ.
     """
-    arrays.check_choice("algorithm", algorithm, ALGORITHMS)
+    check.choice("algorithm", algorithm, ALGORITHMS)
     return _run(ALGORITHMS[algorithm], tensor, group, f"all_reduce by {algorithm!r}")
 
 
 def broadcast(tensor, source=0, group=None):
     """The tensor of the rank ``source`` into all others, by a binomial tree. Errors as :func:`all_reduce`."""
     size = dist.get_world_size(group)
-    if arrays.check_count("source", source, least=0) >= size:
+    if check.count("source", source, least=0) >= size:
         raise ValueError(f"source is {source}; wanted a rank below {size}")
     return _run(
         lambda flat, wire: tree_broadcast(flat, wire, source), tensor, group, f"broadcast from {source}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.ranks.collectives import ALGORITHMS, Traffic
 
 
@@ -38,7 +38,7 @@ def fit(sizes, seconds):
     from scipy.optimize import nnls
 
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    arrays.check_shape("seconds", seconds.shape, sizes.shape)
+    check.shape("seconds", seconds.shape, sizes.shape)
     if len(np.unique(sizes)) < 2:
         raise ValueError(f"sizes is {sizes.tolist()}; wanted at least two different ones")
     if not (seconds > 0).all():
@@ -51,8 +51,8 @@ def fit(sizes, seconds):
 
 def rounds(algorithm, p):
     """How many messages follow one another in an all-reduce over p ranks."""
-    arrays.check_choice("algorithm", algorithm, ALGORITHMS)
-    p = arrays.check_count("p", p)
+    check.choice("algorithm", algorithm, ALGORITHMS)
+    p = check.count("p", p)
     levels = (p - 1).bit_length()  # ⌈log₂ p⌉
     extra = 0 if p & (p - 1) == 0 else 2  # halving-doubling, for ranks above a power of two
     return {
@@ -65,8 +65,8 @@ def rounds(algorithm, p):
 
 def path_bytes(algorithm, bytes, p):
     """The bytes of those messages together, for a tensor of so many bytes; what β is paid for."""
-    arrays.check_choice("algorithm", algorithm, ALGORITHMS)
-    p = arrays.check_count("p", p)
+    check.choice("algorithm", algorithm, ALGORITHMS)
+    p = check.count("p", p)
     if algorithm in ("naive", "tree"):
         return rounds(algorithm, p) * bytes
     if algorithm == "ring":
@@ -85,8 +85,8 @@ def traffic(algorithm, bytes, p):
 
     For a tensor of at least p elements; with fewer, the empty messages are left out.
     """
-    arrays.check_choice("algorithm", algorithm, ALGORITHMS)
-    p = arrays.check_count("p", p)
+    check.choice("algorithm", algorithm, ALGORITHMS)
+    p = check.count("p", p)
     q = 1 << (p.bit_length() - 1)
     messages = {
         "naive": 2 * (p - 1),

@@ -16,7 +16,7 @@ import sys
 import time
 from datetime import timedelta
 
-from ed_lib import arrays
+from ed_lib import check
 from ed_lib.parallel.ranks import processes
 
 BACKENDS = ("gloo", "nccl")
@@ -46,8 +46,8 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
     torchrun: ValueError unless ``world_size`` is what torchrun started.
     """
     start = time.monotonic()
-    world_size = arrays.check_count("world_size", world_size)
-    timeout = arrays.check_positive("timeout", timeout)
+    world_size = check.count("world_size", world_size)
+    timeout = check.positive("timeout", timeout)
     _check_backend(backend, world_size)
     if under_torchrun():
         return _join(fn, world_size, args, backend, timeout)
@@ -195,7 +195,7 @@ def _check_backend(backend, world_size):
     import torch
     import torch.distributed as dist
 
-    arrays.check_choice("backend", backend, BACKENDS)
+    check.choice("backend", backend, BACKENDS)
     built = [name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)]
     if backend not in built:
         raise ValueError(f"backend is {backend!r}, which this PyTorch was built without; it has {built}")

@@ -1,0 +1,85 @@
+"""One training loop and one count of right answers, for every network of the book."""
+
+import sys
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ed_lib import check, data, timing
+
+CHUNK = 1000  # test images that go through a network at a time
+
+
+@dataclass
+class History:
+    """A training run: the ``loss`` of each step, before its update, and what each look at the test set found.
+
+    For each look: ``steps`` and ``seen``, the steps and samples before it; ``seconds`` of training since the
+    look before; ``accuracy``.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+
+    def mean_losses(self) -> list[float]:
+        """The mean loss of the steps between one look and the next; one fewer than looks."""
+        return [float(np.mean(self.loss[start:end])) for start, end in pairwise(self.steps)]
+
+
+def train(step, n: int, look=None, *, batch: int, epochs=1, every: int | None = None, seed=0) -> History:
+    """Goes through ``n`` samples in batches, ``epochs`` times, and looks at the test set on the way.
+
+    step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
+    look(), where there is one, gives an accuracy: before the first step, after ``every`` steps (None: after
+    each epoch) and at the end. Epoch e is shuffled by ``seed`` + e. The seconds wait for the device, and do
+    not count the looks.
+    """
+    n, batch, epochs = check.count("n", n), check.count("batch", batch), check.count("epochs", epochs)
+    per_epoch = -(-n // batch)
+    every, last = check.count("every", per_epoch if every is None else every), epochs * per_epoch
+    look = look or (lambda: float("nan"))
+    history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
+    order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
+    start = timing.now()
+    for number, rows in enumerate(progress(order, "training", last), start=1):
+        losses.append(step(rows))
+        seen += len(rows)
+        if number % every == 0 or number == last:
+            history.seconds.append(timing.now() - start)
+            history.steps.append(number)
+            history.seen.append(seen)
+            history.loss += map(float, losses)
+            losses.clear()
+            history.accuracy.append(look())
+            start = timing.now()
+    return history
+
+
+def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as it is."""
+    training = model.training
+    model.eval()
+    right = int(correct(model, images, labels))
+    model.train(training)
+    return right / len(images)
+
+
+def correct(net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """How many of the samples x (N, …) the function ``net`` gives their class y (N,): one int64."""
+    right = torch.zeros((), dtype=torch.int64, device=y.device)
+    with torch.no_grad():
+        for inputs, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            right += (net(inputs).argmax(dim=1) == labels).sum()  # (chunk, classes) → (chunk,) → ()
+    return right
+
+
+def progress(iterable, what: str, total: int | None = None):
+    """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off."""
+    from tqdm.std import tqdm
+
+    return tqdm(iterable, desc=what, total=total, leave=False, file=sys.stderr)
