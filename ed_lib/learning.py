@@ -1,5 +1,6 @@
 """One training loop and one count of right answers, for every network of the book."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -79,7 +80,11 @@ def correct(net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def progress(iterable, what: str, total: int | None = None):
-    """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off."""
+    """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off; of
+    several ranks, only the first has one.
+    """
     from tqdm.std import tqdm
 
+    if os.environ.get("RANK", "0") != "0":
+        return iterable
     return tqdm(iterable, desc=what, total=total, leave=False, file=sys.stderr)

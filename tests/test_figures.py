@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from ed_lib import figures
+from ed_lib.ed import drawing
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def test_a_notebook_gets_a_picture_and_the_book_a_drawing(monkeypatch):
 
 
 def test_two_drawings_on_a_page_share_no_id():
-    two = [figures.to_html(draw(), "a line"), figures.to_html(figures.cell_pair(), "two pairs")]
+    two = [figures.to_html(draw(), "a line"), figures.to_html(drawing.cell_pair(), "two pairs")]
     ids = [set(re.findall(r'\sid="([^"]*)"', html)) for html in two]
     assert ids[0] and ids[1] and not ids[0] & ids[1]
     for own, html in zip(ids, two, strict=True):
@@ -103,4 +104,20 @@ def test_every_colour_stands_out_in_both_themes(page):
 
 
 def test_the_cell_pair_can_be_drawn():
-    assert figures.to_html(figures.cell_pair(), "two pairs of cells").count("<path") > 20
+    assert figures.to_html(drawing.cell_pair(), "two pairs of cells").count("<path") > 20
+
+
+def test_helpers_for_many_figures_set_ticks_draw_bands_and_one_legend():
+    figure, axes = plt.subplots(2)
+    for ax in axes:
+        (line,) = figures.band(ax, [1, 10], [[1.0, 2.0], [3.0, 6.0]], figures.BLUE, label="both")
+        ax.set_xscale("log")
+        figures.log_ticks(ax.xaxis, [1, 2000])
+    assert list(line.get_ydata()) == [2.0, 4.0]
+    band = ax.collections[0].get_paths()[0].vertices
+    assert {1.0, 2.0, 3.0, 6.0} <= set(band[:, 1])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2000"] and not len(
+        ax.get_xticks(minor=True)
+    )
+    assert [text.get_text() for text in figures.legend_above(figure).get_texts()] == ["both"]
+    plt.close(figure)

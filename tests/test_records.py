@@ -258,3 +258,9 @@ def test_the_provenance_names_versions_and_code_but_no_host_user_or_folder(recor
     text = records.write(dataclasses.replace(record, provenance=made), tmp_path).read_text()
     assert not {platform.node(), getpass.getuser()} & set(re.findall(r"[\w.-]+", text))
     assert str(ROOT) not in text and os.sep + "home" not in text
+
+
+def test_a_claim_about_a_record_that_is_missing_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "load", lambda benchmark: [])
+    with pytest.raises(LookupError, match="no record of ed on a-machine; there is one on: no machine"):
+        records.of("ed", "a-machine")

@@ -18,10 +18,12 @@ nothing_is_left = pytest.fixture(check)
 
 
 def started():
-    """The processes that this one has started, without the helper that multiprocessing keeps."""
+    """The processes that this one has started, without the two helpers that multiprocessing keeps."""
     found = set()
+    helpers = psutil.Process().children()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if "resource_tracker" not in " ".join(child.cmdline()):
+            command = " ".join(child.cmdline())  # a fork of the server has the server's
+            if not (child in helpers and ("resource_tracker" in command or "forkserver" in command)):
                 found.add(child)
     return found

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ed_lib import figures
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, repeat
-from ed_lib.parallel.model_parallel.simulator import draw, simulate
+from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link
 
 BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
@@ -279,7 +280,7 @@ def test_a_stage_that_never_computes_this_has_no_beginning():
 def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
     fig, ax = plt.subplots()
-    draw(timeline, ax)
+    figures.timeline(ax, timeline)
     boxes = {(round(b.get_y() + 0.43), b.get_x(), b.get_width()) for b in ax.patches}
     wanted = {(e.stage, e.start, e.end - e.start) for e in timeline.events if e.op != "step"}
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3

@@ -14,6 +14,12 @@ import time
 import traceback
 from multiprocessing import connection, get_context
 
+# A fork of this process would inherit threads and locks of OpenMP and CUDA, and hang; a new process imports
+# PyTorch first, for seconds. So a server imports it once, computes nothing, and is forked. (Under macOS the
+# system's own libraries do not bear even that.)
+CONTEXT = get_context("forkserver" if sys.platform == "linux" else "spawn")
+if sys.platform == "linux":
+    CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.ranks.launcher"])
 GRACE = 1.0  # seconds that the others have to report, once one has failed, or to leave, once all is done
 # Ends the processes that it is told of, once the one that tells it is gone. Their own threads could not: an
 # import may keep them from running for seconds.
@@ -82,14 +88,21 @@ def team(name, target, arguments, end):
         guard.communicate()
 
 
+def _in_environment(variables, target, *args):
+    """``target(*args)`` with the parent's environment as it is now; the fork server has an older one."""
+    os.environ.clear()
+    os.environ.update(variables)
+    target(*args)
+
+
 class Child:
     """A process as this one sees it."""
 
     def __init__(self, number, name, target, args):
-        context = get_context("spawn")  # a fork would inherit threads and locks of OpenMP and CUDA, and hang
         self.number, self.is_alive = number, True
-        self.channel, theirs = context.Pipe()
-        self.process = context.Process(target=target, args=(theirs, *args), name=name)
+        self.channel, theirs = CONTEXT.Pipe()
+        call = dict(os.environ), target, theirs, *args
+        self.process = CONTEXT.Process(target=_in_environment, args=call, name=name)
         self.process.start()
         theirs.close()  # so that ours ends when the process does
 
