@@ -227,3 +227,22 @@ def test_no_module_and_function_share_a_name():
         exported = re.findall(r"__all__ = \[(.*?)\]", path.read_text(), re.S)
         defined |= set(re.findall(r'"(\w+)"', exported[0])) if exported else set()
         assert not defined & beside, path
+
+
+def unannotated(path):
+    """The public functions and methods of a module that lack the type of an argument, or of what they return."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from (f"{node.name}.{f.name}" for f in node.body if is_bare(f, skip=1))
+        elif is_bare(node):
+            yield node.name
+
+
+def is_bare(node, skip=0):
+    if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+        return False
+    if any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return False  # a kernel's arguments are what Triton or Numba makes of them
+    static = any("staticmethod" in ast.unparse(decorator) for decorator in node.decorator_list)
+    given = [*node.args.posonlyargs, *node.args.args][0 if static else skip :] + node.args.kwonlyargs
+    return node.returns is None or any(argument.annotation is None for argument in given)
