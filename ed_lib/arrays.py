@@ -18,6 +18,7 @@ from ed_lib import check
 
 BACKENDS = ("numpy", "torch", "cupy")
 DTYPES = ("float32", "float64")
+Array = Any  # an array of NumPy, CuPy or PyTorch, for annotations
 
 
 @dataclass(frozen=True)
