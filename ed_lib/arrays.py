@@ -9,7 +9,9 @@ array-api-compat.
 import contextlib
 import importlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ class Space:
     device: Any
     dtype: Any
 
-    def asarray(self, array):
+    def asarray(self, array: Any) -> Array:
         """A NumPy array (or nested lists) as an array of this space: any shape. May share memory."""
         array = np.ascontiguousarray(array, dtype=dtype_name(self.dtype))
         if self.backend == "torch":
@@ -41,14 +43,14 @@ class Space:
         with self._current_device():
             return self.library.asarray(array)
 
-    def empty(self, shape):
+    def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set."""
         if self.backend == "torch":
             return self.library.empty(shape, dtype=self.dtype, device=self.device)
         with self._current_device():
             return self.library.empty(shape, self.dtype)
 
-    def check(self, name, array, shape):
+    def check(self, name: str, array: Array, shape: Sequence[int | str]) -> Array:
         """``array`` in this space's dtype, once it is known to be of this library and shape, and finite.
 
         ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for
@@ -75,11 +77,11 @@ class Space:
         return array
 
     @property
-    def is_gpu(self):
+    def is_gpu(self) -> bool:
         """True when arrays of this space lie in a GPU's memory."""
         return self.backend == "cupy" or str(self.device).startswith("cuda")
 
-    def adopt(self, array):
+    def adopt(self, array: Array) -> Array:
         """An array of CuPy or PyTorch as one of this space, in the same memory."""
         if self._is_array(array):
             return array
@@ -97,7 +99,7 @@ class Space:
         return self.device if self.backend == "cupy" else contextlib.nullcontext()
 
 
-def space(backend="numpy", device="cpu", dtype="float32"):
+def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
     """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda:1") and a dtype.
 
     ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install,
@@ -117,24 +119,24 @@ def space(backend="numpy", device="cpu", dtype="float32"):
     return Space(backend, library, device, getattr(library, dtype))
 
 
-def namespace(*arrays):
+def namespace(*arrays: Array) -> ModuleType:
     """The array-API namespace that these arrays have in common, from array-api-compat."""
     import array_api_compat
 
     return array_api_compat.array_namespace(*arrays)
 
 
-def library(array):
+def library(array: Array) -> ModuleType:
     """The module that an array comes from: numpy, cupy or torch."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
-def on_gpu(array):
+def on_gpu(array: Array) -> bool:
     """True for an array in a GPU's memory."""
     return library(array).__name__ == "cupy" or getattr(array, "is_cuda", False)
 
 
-def to_numpy(array):
+def to_numpy(array: Array) -> np.ndarray:
     """The values of a NumPy, CuPy or PyTorch array, on any device, as a NumPy array. Waits for the device."""
     if hasattr(array, "get"):  # CuPy
         return array.get()
@@ -143,19 +145,19 @@ def to_numpy(array):
     return np.asarray(array)
 
 
-def as_torch(array):
+def as_torch(array: Array) -> Any:
     """A NumPy or CuPy array as a PyTorch tensor in the same memory; a tensor as itself."""
     import torch
 
     return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: Any) -> str:
     """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
     return str(np.dtype(dtype)) if not str(dtype).startswith("torch.") else str(dtype).removeprefix("torch.")
 
 
-def gpu_count(backend="torch"):
+def gpu_count(backend: str = "torch") -> int:
     """How many GPUs the library sees; 0 when it sees none, or is not installed."""
     try:
         library = importlib.import_module(backend)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import warnings
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Dataset:
     source: str  # "ED_DATA", "cache", "download" or "scikit-learn"
 
 
-def load(name="mnist", *, offline=False):
+def load(name: str = "mnist", *, offline: bool = False) -> Dataset:
     """The :class:`Dataset` "mnist" or "fashion-mnist".
 
     From the folder $ED_DATA/<name> (four IDX files, gzip'ed or not), else from the user's cache, else from a
@@ -230,7 +231,7 @@ def _digits(title):
     return Dataset(images[:1437], labels[:1437], images[1437:], labels[1437:], name, DIGITS, "scikit-learn")
 
 
-def as_inputs(images, dtype="float32"):
+def as_inputs(images: np.ndarray, dtype: str = "float32") -> np.ndarray:
     """uint8 images (N, 28, 28) as a network's inputs (N, 784), from 0 to 1, in "float32" or "float64".
 
     TypeError for images that are no NumPy array of uint8; ValueError for another shape or dtype.
@@ -243,7 +244,7 @@ def as_inputs(images, dtype="float32"):
     return np.divide(images.reshape(-1, 784), 255, dtype=dtype)  # (N, 28, 28) → (N, 784)
 
 
-def tensors(images, labels, dtype="float32"):
+def tensors(images: np.ndarray, labels: np.ndarray, dtype: str = "float32") -> tuple:
     """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of int64."""
     import torch
 
@@ -251,7 +252,7 @@ def tensors(images, labels, dtype="float32"):
     return x, torch.from_numpy(labels).long()
 
 
-def one_hot(labels, n_classes=10, dtype="float32"):
+def one_hot(labels: np.ndarray, n_classes: int = 10, dtype: str = "float32") -> np.ndarray:
     """Integer labels (N,) as rows (N, n_classes), 1 at the label and 0 elsewhere, in "float32" or "float64".
 
     TypeError for labels that are no integers; ValueError for one outside 0 to n_classes − 1.
@@ -265,7 +266,7 @@ def one_hot(labels, n_classes=10, dtype="float32"):
     return rows
 
 
-def pick(images, labels, classes):
+def pick(images: np.ndarray, labels: np.ndarray, classes: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
     """The images (N, …) and labels (N,) of some classes only, in the same order: (M, …) and (M,).
 
     The labels returned count from 0 in the order of ``classes``, with the dtype they came in. TypeError for
@@ -283,7 +284,7 @@ def pick(images, labels, classes):
     return np.asarray(images)[kept], matches[kept].argmax(axis=1).astype(labels.dtype)
 
 
-def batches(n, size, *, seed):
+def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
     """Index arrays (size,), int64, that together cover range(n) once, in an order set by ``seed``.
 
     The last is shorter when size does not divide n.

@@ -9,11 +9,13 @@ use these streams.
 """
 
 import functools
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from ed_lib import arrays
+from ed_lib.arrays import Array
 
 RECORDING = -1  # the number of the stream on which ``record`` warms up
 
@@ -26,22 +28,22 @@ class Stream:
     def __init__(self, device, priority, number):
         self.stream = _cuda_stream(device, priority, number) if device.type == "cuda" else None
 
-    def use(self):
+    def use(self) -> AbstractContextManager:
         """The context in which calls are queued on this stream."""
         return torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
-    def record(self):
+    def record(self) -> torch.cuda.Event | None:
         """An event that happens once what this stream was given so far is done."""
         return self.stream.record_event() if self.stream else None
 
-    def wait(self, event):
+    def wait(self, event: torch.cuda.Event | None) -> None:
         """What this stream is given from now on waits for an event."""
         if self.stream:
             self.stream.wait_event(event)
 
 
 @contextmanager
-def fork(device, *priorities):
+def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
     """Streams, one for each priority, that start after what the current stream was
     given; what it is given after this context waits for them.
     """
@@ -74,7 +76,7 @@ class Graph:
         self.graph.replay()
 
 
-def record(function, like):
+def record(function: Callable[[], object], like: Array) -> Graph:
     """``function`` as a :class:`Graph` on the GPU of the array ``like``. Runs it once before recording it."""
     device = arrays.as_torch(like).device
     with torch.cuda.device(device):

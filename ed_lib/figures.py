@@ -6,11 +6,21 @@ page's own text, so that the same figure holds in a light and in a dark theme. I
 GitHub, which takes drawings out of what it shows, they are PNG.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import html
 import io
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 # After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from white and
 # from near-black alike, which the yellow, the black and the dark blue of that palette do not.
@@ -41,7 +51,7 @@ STYLE = {
 }
 
 
-def use_style():
+def use_style() -> None:
     """Sets the house style for the figures that follow, and leaves showing them to ``show``."""
     import matplotlib.pyplot as plt
 
@@ -49,7 +59,7 @@ def use_style():
     plt.ioff()
 
 
-def show(figure, alt, caption=None):
+def show(figure: Figure, alt: str, caption: str | None = None) -> None:
     """Shows a Matplotlib figure and closes it: a drawing for the book's page, a picture everywhere else.
 
     ``alt`` says in words what one sees in it; ``caption`` is what stands below it, without: the first
@@ -58,16 +68,16 @@ def show(figure, alt, caption=None):
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    picture = io.BytesIO()
+    drawn = io.BytesIO()
     plain_ticks(figure)
     html = to_html(figure, alt, caption)
-    figure.savefig(picture, format="png", dpi=144, facecolor="white", metadata={"Software": None})
-    picture = base64.b64encode(picture.getvalue()).decode()
+    figure.savefig(drawn, format="png", dpi=144, facecolor="white", metadata={"Software": None})
+    picture = base64.b64encode(drawn.getvalue()).decode()
     display({FOR_THE_PAGE: html, "image/png": picture, "text/plain": alt}, raw=True)
     plt.close(figure)
 
 
-def to_html(figure, alt, caption=None):
+def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, and a caption."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
@@ -77,7 +87,7 @@ def to_html(figure, alt, caption=None):
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = _own_ids(svg)
-    width = float(re.search(r'width="([\d.]+)pt"', svg).group(1)) * 4 / 3  # points to CSS pixels
+    width = float(re.findall(r'width="([\d.]+)pt"', svg)[0]) * 4 / 3  # points to CSS pixels
     svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
     label = html.escape(alt)
@@ -95,13 +105,17 @@ def _own_ids(svg):
     return re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)
 
 
-def plain_ticks(figure):
+def plain_ticks(figure: Figure) -> None:
     """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import Formatter, LogFormatter
 
-    class Plain(LogFormatter):
+    class Plain(Formatter):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
+        def __init__(self, old):
+            self.old = old
+            self.set_axis, self.set_locs = old.set_axis, old.set_locs
+
         def __call__(self, x, pos=None):
-            return _plain(x) if super().__call__(x, pos) else ""
+            return _plain(x) if self.old(x, pos) else ""
 
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
         for old, change in (
@@ -109,7 +123,7 @@ def plain_ticks(figure):
             (axis.get_minor_formatter(), axis.set_minor_formatter),
         ):
             if isinstance(old, LogFormatter):
-                change(Plain(old._base, old.labelOnlyBase, old.minor_thresholds, old._linthresh))
+                change(Plain(old))
 
 
 def _plain(value):
@@ -120,22 +134,22 @@ def _plain(value):
     return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def legend_above(figure, columns=3, **options):
+def legend_above(figure: Figure, columns: int = 3, **options) -> Legend:
     """One legend for all axes of a figure, above them: each label once."""
-    labels = {}
+    labels: dict = {}
     for ax in figure.axes:
         labels |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     options = {"fontsize": 9} | options
     return figure.legend(labels.values(), labels, loc="outside upper center", ncols=columns, **options)
 
 
-def log_ticks(axis, values, labels=None):
+def log_ticks(axis: Axis, values: Sequence[float], labels: Sequence[str] | None = None) -> None:
     """Ticks at these values and nowhere else, on a logarithmic ``ax.xaxis`` or ``ax.yaxis``."""
     axis.set_ticks(values, [_plain(value) for value in values] if labels is None else labels)
     axis.set_ticks([], minor=True)
 
 
-def band(ax, x, runs, colour, **options):
+def band(ax: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], colour: str, **options) -> list:
     """The mean of runs (seeds, len(x)) as a line, and from the lowest to the highest of them as a band."""
     low, high = ([extreme(values) for values in zip(*runs, strict=True)] for extreme in (min, max))
     ax.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
@@ -144,7 +158,7 @@ def band(ax, x, runs, colour, **options):
     )
 
 
-def timeline(ax, timeline, numbers=True):
+def timeline(ax: Axes, timeline: Any, numbers: bool = True) -> None:
     """What devices did when: a row for each, a box for each computation, with its micro-batch's number.
 
     timeline: of :func:`ed_lib.parallel.model_parallel.simulator.simulate`.

@@ -6,14 +6,16 @@ Nothing is imported to find out; the sources are read.
 
 import ast
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("ed_lib", "benchmarks")
 PAGE = "\n# The page\n"  # a benchmark's lines from here on say how its rows are shown, not how they are made
 
 
-def imported(source):
+def imported(source: str) -> set[str]:
     """The dotted names of ours that Python source imports: a.b for ``import a.b`` and ``from a import b``.
 
     ``import_module(f"a.{name}")`` may be any module of the package a: "a.*".
@@ -26,11 +28,11 @@ def imported(source):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             first = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else None
-            names |= {f"{first.value}*"} if isinstance(first, ast.Constant) else set()
+            names |= {f"{first.value!s}*"} if isinstance(first, ast.Constant) else set()
     return {name for name in names if name.split(".")[0] in OURS}
 
 
-def reached(names, root=ROOT):
+def reached(names: Iterable[str], root: Path = ROOT) -> list[Path]:
     """The files behind these names and behind all that they import in turn: sorted, relative to ``root``."""
     found, todo = set(), set(names)
     while todo:
@@ -47,7 +49,7 @@ def reached(names, root=ROOT):
     return sorted(found)
 
 
-def digest(paths, root=ROOT, begun=None):
+def digest(paths: Iterable[Path], root: Path = ROOT, begun: Any = None) -> Any:
     """SHA-256 over the names and sources of files, continuing the one ``begun``. Line ends do not count."""
     digest = begun or hashlib.sha256()
     for path in paths:
@@ -56,6 +58,6 @@ def digest(paths, root=ROOT, begun=None):
     return digest
 
 
-def module(path):
+def module(path: Path) -> str:
     """The dotted name of the module in a file."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -32,7 +33,16 @@ class History:
         return [float(np.mean(self.loss[start:end])) for start, end in pairwise(self.steps)]
 
 
-def train(step, n: int, look=None, *, batch: int, epochs=1, every: int | None = None, seed=0) -> History:
+def train(
+    step: Callable[[np.ndarray], float | torch.Tensor],
+    n: int,
+    look: Callable[[], float] | None = None,
+    *,
+    batch: int,
+    epochs: int = 1,
+    every: int | None = None,
+    seed: int = 0,
+) -> History:
     """Goes through ``n`` samples in batches, ``epochs`` times, and looks at the test set on the way.
 
     step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
@@ -70,7 +80,7 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
     return right / len(images)
 
 
-def correct(net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def correct(net: Callable, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """How many of the samples x (N, …) the function ``net`` gives their class y (N,): one int64."""
     right = torch.zeros((), dtype=torch.int64, device=y.device)
     with torch.no_grad():
@@ -79,7 +89,7 @@ def correct(net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return right
 
 
-def progress(iterable, what: str, total: int | None = None):
+def progress(iterable: Iterable, what: str, total: int | None = None) -> Iterable:
     """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off; of
     several ranks, only the first has one.
     """

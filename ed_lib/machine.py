@@ -16,38 +16,39 @@ LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.us
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the packages that CuPy comes in
 
 
-def card():
+def card() -> str:
     """One line: the CPU, the GPU if there is one, the versions of Python and of the libraries."""
     return " · ".join([cpu(), gpu(), f"Python {platform.python_version()}", *versions()])
 
 
-def cpu():
+def cpu() -> str:
     """The processor's name and how many of its threads this process may use."""
     return f"CPU: {name('cpu')}"
 
 
-def gpu():
+def gpu() -> str:
     """The first GPU's name, or "no GPU"."""
     return f"GPU: {name('cuda')}" if arrays.gpu_count() else "no GPU"
 
 
-def versions():
+def versions() -> list[str]:
     """("NumPy 2.4.1", ...) for the libraries of the book that are installed."""
     packages = {"NumPy": ("numpy",), "PyTorch": ("torch",), "CuPy": CUPY}
     found = {library: version(*names) for library, names in packages.items()}
     return [f"{library} {number}" for library, number in found.items() if number]
 
 
-def version(*packages):
+def version(*packages: str) -> str | None:
     """The version of the first of these packages that is installed, or None. Imports none of them."""
     for package in packages:
         try:
             return importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return None
 
 
-def name(device="cpu"):
+def name(device: str = "cpu") -> str:
     """A device's name: "NVIDIA H200", or the processor's and how many of its threads this process may use.
 
     ValueError for a device that is neither "cpu" nor a GPU that PyTorch or CuPy sees.
@@ -61,12 +62,12 @@ def name(device="cpu"):
     return library.cuda.runtime.getDeviceProperties(index)["name"].decode()
 
 
-def threads():
+def threads() -> int:
     """How many of the processor's threads this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gpu_facts(device):
+def gpu_facts(device: str) -> dict | None:
     """A GPU's name, memory (bytes), driver and CUDA version as a dict; None for the device "cpu".
 
     What cannot be found out is None. ValueError for a device that does not exist.
@@ -83,7 +84,7 @@ def gpu_facts(device):
     return {"name": name(device), "memory": total, "driver": _driver(), "cuda": cuda}
 
 
-def memory(device="cpu"):
+def memory(device: str = "cpu") -> float:
     """Bytes of memory that may still be allocated on "cpu" or "cuda:1".
 
     On Linux what the kernel calls available, or what control groups leave of it (a container, a batch
@@ -100,7 +101,7 @@ def memory(device="cpu"):
         return library.cuda.runtime.memGetInfo()[0]
 
 
-def check_memory(what, needed, device="cpu"):
+def check_memory(what: str, needed: int, device: str = "cpu") -> None:
     """MemoryError unless ``needed`` bytes may be allocated on ``device``. ``what`` begins its message."""
     if needed > (available := memory(device)):
         raise MemoryError(

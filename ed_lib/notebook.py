@@ -4,12 +4,14 @@ import functools
 import html
 import inspect
 import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ed_lib import arrays
 from ed_lib.machine import card, cpu, gpu, versions  # noqa: F401  offered here as well
 
 
-def setup():
+def setup() -> None:
     """Starts a chapter: the figures' style, the ``%%gpu`` magic, and one printed line about the machine."""
     from IPython import get_ipython
 
@@ -21,7 +23,7 @@ def setup():
     print(card())
 
 
-def table(rows, caption, columns=None):
+def table(rows: Iterable, caption: str, columns: dict[str, Callable] | None = None) -> None:
     """Shows rows as a table with a caption. ValueError when there are none.
 
     columns: {heading: a function of a row that gives text or a number}; without, rows are dicts, and the
@@ -41,7 +43,7 @@ def table(rows, caption, columns=None):
     )
 
 
-def source(thing):
+def source(thing: Any) -> None:
     """Shows the source of a function, class or kernel of ``ed_lib``, highlighted."""
     from IPython.display import Code, display
 
@@ -49,7 +51,7 @@ def source(thing):
     display(Code(inspect.getsource(thing), language="python"))
 
 
-def exercise(number):
+def exercise(number: int) -> Callable:
     """Decorates a check of an exercise, so that it prints "solved", or what is missing, and never raises.
 
     The check takes the reader's function and asserts what a solution does; that the function returns

@@ -69,12 +69,12 @@ class Record:
     rows: list
 
     @property
-    def label(self):
+    def label(self) -> str:
         """The device's name without the words that say nothing, for tables: "Xeon 2.50GHz, 2 threads"."""
         words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", self.device)
         return " ".join(words.split()).replace(" ,", ",")
 
-    def find(self, **case):
+    def find(self, **case) -> Row:
         """The one :class:`Row` whose case contains these items; LookupError if there is none, or several."""
         if len(found := self.select(**case)) == 1:
             return found[0]
@@ -85,12 +85,12 @@ class Record:
             f"{number} {case} in {self.benchmark} on {self.machine}; wanted one. There: {cases}{more}"
         )
 
-    def select(self, **case):
+    def select(self, **case) -> list[Row]:
         """The rows whose case contains these items, in the order in which they were measured; maybe none."""
         return [row for row in self.rows if all(k in row.case and row.case[k] == v for k, v in case.items())]
 
 
-def slug(name):
+def slug(name: str) -> str:
     """A device's name for a folder: "NVIDIA H200" → "nvidia-h200".
 
     Small letters, digits, hyphens and dots, without the words that say nothing. ValueError if nothing is
@@ -102,17 +102,17 @@ def slug(name):
     return short
 
 
-def code_hash(benchmark):
+def code_hash(benchmark: str) -> str:
     """SHA-256 over the sources of a benchmark's module and all of ours that it imports in turn."""
     return fingerprint.digest(fingerprint.reached([f"benchmarks.{benchmark}"])).hexdigest()
 
 
-def is_older(record):
+def is_older(record: Record) -> bool:
     """True if the code that was measured is no longer what it was, be it in a comment only."""
     return code_hash(record.benchmark) != record.provenance["code"]
 
 
-def provenance(benchmark, device="cpu"):
+def provenance(benchmark: str, device: str = "cpu") -> dict:
     """What made a measurement, as a dict for :class:`Record`: when, where, with which versions and code.
 
     Names neither the host, nor the user, nor a folder. ValueError as machine.name.
@@ -134,7 +134,7 @@ def provenance(benchmark, device="cpu"):
     }
 
 
-def write(record, folder):
+def write(record: Record, folder: Path | str) -> Path:
     """Writes a record to ``folder/<machine>/<benchmark>.json``, all of it or nothing, and returns the path.
 
     Seconds, errors and ceilings are rounded to four significant digits. ValueError for a machine or benchmark
@@ -162,7 +162,7 @@ def write(record, folder):
     return path
 
 
-def read(path):
+def read(path: Path | str) -> Record:
     """The :class:`Record` in a file. ValueError, naming the file and what is wrong, if it holds none."""
     path = Path(path) if isinstance(path, str) else path  # or what importlib.resources has for a path
     try:
@@ -182,7 +182,7 @@ def read(path):
     return dataclasses.replace(record, ceilings=ceilings, rows=rows)
 
 
-def load(benchmark, folder=None):
+def load(benchmark: str, folder: Path | str | None = None) -> list[Record]:
     """The records of a benchmark on all machines that it was measured on, sorted by machine; maybe none.
 
     From ``folder``, or from the repository's, or from the copy that was installed with the package.
@@ -194,7 +194,7 @@ def load(benchmark, folder=None):
     return sorted((read(file) for file in files if file.is_file()), key=lambda record: record.machine)
 
 
-def of(benchmark, machine):
+def of(benchmark: str, machine: str) -> Record:
     """The :class:`Record` of a benchmark on a machine; LookupError, saying what there is, if there is none.
 
     For a claim about a record: it cannot hold because nothing was looked at.

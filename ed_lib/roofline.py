@@ -9,6 +9,7 @@ architectures", Communications of the ACM 52 (4), 2009.
 import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -44,7 +45,7 @@ class Ceilings:
             f"{self.rate / 1e9:.3g} GFLOP/s in {self.dtype}: {self.device}"
         )
 
-    def floor(self, bytes, flops):
+    def floor(self, bytes: float, flops: float) -> float:
         """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the two.
 
         It holds where the data comes from memory and goes back there; data that stays in a cache between two
@@ -53,7 +54,7 @@ class Ceilings:
         return max(_check_amount("bytes", bytes) / self.bandwidth, _check_amount("flops", flops) / self.rate)
 
 
-def floor(bytes, flops, ceilings=None):
+def floor(bytes: float, flops: float, ceilings: Ceilings | None = None) -> float:
     """Seconds that moving ``bytes`` and doing ``flops`` takes at the least, as :meth:`Ceilings.floor`.
 
     Without ``ceilings`` those of this machine's CPU in float32, measured at the first call.
@@ -61,7 +62,7 @@ def floor(bytes, flops, ceilings=None):
     return (_default() if ceilings is None else ceilings).floor(bytes, flops)
 
 
-def measure(device="cpu", dtype="float32", *, seconds=2.0):
+def measure(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
     """The :class:`Ceilings` of "cpu" (all of PyTorch's threads) or "cuda:1", measured in about ``seconds``.
 
     The bandwidth is the best of three accesses to arrays far larger than the caches: a copy, counted as
@@ -159,7 +160,7 @@ def _last_cache():
 
 
 @contextlib.contextmanager
-def true_float32():
+def true_float32() -> Iterator[None]:
     """Products of float32 in float32, neither TF32 nor bfloat16, for as long as this lasts.
 
     PyTorch 2.9 has settings by library (``fp32_precision``) beside the older one for all, which it refuses
@@ -167,7 +168,7 @@ def true_float32():
     """
     import torch
 
-    libraries = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    libraries: list = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
     libraries = [library for library in libraries if hasattr(library, "fp32_precision")]
     by_library = [library.fp32_precision for library in libraries]
     try:

@@ -7,8 +7,10 @@ waiting measures the queueing. Everything here waits; :func:`apart` reports the 
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +48,7 @@ class Apart:
         return f"launch {self.launch}; completion {self.completion}"
 
 
-def text(seconds):
+def text(seconds: float) -> str:
     """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs"."""
     scale, unit = _unit(seconds)
     return f"{seconds * scale:.3g} {unit}"
@@ -56,7 +58,7 @@ def _unit(seconds):
     return (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
 
 
-def synchronize():
+def synchronize() -> None:
     """Waits until the GPUs have done all the work that PyTorch and CuPy gave them; none, no wait.
 
     Imports neither: what was not imported has given no work.
@@ -73,7 +75,7 @@ def synchronize():
             cupy.cuda.Device(index).synchronize()
 
 
-def measure(function, *, min_seconds=1.0):
+def measure(function: Callable, *, min_seconds: float = 1.0) -> Timing:
     """How long ``function()`` takes until the device has done its work, as a :class:`Timing`.
 
     Runs it at least once before measuring and then for about ``min_seconds``. Stands on
@@ -82,7 +84,9 @@ def measure(function, *, min_seconds=1.0):
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
 
-def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
+def compare(
+    functions: dict[str, Callable], *, min_seconds: float = 1.0, rounds: int = 5, events: bool = False
+) -> dict[str, Timing]:
     """Times several functions in one process, taking turns: {name: function} → {name: Timing}.
 
     Each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the machine falls on all
@@ -111,16 +115,16 @@ def compare(functions, *, min_seconds=1.0, rounds=5, events=False):
     }
     for function in functions.values():
         function()  # warm-up
-    times = {name: [] for name in functions}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             times[name] += take_turn(function, timers[name], turn)
     return {name: _summary(seconds) for name, seconds in times.items()}
 
 
-def by_events(functions, turn, rounds):
+def by_events(functions: dict[str, Callable], turn: float, rounds: int) -> dict[str, Timing]:
     """What ``compare`` does with CUDA events: at the most BLOCKS blocks in a turn, and that suffices."""
-    sizes, times = {}, {name: [] for name in functions}
+    sizes, times = {}, {name: list[float]() for name in functions}
     for name, function in functions.items():
         function()  # warm-up
         sizes[name] = max(1, round(BLOCK / max(elapsed(function)[0], 1e-7)))
@@ -133,7 +137,7 @@ def by_events(functions, turn, rounds):
     return {name: _summary(seconds) for name, seconds in times.items()}
 
 
-def elapsed(function, runs=1, blocks=1):
+def elapsed(function: Callable, runs: int = 1, blocks: int = 1) -> list[float]:
     """Seconds of the current GPU for one run, in each of so many blocks of so many runs: a list."""
     import torch
 
@@ -149,7 +153,9 @@ def elapsed(function, runs=1, blocks=1):
     return [start.elapsed_time(end) / 1e3 / runs for start, end in pairs]
 
 
-def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
+def apart(
+    function: Callable, *, min_seconds: float = 1.0, min_runs: int = 5, wait: Callable = synchronize
+) -> Apart:
     """How long ``function()`` takes until it returns, and until its work is done, as an :class:`Apart`.
 
     After a warm-up, runs it until ``min_seconds`` have been measured, and at least ``min_runs`` times. Each
@@ -163,7 +169,7 @@ def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
     check.count("min_runs", min_runs)
     function()  # warm-up
     wait()
-    launches, completions, total = [], [], 0.0
+    launches, completions, total = list[float](), list[float](), 0.0
     while total < min_seconds or len(completions) < min_runs:
         start = perf_counter()
         function()
@@ -174,13 +180,13 @@ def apart(function, *, min_seconds=1.0, min_runs=5, wait=synchronize):
     return Apart(_summary(launches), _summary(completions))
 
 
-def now():
+def now() -> float:
     """The clock's seconds, once the device has nothing left to do."""
     synchronize()
     return perf_counter()
 
 
-def take_turn(function, timer, seconds):
+def take_turn(function: Callable, timer: Any, seconds: float) -> list[float]:
     """Seconds per run, measured for about ``seconds``: a list with at least one entry.
 
     blocked_autorange alone would run a long function twice, once to find that one run fills a block.

@@ -179,7 +179,7 @@ LIBRARIES = {  # private names of others, which nothing public replaces
     *("_C", "_scaled_mm", "_to_copy", "_foreach_add_", "_profiler_enabled", "_python_dispatch", "_schema"),
     "_cuda_hasPrimaryContext",
     *("_version", "_modules", "_buffers", "_parameters", "_conv_forward", "_get_current_dispatch_mode"),
-    *("_base", "_linthresh", "_patch_lang_tensor"),
+    "_patch_lang_tensor",
     *("_linear_pointwise", "_reorder_linear_weight"),
 }
 
