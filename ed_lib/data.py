@@ -3,12 +3,10 @@
 Whichever way a data set came, ``load`` has checked its bytes against the SHA-256 of the published ones.
 """
 
-import contextlib
 import gzip
 import hashlib
 import os
 import tempfile
-import threading
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -78,17 +76,16 @@ def load(name: str = "mnist", *, offline: bool = False) -> Dataset:
 
     ValueError for an unknown name; DataError (a ValueError) for a file that is not the published one;
     ConnectionError when there is no copy and none can be downloaded; FileNotFoundError when ED_DATA names no
-    folder, or one with only some of the four files; OSError when a download has no folder to go to;
-    ImportError when ED_DATA lacks the data set and pooch is not installed.
+    folder, or one with only some of the four files; ImportError when ED_DATA lacks the data set and pooch is
+    not installed.
     """
     check.choice("name", name, TITLES)
     if offline:
         return _digits(TITLES[name])
     if folder := _ed_data(name):
         return _open(folder, name, "ED_DATA")
-    for cache in _caches():
-        if not _missing(cache / name):
-            return _open(cache / name, name, "cache")
+    if not _missing(_cache(name)):
+        return _open(_cache(name), name, "cache")
     return _open(_download(name), name, "download")
 
 
@@ -155,55 +152,28 @@ def _pooch():
     return pooch
 
 
-def _caches():
-    """The user's cache, and a stand-in for a machine where it is read-only."""
-    return Path(_pooch().os_cache("ed_lib")), Path(tempfile.gettempdir()) / "ed_lib"
-
-
-def _writable_cache(name):
-    for cache in _caches():
-        with contextlib.suppress(OSError):
-            (cache / name).mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=cache / name).close()
-            if cache != _caches()[0]:
-                print("The cache folder is read-only: the download goes to a temporary folder.")
-            return cache / name
-    raise OSError(f"No folder for a download: {' and '.join(map(str, _caches()))} are read-only")
-
-
-def _answers(url):
-    """Whether a server is up, within TIMEOUT. In a thread, to bound DNS and a host's many addresses."""
-    import requests
-
-    answers = []
-
-    def ask():
-        with contextlib.suppress(requests.RequestException):
-            answers.append(requests.head(url, timeout=TIMEOUT).status_code < 500)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT)
-    return any(answers)
+def _cache(name):
+    return Path(_pooch().os_cache("ed_lib")) / name
 
 
 def _download(name):
     """Fetch what the cache lacks, from the first mirror that serves it, and return the folder."""
     import requests
 
-    wrong, failure, folder = None, "No mirror answers", None
-    for mirror in 2 * list(filter(_answers, MIRRORS[name])):
-        folder = folder or _writable_cache(name)
+    folder, wrong, failure = _cache(name), None, "none was tried"
+    folder.mkdir(parents=True, exist_ok=True)
+    for mirror in 2 * MIRRORS[name]:
         try:
             for file in _missing(folder):
                 _fetch(f"{mirror}{file}.gz", folder / f"{file}.gz", SHA256[name][FILES.index(file)])
             return folder
         except requests.RequestException as error:  # refused, cut off or timed out
-            failure = f"No download ({type(error).__name__})"
+            failure = type(error).__name__
         except DataError as error:
             wrong = error
     raise wrong or ConnectionError(
-        f"{failure}, and no copy of {TITLES[name]}: let ED_DATA name a folder with {name}/, or connect once"
+        f"No download of {TITLES[name]} ({failure}), and no copy: let ED_DATA name a folder with {name}/, or "
+        f"connect once"
     )
 
 
@@ -289,7 +259,6 @@ def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
 
     The last is shorter when size does not divide n.
     """
-    n, size, seed = check.count("n", n), check.count("size", size), check.count("seed", seed, least=0)
     order = np.random.default_rng(seed).permutation(n)  # (n,)
     return (order[i : i + size] for i in range(0, n, size))
 

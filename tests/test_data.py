@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-import requests
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 from tqdm import tqdm
@@ -99,13 +98,9 @@ class Mirror(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    def do_HEAD(self):
+    def do_GET(self):
         if self.server.faults == ["hang"]:
             self.server.released.wait()
-        self.send_response(500 if self.server.faults == ["broken"] else 200)
-        self.end_headers()
-
-    def do_GET(self):
         self.server.asked.append(self.path.strip("/"))
         faults, body = self.server.faults, self.server.contents[self.path]
         fault = faults.pop(0) if len(faults) > 1 else faults[0]
@@ -327,17 +322,10 @@ def test_passes_over_a_mirror_that_is_not_there(mirrors, assert_tiny):
     assert len(second.asked) == 4
 
 
-def test_passes_over_a_mirror_that_is_out_of_order(mirrors, assert_tiny):
-    """Its files were not asked for, which would take two attempts each."""
-    first, second = mirrors(["broken"], ["serve"])
-    assert_tiny(data.load("mnist"), "download")
-    assert first.asked == [] and len(second.asked) == 4
-
-
 @pytest.mark.parametrize("fault, error", [("cut", "ChunkedEncodingError"), ("missing", "HTTPError")])
 def test_a_failed_download_leaves_no_file(mirrors, assert_tiny, cache, fault, error):
     first, second = mirrors([fault], [fault])
-    with pytest.raises(ConnectionError, match=rf"No download \({error}\), and no copy of MNIST"):
+    with pytest.raises(ConnectionError, match=rf"No download of MNIST \({error}\), and no copy"):
         data.load("mnist")
     assert files_in(cache) == [] and len(first.asked) == len(second.asked) == 2
     second.faults = ["serve"]
@@ -371,16 +359,17 @@ def test_no_network_and_no_copy_is_an_error_that_says_what_to_do(monkeypatch, ca
         url = f"http://127.0.0.1:{closed.server_port}/"
     monkeypatch.setitem(data.MIRRORS, name, [url])
     with pytest.raises(
-        ConnectionError, match=f"No mirror answers, and no copy of {title}: let ED_DATA .* {name}/"
+        ConnectionError,
+        match=rf"No download of {title} \(ConnectionError\), and no copy: let ED_DATA .* {name}/",
     ):
         data.load(name)
-    assert not cache.exists()
+    assert files_in(cache) == []
 
 
 def test_a_mirror_that_hangs_counts_as_no_network(mirrors, monkeypatch):
     monkeypatch.setattr(data, "TIMEOUT", 0.1)
     (mirror,) = mirrors(["hang"])
-    with pytest.raises(ConnectionError, match="No mirror answers"):
+    with pytest.raises(ConnectionError, match=r"\(ReadTimeout\)"):
         data.load("mnist")
     assert mirror.asked == []
 
@@ -390,22 +379,6 @@ def test_a_mirror_that_stalls_halfway_is_given_up(mirrors, assert_tiny, cache, m
     stalled, sound = mirrors(["stall"], ["serve"])
     assert_tiny(data.load("mnist"), "download")
     assert len(stalled.asked) == 1 and len(sound.asked) == len(files_in(cache)) == 4
-
-
-def test_the_wait_is_bounded_when_the_look_up_itself_hangs(monkeypatch):
-    released = threading.Event()
-
-    def hang(url, timeout):
-        released.wait(60)
-        raise requests.ConnectionError
-
-    monkeypatch.setattr(data, "TIMEOUT", 0.1)
-    monkeypatch.setattr("requests.head", hang)
-    monkeypatch.setitem(data.MIRRORS, "mnist", ["http://127.0.0.1:9/"])
-    with pytest.raises(ConnectionError, match="No mirror answers"):
-        data.load("mnist")
-    assert not released.is_set()
-    released.set()
 
 
 def test_digits_only_where_they_are_asked_for(tiny, mirrors, tmp_path, monkeypatch, capsys):
@@ -431,34 +404,6 @@ def test_digits_look_like_mnist():
     # Images and labels still belong together: the nearest neighbour mostly has the right label.
     classifier = KNeighborsClassifier(1).fit(data.as_inputs(digits.train_images), digits.train_labels)
     assert classifier.score(data.as_inputs(digits.test_images), digits.test_labels) > 0.9
-
-
-# A cache that cannot be written -------------------------------------------------------------------
-
-
-@pytest.fixture
-def read_only_cache(tmp_path, monkeypatch):
-    """A cache below a regular file: no folder can be made there, not even by root."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "file" / project)
-
-
-def test_a_stand_in_for_a_read_only_cache(read_only_cache, mirrors, assert_tiny, tmp_path, capsys):
-    (mirror,) = mirrors(["serve"])
-    assert_tiny(data.load("mnist"), "download")
-    line = "The cache folder is read-only: the download goes to a temporary folder.\n"
-    assert capsys.readouterr().out == line
-    assert files_in(tmp_path / "temporary" / "ed_lib" / "mnist") == sorted(mirror.asked)
-    assert_tiny(data.load("mnist"), "cache")
-    assert len(mirror.asked) == 4
-
-
-def test_nowhere_to_write_is_an_error(read_only_cache, mirrors, tmp_path, monkeypatch):
-    (mirror,) = mirrors(["serve"])
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="No folder for a download: .*file.* read-only"):
-        data.load("mnist")
-    assert mirror.asked == []
 
 
 def test_without_pooch_only_the_cache_and_a_download_are_missing(tiny, assert_tiny, tmp_path, monkeypatch):
@@ -487,7 +432,7 @@ def test_as_inputs(arrays, dtype):
 @pytest.mark.parametrize(
     "images, error, message",
     [
-        (np.zeros((2, 28, 28)), TypeError, "images is an array of float64; wanted a NumPy array of uint8"),
+        (np.zeros((2, 28, 28)), TypeError, "images is a ndarray of float64; wanted a NumPy array of uint8"),
         ([[[0]]], TypeError, "images is a list"),
         (np.zeros((2, 784), np.uint8), ValueError, r"images has the shape \(2, 784\); wanted \(N, 28, 28\)"),
         (np.zeros((0, 28, 28), np.uint8), ValueError, "images has the shape"),
@@ -574,22 +519,6 @@ def test_batches_depend_on_the_seed_alone():
     first, again, other = (np.concatenate(list(data.batches(100, 7, seed=seed))) for seed in (1, 1, 2))
     assert first.tolist() == again.tolist() != other.tolist()
     assert first.tolist() != list(range(100))
-
-
-@pytest.mark.parametrize(
-    "n, size, seed, error, message",
-    [
-        (0, 1, 0, ValueError, "n is 0; wanted at least 1"),
-        (5, 0, 0, ValueError, "size is 0; wanted at least 1"),
-        (5, -2, 0, ValueError, "size is -2"),
-        (5, 2, -1, ValueError, "seed is -1; wanted at least 0"),
-        (5, 2, None, TypeError, "seed is None"),
-        (5, 2.0, 0, TypeError, "size is 2.0; wanted a whole number"),
-    ],
-)
-def test_batches_refuses_at_once(n, size, seed, error, message):
-    with pytest.raises(error, match=message):
-        data.batches(n, size, seed=seed)
 
 
 def test_importing_it_imports_nothing_heavy():

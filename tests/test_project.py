@@ -230,7 +230,7 @@ def test_no_module_and_function_share_a_name():
 
 
 def unannotated(path):
-    """The public functions and methods of a module that lack the type of an argument, or of what they return."""
+    """The public functions and methods of a module of which an argument, or what they return, has no type."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from (f"{node.name}.{f.name}" for f in node.body if is_bare(f, skip=1))
