@@ -22,10 +22,11 @@ book: setup  ## execute every chapter on this machine and render the book (_buil
 pdf: book  ## print the whole book into one PDF (_build/book.pdf); needs Chromium or Chrome
 	@$(PY) -m tools.pdf
 
-test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages
+test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes
 	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
-	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
+	$(PY) -m pytest -n 2 --dist loadfile $(if $(SLOW),-m "slow or not slow") \
+		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
 gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv
 	@PY="$(PYTHON)"; [ -x .venv/bin/python ] && PY=.venv/bin/python; $$PY -m tools.gpu
@@ -38,9 +39,10 @@ records: setup  ## measure this machine (NAME=lstm: that alone), write records/ 
 outputs: setup  ## execute the chapters and write their outputs into book/, for committing
 	@$(PY) -m tools.notebooks
 
-lint: setup  ## check the style of the code (ruff)
+lint: setup  ## check the style of the code (ruff) and its types (mypy)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 repository: setup  ## write the book's address (URL=https://..., without: the clone's remote) everywhere
 	@$(PY) -m tools.repository "$(URL)"

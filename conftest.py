@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +28,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if type(item).__name__ == "IPyNbCell" and (problem := _no_data(item.parent.path)):
             item.add_marker(pytest.mark.skip(f"{item.parent.path.stem}: {problem}"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The time of each part, in seconds of work; with two processes, half of their sum has passed."""
+    seconds = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if hasattr(report, "duration"):
+            place = report.nodeid.partition("::")[0].split("/")
+            part = "tests" if len(place) == 2 else "/".join(place[:2])  # tests/ed, book/lstm
+            seconds[part] += report.duration
+    parts = ", ".join(f"{part} {total:.0f} s" for part, total in seconds.most_common())
+    terminalreporter.write_line(f"Time of each part: {parts}")
 
 
 @functools.cache

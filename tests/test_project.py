@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 
+import ed_lib
 from conftest import ROOT
 from tools import measurements, notebooks, repository
 
@@ -51,6 +52,46 @@ def test_files_of_the_package_are_small_and_so_is_each_part():
     folders = {p.parent for p in lengths}
     parts = {folder: sum(n for p, n in lengths.items() if p.parent == folder) for folder in folders}
     assert max(parts.values()) <= 3500, parts  # a reader reads one part at a time
+
+
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "cupy": "cupy-cuda13x",
+    "axe_playwright_python": "axe-playwright-python",
+}
+COME_WITH = {"triton": "torch", "d2l": "a line of its own in requirements.txt"}
+
+
+@pytest.mark.parametrize("folder", ["ed_lib", "benchmarks", "tools", "tests"])
+def test_whatever_is_imported_is_declared(folder):
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = package["dependencies"] + (folder != "ed_lib") * package["optional-dependencies"]["test"]
+    declared = {NAME.match(line).group(1).lower().replace("_", "-") for line in lines}
+    declared |= set(requirements("requirements.txt")) | {"ipython"}  # which comes with jupyterlab
+    ours = {"ed_lib", "benchmarks", "tools", "tests", "conftest"}
+    for path in (ROOT / folder).rglob("*.py"):
+        for name in top_level_imports(path) - set(sys.stdlib_module_names) - ours - set(COME_WITH):
+            assert PACKAGES.get(name, name.lower()).replace("_", "-") in declared, f"{path}: {name}"
+
+
+def top_level_imports(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_the_version_is_one_number():
+    version = ed_lib.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    for path in notebooks.chapters():
+        setup = next(c for c in notebooks.read(ROOT / path).cells if "setup" in notebooks.tags(c))
+        assert f'VERSION = "v{version}"' in setup.source, path
 
 
 def test_every_package_and_the_records_are_installed():
