@@ -62,6 +62,8 @@
     for (const icon of all(".theme-switch")) {
       icon.removeAttribute("title");
       icon.querySelector("title")?.remove(); // once Font Awesome has made a drawing of it
+      icon.removeAttribute("aria-labelledby"); // that title
+      icon.setAttribute("aria-hidden", "true");
     }
   };
   untitle();
