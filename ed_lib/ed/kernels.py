@@ -143,7 +143,7 @@ def update_stack(
     def learn(name: str, sent: torch.Tensor, received: torch.Tensor) -> None:
         stack = (params[f"{name}.weight"], params[f"{name}.bias"])
         weight, bias = stack if name == "hidden" else (array[None] for array in stack)
-        update(weight, bias, sent, received, error, step, rule)
+        update(weight, bias, sent, received, error.contiguous(), step, rule)
 
     with devices.fork(states.device, 0) as (beside,):
         learn("hidden", states[:-1], states[1:])
