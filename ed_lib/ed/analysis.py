@@ -6,15 +6,19 @@ of cells from 0 to depth.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy
 
 from ed_lib import arrays, check
 from ed_lib.ed import rules
 from ed_lib.ed.baselines import LOSSES
+from ed_lib.ed.network import EDNetwork
 
 SATURATED = 0.01  # a cell whose output is nearer than this to 0 or 1
-NAMES = ("input.weight", "hidden.weight", "output.weight")
+EXACT = arrays.space("numpy", dtype="float64")
 
 
 @dataclass(frozen=True)
@@ -31,25 +35,22 @@ class Agreement:
     counted: float
 
 
-def directions(net, x, target, loss="squared"):
+def directions(
+    net: EDNetwork, x: np.ndarray, target: np.ndarray, loss: str = "squared"
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """For each layer of weights, what ED adds to it (with α = 1) and what gradient descent adds.
 
     x (B, n_inputs), target (B, K): NumPy arrays. ``loss`` as in :class:`ed_lib.ed.baselines.Backprop`. → two
     lists of depth + 2 NumPy arrays (K, 2, 2, I, O), as in ``state_dict``. The output's inhibitory cell, which
     nobody reads, is left out: (K, 1, 2, W, 1).
     """
-    import torch
-
     check.choice("loss", loss, LOSSES)
-    target = torch.as_tensor(_checked("target", target, (len(x), net.n_outputs)))
     layers = trace(net, x)
     out = layers[-1].answered[:, 0, :, 0].T  # (K, 2, B, 1) → (B, K)
-    error = target - out
-    if loss == "squared":
-        total = (error**2).sum() / (2 * len(x))
-    else:
-        total = torch.nn.functional.binary_cross_entropy(out, target, reduction="sum") / len(x)
-    gradients = torch.autograd.grad(total, [layer.weight for layer in layers])
+    wanted = torch.as_tensor(EXACT.check("target", target, tuple(out.shape)))
+    error = wanted - out
+    total = (error**2).sum() / 2 if loss == "squared" else binary_cross_entropy(out, wanted, reduction="sum")
+    gradients = torch.autograd.grad(total / len(x), [layer.weight for layer in layers])
     with torch.no_grad():
         ed = [rules.weight_update(n.sent, n.answered, error, 1.0, net.rule).numpy() for n in layers]
     descent = [-gradient.numpy() for gradient in gradients]
@@ -58,12 +59,12 @@ def directions(net, x, target, loss="squared"):
     return ed, descent
 
 
-def agreement(net, x, target, loss="squared"):
+def agreement(net: EDNetwork, x: np.ndarray, target: np.ndarray, loss: str = "squared") -> list[Agreement]:
     """An :class:`Agreement` for each of the depth + 2 layers of weights; arguments as in ``directions``."""
     return [compare(ed, descent) for ed, descent in zip(*directions(net, x, target, loss), strict=True)]
 
 
-def compare(ed, descent):
+def compare(ed: np.ndarray, descent: np.ndarray) -> Agreement:
     """The :class:`Agreement` of two directions, arrays of the same shape."""
     ed, descent = np.ravel(ed), np.ravel(descent)
     both = (ed != 0) & (descent != 0)
@@ -73,39 +74,33 @@ def compare(ed, descent):
     return Agreement(same, float(dot / np.prod(lengths)) if all(lengths) else np.nan, float(both.mean()))
 
 
-def messages(net, x):
+def messages(net: EDNetwork, x: np.ndarray) -> np.ndarray:
     """∂o/∂y of each hidden cell: what backpropagation would tell it, up to the error.
 
     x (B, n_inputs) → (depth + 1, K, 2, B, W), a NumPy array. In a network whose weights have their signs it
     is nowhere negative for type 0, nowhere positive for type 1.
     """
-    import torch
-
     layers = trace(net, x)
     out = layers[-1].answered[:, 0].sum()  # samples and networks do not mix: each has its own derivative
     found = torch.autograd.grad(out, [layer.answered for layer in layers[:-1]])
     return torch.stack(found).numpy()
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Tensors of one layer, (K, 2, 2, I, O), (K, 2, B, I), (K, 2, B, O), that autograd follows."""
+class Layer(NamedTuple):
+    """Tensors of one layer that autograd follows."""
 
-    weight: object
-    sent: object
-    answered: object
+    weight: torch.Tensor  # (K, 2, 2, I, O)
+    sent: torch.Tensor  # (K, 2, B, I)
+    answered: torch.Tensor  # (K, 2, B, O)
 
 
-def trace(net, x):
+def trace(net: EDNetwork, x: np.ndarray) -> list[Layer]:
     """The forward pass for x (B, n_inputs), a NumPy array, as a list of depth + 2 :class:`Layer`."""
-    import torch
-
-    x = torch.as_tensor(_checked("x", x, ("B", net.n_inputs)))
-    state = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in net.state_dict().items()}
-    weights = [state[NAMES[0]], *state[NAMES[1]], state[NAMES[2]]]
-    biases = [state["input.bias"], *state["hidden.bias"], state["output.bias"]]
-    sent, layers = x.expand(net.n_outputs, 2, *x.shape), []  # (K, 2, B, I)
-    for weight, bias in zip(weights, biases, strict=True):
+    sent = torch.as_tensor(EXACT.check("x", x, ("B", net.n_inputs)))
+    sent = sent.expand(net.n_outputs, 2, *sent.shape)  # (K, 2, B, I)
+    state, layers = net.state_dict(), []
+    for arrays_ in zip(by_layer(state, "weight"), by_layer(state, "bias"), strict=True):
+        weight, bias = map(torch.as_tensor, arrays_)
         weight.requires_grad_()
         if net.bias == "cells":
             bias = rules.BIAS_CELL * bias.sum(2)  # (K, 2, 2, 1, O) → (K, 2, 1, O)
@@ -115,21 +110,27 @@ def trace(net, x):
     return layers
 
 
-def saturation(net):
+def by_layer(state: dict[str, np.ndarray], part: str) -> list[np.ndarray]:
+    """The "weight" or "bias" of each of the depth + 2 layers in a ``state_dict``, in float64."""
+    first, hidden, last = (state[f"{name}.{part}"].astype(float) for name in ("input", "hidden", "output"))
+    return [first, *hidden, last]
+
+
+def saturation(net: EDNetwork) -> np.ndarray:
     """The share of saturated answers in each hidden layer of the last ``forward``: (depth + 1,).
 
-    An answer is saturated when it is nearer than 0.01 to 0 or 1. RuntimeError if the network never ran.
+    An answer is saturated when it is nearer than 0.01 to 0 or 1.
     """
     y = _answers(net)
     return ((y < SATURATED) | (y > 1 - SATURATED)).mean(axis=(1, 2, 3))
 
 
-def one_number(net):
+def one_number(net: EDNetwork) -> np.ndarray:
     """How nearly each hidden layer of the last ``forward`` passes on a single number: (depth + 1,).
 
     The share of the variance of its answers, over the batch, that lies along one direction (the first
     principal component), averaged over the K networks: 1 when all cells move together; NaN where no answer
-    differs between samples. RuntimeError if the network never ran.
+    differs between samples.
     """
     y = _answers(net)
     y -= y.mean(axis=2, keepdims=True)
@@ -139,41 +140,26 @@ def one_number(net):
         return np.where(total > 0, largest / total, np.nan).mean(axis=1)
 
 
-def votes(net):
+def votes(net: EDNetwork) -> np.ndarray:
     """What each hidden layer of the last ``forward`` says to each sample: (depth + 1, K, B), in (−1, 1).
 
     The mean answer of its excitatory cells less that of its inhibitory cells; above zero is a vote for 1.
-    RuntimeError if the network never ran.
     """
     y = _answers(net)
     return y[..., : net.width].mean(axis=-1) - y[..., net.width :].mean(axis=-1)
 
 
-def _answers(net):
+def _answers(net: EDNetwork) -> np.ndarray:
     """What the hidden cells answered in the last ``forward``, (depth + 1, K, B, 2W), float64."""
     if net.activations is None:
         raise RuntimeError("the network has no activations: it never ran; call forward(x) first")
     return arrays.to_numpy(net.states).astype(float)
 
 
-def moved(before, after):
+def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> np.ndarray:
     """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖: (depth + 2,).
 
-    before, after: what ``state_dict`` returned. ValueError for states of networks of different shapes.
+    before, after: what ``state_dict`` returned.
     """
-    found = []
-    for name in NAMES:
-        a, b = (np.asarray(state[name], float) for state in (before, after))
-        if a.shape != b.shape:
-            raise ValueError(f"after[{name!r}] has the shape {b.shape}; wanted {a.shape}, as before")
-        layers = zip(a, b, strict=True) if name == "hidden.weight" else [(a, b)]
-        found += [np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers]
-    return np.array(found)
-
-
-def _checked(name, array, shape):
-    array = np.asarray(array, dtype=float)
-    check.shape(name, array.shape, shape)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
-    return array
+    layers = zip(by_layer(before, "weight"), by_layer(after, "weight"), strict=True)
+    return np.array([np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers])

@@ -4,10 +4,16 @@ All of them take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on f
 training start from the same place.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
+from torch.nn import functional
 
 from ed_lib import arrays, check
+from ed_lib.arrays import Array
 from ed_lib.ed import folded
+from ed_lib.ed.network import EDNetwork
 
 LOSSES = ("squared", "cross_entropy")
 
@@ -19,7 +25,7 @@ class ArticleNetwork:
     rule is "signed". Unlike the article's, its step α is the same in all layers, as in ``net``.
     """
 
-    def __init__(self, net):
+    def __init__(self, net: EDNetwork):
         if net.n_outputs != 1 or net.bias != "free" or net.rule != "signed" or net.space.backend == "torch":
             wanted = "one output, rule 'signed', bias 'free', NumPy or CuPy"
             raise ValueError(f"net is unlike the article's; wanted {wanted}")
@@ -30,7 +36,7 @@ class ArticleNetwork:
         # (layers, 2, 2, I, O) and (layers, 2, 1, O)
         self.state = {name: value[:, 0] for name, value in state.items()}
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
         lib = arrays.library(x)
         both, self.senders, self.answers = lib.stack([x, x]), {}, {}  # (2, B, I)
@@ -45,7 +51,7 @@ class ArticleNetwork:
                 self.answers[name] = lib.stack(answered)  # (layers, 2, B, O)
         return both[0]
 
-    def layer(self, x, weight, bias):
+    def layer(self, x: Array, weight: Array, bias: Array) -> Array:
         """One layer, as the article: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
         lib, answers = arrays.library(x), []
         for p, sign in enumerate((1, -1)):
@@ -54,7 +60,7 @@ class ArticleNetwork:
                 answers.append(1 / (1 + lib.exp(-2 * u / self.u0)))
         return lib.stack(answers)
 
-    def update(self, error, products=None):
+    def update(self, error: Array, products: Callable | None = None) -> None:
         """One step from error (B, 1), with ``products``, one of this module's ways to form the weights'."""
         for name, x in self.senders.items():
             y, step = self.answers[name], self.alpha / len(error)
@@ -63,7 +69,7 @@ class ArticleNetwork:
             self.state[f"{name}.bias"] += step * received.sum(axis=2, keepdims=True)
 
 
-def with_batch_axis(x, received):
+def with_batch_axis(x: Array, received: Array) -> Array:
     """Σ_b x_q[b] · received_p[b] as the article forms it: every product first, then the sum over the batch.
 
     x (D, 2, B, I), received (D, 2, B, O) → (D, 2, 2, I, O), by way of (D, 2, 2, B, I, O).
@@ -71,12 +77,12 @@ def with_batch_axis(x, received):
     return (x[:, None, :, :, :, None] * received[:, :, None, :, None, :]).sum(axis=3)
 
 
-def by_einsum(x, received):
+def by_einsum(x: Array, received: Array) -> Array:
     """The same sum, with the batch axis summed on the way."""
     return arrays.library(x).einsum("dqbi,dpbo->dpqio", x, received)
 
 
-def by_product(x, received):
+def by_product(x: Array, received: Array) -> Array:
     """The same sum, as one batched matrix product: 4D products of (I, B) and (B, O)."""
     sent = x.swapaxes(-1, -2)[:, None]  # (D, 1, 2, I, B)
     return sent @ received[:, :, None]  # @ (D, 2, 1, B, O) → (D, 2, 2, I, O)
@@ -91,13 +97,14 @@ class Backprop:
     −t log o − (1 − t) log(1 − o).
     """
 
-    def __init__(self, net, rate=0.1, loss="squared"):
+    def __init__(self, net: EDNetwork, rate: float = 0.1, loss: str = "squared"):
         if net.bias != "free":
             raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
         check.choice("loss", loss, LOSSES)
-        self.net, self.rate, self.loss, self.deltas = net, rate, loss, None
+        self.net, self.rate, self.loss = net, rate, loss
+        self.deltas: Array = None  # (depth + 1, K, B, C), allocated by ``chain``
 
-    def chain(self, error):
+    def chain(self, error: Array) -> None:
         """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output, (B, K)."""
         net, states, (x, out) = self.net, self.net.states, self.net.activations
         if self.deltas is None or self.deltas.shape != states.shape:
@@ -116,11 +123,11 @@ class Backprop:
             matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
             deltas[d] *= slopes[d]
 
-    def learn(self):
+    def learn(self) -> None:
         """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``folded.learn``."""
         self.add_direction(self.net.parameters, self.rate)
 
-    def add_direction(self, p, rate):
+    def add_direction(self, p: dict[str, Array], rate: float) -> None:
         """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, arrays like the parameters."""
         x, _ = self.net.activations
         states, deltas = self.net.states, self.deltas
@@ -136,7 +143,7 @@ class Backprop:
         p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
 
-    def step(self, x, target):
+    def step(self, x: Array, target: Array) -> Array:
         """x (B, n_inputs), target (B, K) → the outputs before the step, (B, K)."""
         output = self.net.forward(x)
         self.chain(target - output)
@@ -144,7 +151,7 @@ class Backprop:
         return output
 
 
-def sigmoid_slope(y, u0):
+def sigmoid_slope(y: Array, u0: float) -> Array:
     """σ′ = (2/u0) y(1 − y)."""
     slope = 1 - y
     slope *= y
@@ -158,19 +165,18 @@ class Autograd:
     Takes over the weights of ``net``, an EDNetwork of the backend "torch" with free biases.
     """
 
-    def __init__(self, net, rate=0.1):
+    def __init__(self, net: EDNetwork, rate: float = 0.1):
         if net.space.backend != "torch" or net.bias != "free":
             raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
         self.u0, self.rate, p = net.u0, rate, net.parameters
-        layers = [(p["input.weight"], p["input.bias"])]
-        layers += zip(p["hidden.weight"], p["hidden.bias"], strict=True)
-        layers += [(p["output.weight"], p["output.bias"])]
-        self.layers = [tuple(t.clone().requires_grad_() for t in layer) for layer in layers]  # leaves
+        weights, biases = (
+            [p[f"input.{part}"], *p[f"hidden.{part}"], p[f"output.{part}"]] for part in ("weight", "bias")
+        )
+        leaf = lambda tensor: tensor.clone().requires_grad_()  # noqa: E731
+        self.layers = list(zip(map(leaf, weights), map(leaf, biases), strict=True))  # (weight, bias) of each
 
-    def forward(self, x, target):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss ½ Σ_k mean_b (t − o)²: x (B, n_inputs), target (B, K) → a scalar with its graph."""
-        import torch
-
         y, scale = x.expand(target.shape[1], *x.shape), 2 / self.u0  # (K, B, I)
         for n, (weight, bias) in enumerate(self.layers):
             if n == 0:  # both types of sender send x
@@ -178,27 +184,27 @@ class Autograd:
             y = torch.baddbmm(bias, y, weight, beta=scale, alpha=scale).sigmoid()
         return ((target.T - y[..., 0]) ** 2).sum() / (2 * len(x))
 
-    def backward(self, loss):
+    def backward(self, loss: torch.Tensor) -> None:
         """The gradients of all weights."""
         for parameter in self.parameters():
             parameter.grad = None
         loss.backward(retain_graph=True)  # so that it can be called again
 
-    def descend(self):
+    def descend(self) -> None:
         """One step of gradient descent."""
-        import torch
-
         parameters = self.parameters()
-        torch._foreach_add_([p.data for p in parameters], [p.grad for p in parameters], alpha=-self.rate)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_add_([p.data for p in parameters], gradients, alpha=-self.rate)
 
-    def step(self, x, target):
+    def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``forward``, ``backward``, ``descend``."""
         loss = self.forward(x, target)
         self.backward(loss)
         self.descend()
         return loss
 
-    def parameters(self):
+    def parameters(self) -> list[torch.Tensor]:
+        """All weights and biases, layer by layer."""
         return [parameter for layer in self.layers for parameter in layer]
 
 
@@ -209,9 +215,8 @@ class LogisticRegression:
     The rate falls from ``rate`` to zero along half a cosine in ``steps`` steps.
     """
 
-    def __init__(self, n_inputs, n_outputs, *, rate=2e-3, steps, seed=0, device="cpu"):
-        import torch
-
+    def __init__(self, n_inputs: int, n_outputs: int, *, rate: float = 2e-3, steps: int, seed: int = 0,
+                 device: str = "cpu"):  # fmt: skip
         self.net, self.n_inputs, self.n_outputs = self, n_inputs, n_outputs
         self.space = arrays.space("torch", device)
         with torch.random.fork_rng():
@@ -220,22 +225,24 @@ class LogisticRegression:
         self.optimizer = torch.optim.Adam(self.layer.parameters(), lr=rate)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
-    def asarray(self, array):
+    def asarray(self, array: np.ndarray) -> torch.Tensor:
+        """A NumPy array as a tensor of this device."""
         return self.space.asarray(array)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs) → the probabilities, (B, K)."""
-        scores = self.layer(x)
+        return self.probabilities(self.layer(x))
+
+    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+        """Of scores (B, K)."""
         return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
 
-    def step(self, x, target):
+    def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """One step of Adam: x (B, n_inputs), target (B, K) → the probabilities before it."""
-        from torch.nn import functional
-
         loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
         scores = self.layer(x)
         self.optimizer.zero_grad()
         loss(scores, target).backward()
         self.optimizer.step()
         self.schedule.step()
-        return (scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()).detach()
+        return self.probabilities(scores).detach()

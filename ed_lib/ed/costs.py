@@ -6,6 +6,8 @@ weights and activations come from memory and go back there.
 
 from dataclasses import dataclass
 
+Cost = tuple[int, int]  # (bytes, FLOPs)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -19,56 +21,56 @@ class Shape:
     itemsize: int = 4
 
     @property
-    def hidden_weights(self):
+    def hidden_weights(self) -> int:
         """Numbers in the hidden-to-hidden weights: D K (2W)²."""
         return self.depth * self.n_outputs * (2 * self.width) ** 2
 
     @property
-    def weights(self):
+    def weights(self) -> int:
         """Numbers in all weights: those, and K 2I 2W and K 2W 2 of the input and the output layer."""
         return self.hidden_weights + self.n_outputs * 2 * self.width * (2 * self.n_inputs + 2)
 
     @property
-    def activations(self):
+    def activations(self) -> int:
         """Numbers that the hidden layers answer: (D + 1) K B 2W."""
         return (self.depth + 1) * self.n_outputs * self.batch * 2 * self.width
 
 
-def forward(shape):
+def forward(shape: Shape) -> Cost:
     """(bytes, FLOPs) of a forward pass: weights read, activations written."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def update(shape):
+def update(shape: Shape) -> Cost:
     """(bytes, FLOPs) of an update: activations read, weights read and written."""
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def step(shape):
+def step(shape: Shape) -> Cost:
     """(bytes, FLOPs) of an ED step: forward and update."""
     return both(forward(shape), update(shape))
 
 
-def chain(shape):
+def chain(shape: Shape) -> Cost:
     """(bytes, FLOPs) of backpropagation's deltas: weights read, deltas written. As much as a forward pass."""
     return forward(shape)
 
 
-def gradients(shape):
+def gradients(shape: Shape) -> Cost:
     """(bytes, FLOPs) of all gradients, once the deltas are there: activations read, gradients written."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def descent(shape):
+def descent(shape: Shape) -> Cost:
     """(bytes, FLOPs) of subtracting gradients: gradients and weights read, weights written."""
     return 3 * shape.itemsize * shape.weights, 2 * shape.weights
 
 
-def both(*parts):
+def both(*parts: Cost) -> Cost:
     """The sum of several (bytes, FLOPs)."""
-    return tuple(map(sum, zip(*parts, strict=True)))
+    return sum(size for size, _ in parts), sum(flops for _, flops in parts)
 
 
-def batch_axis(shape):
+def batch_axis(shape: Shape) -> int:
     """Bytes of the article's (D, 2, 2, B, W, W): every product, before the batch is summed."""
     return shape.itemsize * shape.batch * shape.hidden_weights

@@ -6,17 +6,16 @@ each with its state in a core's cache. float32 only.
 """
 
 import functools
+from contextlib import AbstractContextManager
 
 import numpy as np
+
+from ed_lib.arrays import Array
 
 try:
     from numba import get_num_threads, njit, prange
 except ImportError:  # then ``paths`` takes another way; the source can still be read
-
-    def njit(**options):
-        return lambda function: function
-
-    prange = range
+    njit, prange = (lambda **options: lambda function: function), range  # type: ignore
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
 LEAST, MOST = 16, 64  # samples in a tile: fewer make a product too thin, more leave the fastest cache
@@ -25,12 +24,12 @@ POWERS = [F(np.log(2) ** n / np.prod(np.arange(1.0, n + 1))) for n in range(8)]
 P0, P1, P2, P3, P4, P5, P6, P7 = POWERS
 
 
-def obstacle(width, dtype="float32"):
+def obstacle(width: int, dtype: str = "float32") -> str | None:
     """Why layers of this width and dtype cannot be computed here, in words; None when they can."""
     return None if dtype == "float32" else f"the path 'kernel' needs float32 on a CPU, and this is {dtype}"
 
 
-def forward(states, weight, bias, u0):
+def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     """Fills states[1:] from states[0], as :func:`ed_lib.ed.folded.hidden_layers` does.
 
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C): NumPy arrays, or tensors on the CPU.
@@ -41,7 +40,7 @@ def forward(states, weight, bias, u0):
     walk_layers(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
 
 
-def update(weight, bias, states, gains, bias_gains):
+def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
     """The ED update of all hidden layers, in place, as :func:`ed_lib.ed.folded.learn` does.
 
     weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
@@ -51,7 +50,7 @@ def update(weight, bias, states, gains, bias_gains):
     learn_layers(weight, bias, states, gains, bias_gains, get_num_threads())
 
 
-def alone():
+def alone() -> AbstractContextManager:
     """A context in which every matrix product runs on the thread that asks for it.
 
     ``forward`` and ``update`` fill the threads with tiles. A BLAS that takes threads of its own meanwhile, or

@@ -1,16 +1,18 @@
 """The picture of the two types of cell."""
 
+from typing import Any
+
 from ed_lib.figures import EXCITATORY, INHIBITORY
 
 
-def cell_pair():
-    """The two types of cell, the signs of the connections between them, and the error at each weight."""
+def cell_pair() -> Any:
+    """A figure: two types of cell, the signs of the connections between them, the error at each weight."""
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5.2, 3.1))
     ax.set(xlim=(-0.5, 3.5), ylim=(-0.6, 2.0), aspect="equal")
     ax.axis("off")
-    centre = {"ha": "center", "va": "center"}
+    centre: dict[str, Any] = {"ha": "center", "va": "center"}
     colours, heights = (EXCITATORY, INHIBITORY), (1.6, 0.0)
     places = {  # (receiver, sender): where the sign of the connection and the weight's name go
         (0, 0): ((0.98, 1.74), (1.6, 1.75)),
@@ -25,8 +27,8 @@ def cell_pair():
         ax.text(*sign, "+" if p == q else "−", **centre, fontsize=14)
         ax.text(*name, rf"$W[{p},{q}]\leftarrow d$", **centre, fontsize=9.5)
     for x, side in ((0, "x"), (3, "y")):
-        for kind, name in enumerate(("excitatory", "inhibitory")):
+        for kind, label in enumerate(("excitatory", "inhibitory")):
             ax.add_patch(plt.Circle((x, heights[kind]), 0.32, fc="none", ec=colours[kind], lw=2.2))
             ax.text(x, heights[kind], f"${side}_{kind}$", **centre, fontsize=12)
-            ax.text(x, heights[kind] - 0.46, name, **centre, fontsize=9)
+            ax.text(x, heights[kind] - 0.46, label, **centre, fontsize=9)
     return figure

@@ -12,23 +12,25 @@ The functions take arrays of NumPy, CuPy or PyTorch.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from ed_lib import arrays
+from ed_lib.arrays import Array
 from ed_lib.ed import rules
 
 GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
 
 
-def fold(weight):
+def fold(weight: np.ndarray) -> np.ndarray:
     """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy array."""
     *lead, _, q, n_in, n_out = weight.shape
     by_sender = np.moveaxis(weight, -4, -2)  # (..., q, i, p, o)
     return (by_sender * SIGNS).reshape(*lead, q * n_in, 2 * n_out)
 
 
-def unfold(weight, types=2):
+def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
     """The inverse of ``fold``: (..., 2I, 2O) → (..., 2, 2, I, O). Free biases have one type of sender, q."""
     *lead, rows, columns = weight.shape
     by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
@@ -38,7 +40,7 @@ def unfold(weight, types=2):
 SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
 
-def fire(x, weight, bias, u0, out):
+def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     """One layer, out = σ(x @ weight + bias): x (K, B, I), weight (K, I, O), bias (K, 1, O), out (K, B, O)."""
     lib = arrays.library(out)
     if lib.__name__ == "torch":
@@ -53,14 +55,14 @@ def fire(x, weight, bias, u0, out):
     lib.reciprocal(out, out=out)
 
 
-def fire_input(x, weight, bias, u0, out):
+def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     """The input layer, whose two types of sender both send x (B, I): weight (K, 2I, O), out (K, B, O)."""
     n_inputs = x.shape[-1]
     weight = weight[:, :n_inputs] + weight[:, n_inputs:]  # (K, I, O): what is sent twice is weighed once
     fire(arrays.library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
 
 
-def hidden_layers(states, weight, bias, u0):
+def hidden_layers(states: Array, weight: Array, bias: Array, u0: float) -> None:
     """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
 
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
@@ -69,29 +71,32 @@ def hidden_layers(states, weight, bias, u0):
         fire(x, w, b, u0, out=y)
 
 
-def gains(error, rule):
+def gains(error: Array, rule: str) -> Array:
     """What the error is to the senders of each type, as in ``rules.gains``: (B, K) → (K, 2, B)."""
     d = error.T  # (K, B)
     pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]
     return arrays.library(error).stack(pair, 1)
 
 
-def bias_term(bias, kind):
+def bias_term(bias: Array, kind: str) -> Array:
     """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send 0.8."""
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
 
 
-def bias_gains(gains, error, kind):
+def bias_gains(gains: Array, error: Array, kind: str) -> Array:
     """What the error (B, K) is to the bias: (K, n, B), n = 1 for free biases, 2 for bias cells."""
     return gains * rules.BIAS_CELL if kind == "cells" else error.T[:, None]
 
 
-def learn_hidden(weight, bias, states, gains, bias_gains):
+def learn_hidden(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
     """The update of all hidden-to-hidden layers: weight (D, K, C, C), states (D + 1, K, B, C)."""
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 
-def add_direction(p, x, states, out, error, rule, bias, learn_hidden=learn_hidden):
+def add_direction(
+    p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str, bias: str,
+    learn_hidden: Callable = learn_hidden,
+) -> None:  # fmt: skip
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
 
     x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
@@ -108,7 +113,7 @@ def add_direction(p, x, states, out, error, rule, bias, learn_hidden=learn_hidde
         learn(*output, states[-1:], out[None], of_senders, of_bias)
 
 
-def learn(weight, bias, x, y, gains, bias_gains):
+def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
     """The ED update of N layers at once, in place. No layer waits for another.
 
     weight (N, K, I, O), bias (N, K, n, O), x (N, K, B, I) what the senders sent, y (N, K, B, O) what the
@@ -126,7 +131,7 @@ def learn(weight, bias, x, y, gains, bias_gains):
         bias[layers] += bias_gains @ received  # (K, n, B) @ (n, K, B, O)
 
 
-def groups(y):
+def groups(y: Array) -> list[slice]:
     """Slices of the layers of y (N, K, B, O), to be updated together."""
     half = (len(y) + 1) // 2  # so that two temporaries are no larger than the activations
     size = half if arrays.on_gpu(y) else min(half, GROUP // math.prod(y.shape[1:]))
@@ -134,7 +139,7 @@ def groups(y):
     return [slice(start, start + size) for start in range(0, len(y), size)]
 
 
-def learn_input(weight, bias, x, y, gains, bias_gains):
+def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
     """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I).
 
     gains (K, 2, B), or (K, 1, B) where they are the same for both types, which saves a product.
@@ -149,7 +154,7 @@ def learn_input(weight, bias, x, y, gains, bias_gains):
     bias += bias_gains @ received
 
 
-def slope(y):
+def slope(y: Array) -> Array:
     """s_p f′(y) = ±y(1 − y): (..., 2O) → the same shape."""
     received = 1 - y
     received *= y
@@ -157,7 +162,7 @@ def slope(y):
     return received
 
 
-def spread(gains, cells):
+def spread(gains: Array, cells: int) -> Array:
     """One gain for each sending cell: (K, 2, B) → (K, B, cells), the excitatory cells first."""
     by_sample = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
     k, batch = by_sample.shape[:2]
@@ -165,7 +170,7 @@ def spread(gains, cells):
     return by_cell.reshape(k, batch, cells)
 
 
-def add_product(total, a, b):
+def add_product(total: Array, a: Array, b: Array) -> None:
     """total += a @ b for stacks of matrices, (n, K, I, O) += (n, K, I, B) @ (n, K, B, O)."""
     if arrays.library(total).__name__ == "torch":  # with no temporary
         total.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
@@ -173,12 +178,12 @@ def add_product(total, a, b):
         total += a @ b
 
 
-def signs_hold(weight):
+def signs_hold(weight: Array) -> bool:
     """True when cells of one type are joined by weights ≥ 0, and cells of different types by weights ≤ 0."""
     return all(bool((block * sign >= 0).all()) for block, sign in _blocks(weight))
 
 
-def stop_at_zero(weight):
+def stop_at_zero(weight: Array) -> None:
     """Puts the weights that have left their sign back to zero, in place."""
     for block, sign in _blocks(weight):
         block[...] = block.clip(min=0) if sign > 0 else block.clip(max=0)

@@ -3,12 +3,15 @@ library.
 """
 
 import math
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ed_lib import arrays, check, machine
-from ed_lib.ed import folded, on_gpu, paths, rules
+from ed_lib.arrays import Array
+from ed_lib.ed import folded, on_gpu, paths, rules, sweeps
 
 INITS = ("uniform", "half_normal", "fan_in")
 BIASES = ("free", "cells")
@@ -29,15 +32,15 @@ class EDNetwork:
     :func:`ed_lib.arrays.space`. path: how the hidden layers are computed, see
     :func:`ed_lib.ed.paths.choose`; "auto" takes the fastest that the machine has.
 
-    Errors: TypeError or ValueError for a bad argument, here and in every method, before any weight changes;
-    MemoryError for a network, or a batch, that does not fit, before it is allocated. On a GPU a bad *value*
-    changes no weight either, but nothing waits to find it: the ValueError comes with a later call, or with
-    ``state_dict``.
+    Whatever cannot be done is refused before any weight changes, and a network or a batch that does not fit
+    before it is allocated. On a GPU a bad *value* changes no weight either, but nothing waits to find it: the
+    error comes with a later call, or with ``state_dict``.
     """
 
-    def __init__(self, n_inputs, width, depth, n_outputs=1, *, rule="kaneko", init="uniform", bias="free",
-                 alpha=0.8, u0=0.4, seed=0, device="cpu", backend="numpy", dtype="float32",
-                 path="auto"):  # fmt: skip
+    def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int = 1, *, rule: str = "kaneko",
+                 init: str = "uniform", bias: str = "free", alpha: float = 0.8, u0: float = 0.4,
+                 seed: int = 0, device: str = "cpu", backend: str = "numpy", dtype: str = "float32",
+                 path: str = "auto"):  # fmt: skip
         self.n_inputs = check.count("n_inputs", n_inputs)
         self.width = check.count("width", width)
         self.depth = check.count("depth", depth, least=0)
@@ -57,18 +60,19 @@ class EDNetwork:
         self.inner = self.space  # of the arrays that are kept
         if on_gpu.possible(self.space):
             self.inner = arrays.space("torch", device, dtype)
-        self._gpu = None  # runs the calls on a GPU, see ed_lib.ed.on_gpu
+        self.gpu: on_gpu.OnGPU | None = None  # runs the calls on a GPU
         self.parameters = self._draw(init, np.random.default_rng(seed))  # folded, see ed_lib.ed.folded
-        self.states = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
-        self._hidden_bias = None  # (depth, K, 1, 2W), what the bias adds to the hidden layers' sums
-        self._walk = None  # computes states[1:] from states[0]
-        self.activations = None  # set by forward, read by update
+        # allocated for the batch size in use, see ``_prepare``
+        self.states: Array = None  # (depth + 1, K, B, 2W)
+        self._hidden_bias: Array = None  # (depth, K, 1, 2W), what the bias adds to the hidden layers' sums
+        self._walk: Any = None  # computes states[1:] from states[0]
+        self.activations: Any = None  # (x, out), set by forward, read by update
 
-    def asarray(self, array):
+    def asarray(self, array: np.ndarray) -> Array:
         """A NumPy array in this network's library, device and dtype."""
         return self.space.asarray(array)
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
         ``update``; ``x`` and the outputs are among them, not copied, so write into neither before it.
         """
@@ -78,18 +82,19 @@ class EDNetwork:
         with self.exclusive():
             return self.respond(x)
 
-    def update(self, error):
+    def update(self, error: Array) -> None:
         """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
         if self.activations is None:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
         batch = len(self.activations[0])
         error = self.space.check("error", error, (batch, self.n_outputs))
         if gpu := self._on_gpu(batch):
-            return gpu.update(arrays.as_torch(error))
+            gpu.update(arrays.as_torch(error))
+            return
         with self.exclusive():
             self.learn(error, self.alpha)
 
-    def step(self, x, target):
+    def step(self, x: Array, target: Array) -> Array:
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
         (B, K).
         """
@@ -103,15 +108,15 @@ class EDNetwork:
         return output
 
     @property
-    def swept(self):
+    def swept(self) -> sweeps.Swept:
         """How the path "sweeps" found the last states: see :class:`ed_lib.ed.sweeps.Swept`."""
         return self._walk.swept
 
-    def exclusive(self):
+    def exclusive(self) -> AbstractContextManager:
         """The context in which ``respond`` and ``add_direction`` are to run."""
         return paths.alone(self.path, self.space)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
 
         ``input.weight`` (K, 2, 2, n_inputs, W), ``hidden.weight`` (depth, K, 2, 2, W, W), ``output.weight``
@@ -119,11 +124,11 @@ class EDNetwork:
         biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the
         two cells.
         """
-        if self._gpu:
-            self._gpu.settle()
+        if self.gpu:
+            self.gpu.settle()
         return {name: self._unfolded(name, arrays.to_numpy(array)) for name, array in self.parameters.items()}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Takes over parameters in the layout of ``state_dict``; all of them are checked before any is
         replaced.
         """
@@ -140,7 +145,7 @@ class EDNetwork:
             if self.rule == "kaneko" and self._is_signed(name) and not folded.signs_hold(new[name]):
                 wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
                 raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
-        self.parameters, self.states, self.activations, self._gpu = new, None, None, None
+        self.parameters, self.states, self.activations, self.gpu = new, None, None, None
 
     def __reduce__(self):
         """Copies and pickles carry options and weights, and no activations."""
@@ -149,14 +154,14 @@ class EDNetwork:
         options |= {"backend": self.space.backend, "dtype": arrays.dtype_name(self.space.dtype)}
         return restored, (sizes, options, self.state_dict())
 
-    def signs_hold(self):
+    def signs_hold(self) -> bool:
         """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
         return all(
             folded.signs_hold(array) for name, array in self.parameters.items() if self._is_signed(name)
         )
 
     @np.errstate(over="ignore")  # see folded.fire
-    def respond(self, x):
+    def respond(self, x: Array) -> Array:
         """``forward`` without its checks: x (B, I) → (B, K)."""
         p, u0 = self.parameters, self.u0
         self._prepare(len(x))
@@ -165,23 +170,23 @@ class EDNetwork:
             self._hidden_bias[...] = self._bias_term("hidden")
         self._walk()
         # the excitatory and the inhibitory cell; on a GPU always in the same place
-        out = self._out if self._gpu else self.inner.empty(self._out.shape)
+        out = self._out if self.gpu else self.inner.empty(self._out.shape)
         folded.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
         self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
-    def learn(self, error, alpha):
+    def learn(self, error: Array, alpha: Array | float) -> None:
         """``update`` without its checks: error (B, K), on a GPU with α as an array of one."""
         self.add_direction(self.parameters, error, alpha)
         if self.inner.is_gpu or bool((self.activations[0] < 0).any()):  # else no weight shrinks
             self.keep_signs()
 
-    def keep_signs(self):
+    def keep_signs(self) -> None:
         """Under "kaneko": puts weights that left their sign, on negative inputs, back to zero."""
         if self.rule == "kaneko":
             folded.stop_at_zero(self.parameters["input.weight"])
 
-    def add_direction(self, p, error, alpha):
+    def add_direction(self, p: dict[str, Array], error: Array, alpha: Array | float) -> None:
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters.
 
         error (B, K); alpha: a number, or on a GPU an array of one.
@@ -189,22 +194,22 @@ class EDNetwork:
         states, (x, out) = self.states, self.activations
         step = alpha / len(x)
         if self.inner.is_gpu and self.path in ("kernel", "sweeps"):
-            arguments = arrays.as_torch(error), step, self.rule
-            return paths.kernels(self.inner).update_stack(p, x, states, out, *arguments)
-        learn_hidden = partial(paths.learn_hidden, self.path, self.space)
-        folded.add_direction(p, x, states, out, error * step, self.rule, self.bias, learn_hidden)
+            paths.kernels(self.inner).update_stack(p, x, states, out, error, step, self.rule)
+        else:
+            learn_hidden = partial(paths.learn_hidden, self.path, self.space)
+            folded.add_direction(p, x, states, out, error * step, self.rule, self.bias, learn_hidden)
 
     def _on_gpu(self, batch):
         """What runs the calls with such a batch on a GPU; None elsewhere."""
         if not on_gpu.possible(self.space):
             return None
-        if self._gpu is None or self._gpu.batch != batch:
-            if self._gpu:
-                self._gpu.settle()
-            self._gpu = None  # frees its memory
+        if self.gpu is None or self.gpu.batch != batch:
+            if self.gpu:
+                self.gpu.settle()
+            self.gpu = None  # frees its memory
             self._prepare(batch)
-            self._gpu = on_gpu.OnGPU(self, batch)
-        return self._gpu
+            self.gpu = on_gpu.OnGPU(self, batch)
+        return self.gpu
 
     def _prepare(self, batch):
         """Arrays for a batch of this size, and the walk through the hidden layers, bound to them."""
@@ -243,11 +248,8 @@ class EDNetwork:
             scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0
             pair = np.array([scale, -scale]).reshape(2, 1, 1) if self._is_signed(name) else scale
             value = np.empty(self._folded_shape(name, shape), arrays.dtype_name(self.space.dtype))
-            if name.startswith("hidden"):
-                for d in range(self.depth):  # one at a time, since what is drawn is float64
-                    value[d] = self._folded(name, pair * draw(shape[1:]))
-            else:
-                value[...] = self._folded(name, pair * draw(shape))
+            for n in range(len(value)):  # a layer or a network at a time, since what is drawn is float64
+                value[n] = self._folded(name, pair * draw(shape[1:]))
             params[name] = self.inner.asarray(value)
         return params
 
@@ -273,14 +275,14 @@ class EDNetwork:
         machine.check_memory(f"{what} of {shape}", size, device)
 
 
-def restored(sizes, options, state):
+def restored(sizes: tuple[int, ...], options: dict[str, Any], state: dict[str, np.ndarray]) -> EDNetwork:
     """An EDNetwork of these sizes and options with the parameters ``state``."""
     net = EDNetwork(*sizes, **options)
     net.load_state_dict(state)
     return net
 
 
-def check_target(net, target, batch):
+def check_target(net: Any, target: Array, batch: int) -> Array:
     """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0, 1]."""
     target = net.space.check("target", target, (batch, net.n_outputs))
     if not net.space.is_gpu and bool(((target < 0) | (target > 1)).any()):

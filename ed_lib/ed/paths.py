@@ -13,8 +13,11 @@ On a GPU all but "layers" are recorded as one CUDA graph for a whole call: see `
 import contextlib
 import importlib.util
 import warnings
+from collections.abc import Callable
+from types import ModuleType
 
 from ed_lib import arrays, check
+from ed_lib.arrays import Array, Space
 from ed_lib.ed import folded, sweeps
 
 PATHS = ("layers", "graph", "kernel", "sweeps")
@@ -23,12 +26,11 @@ PATHS = ("layers", "graph", "kernel", "sweeps")
 DEEP, NARROW = 16, 64
 
 
-def choose(path, space, width, depth):
+def choose(path: str, space: Space, width: int, depth: int) -> str:
     """The name of the path to take: ``path`` itself, or for "auto" the fastest that is possible.
 
     That is "kernel", then "graph", then "layers"; on a CPU "layers" for a network that is not deep, or not
-    narrow. Where the first that would be taken is not possible, a warning says why. ValueError for a path
-    that is unknown, or named and not possible.
+    narrow. Where the first that would be taken is not possible, a warning says why.
     """
     check.choice("path", path, ("auto", *PATHS))
     if path != "auto":
@@ -44,7 +46,7 @@ def choose(path, space, width, depth):
     return best
 
 
-def obstacle(path, space, width):
+def obstacle(path: str, space: Space, width: int) -> str | None:
     """Why this path is not possible for arrays of this space and layers of this width; None when it is."""
     if path == "layers":
         return None
@@ -60,13 +62,13 @@ def obstacle(path, space, width):
     return kernels(space).obstacle(width, arrays.dtype_name(space.dtype))
 
 
-def kernels(space):
+def kernels(space: Space) -> ModuleType:
     """The module with the kernels for arrays of this space."""
     name = "kernels" if space.is_gpu else "cpu_kernels"
     return importlib.import_module(f"ed_lib.ed.{name}")
 
 
-def walk(path, space, states, weight, bias, u0):
+def walk(path: str, space: Space, states: Array, weight: Array, bias: Array, u0: float) -> Callable[[], None]:
     """A function that computes the hidden layers by this path, as :func:`ed_lib.ed.folded.hidden_layers`.
 
     It is bound to these arrays, which may change and must not move.
@@ -78,7 +80,9 @@ def walk(path, space, states, weight, bias, u0):
     return lambda: folded.hidden_layers(states, weight, bias, u0)
 
 
-def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
+def learn_hidden(
+    path: str, space: Space, weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array
+) -> None:
     """The update of all hidden-to-hidden layers on a CPU by this path; see ``folded.learn_hidden``."""
     if path == "kernel" and len(weight):
         kernels(space).update(weight, bias, states, gains, bias_gains)
@@ -86,6 +90,6 @@ def learn_hidden(path, space, weight, bias, states, gains, bias_gains):
         folded.learn_hidden(weight, bias, states, gains, bias_gains)
 
 
-def alone(path, space):
+def alone(path: str, space: Space) -> contextlib.AbstractContextManager:
     """The context that the matrix products want while this path is taken: see ``cpu_kernels.alone``."""
     return kernels(space).alone() if path == "kernel" and not space.is_gpu else contextlib.nullcontext()

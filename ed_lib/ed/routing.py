@@ -3,12 +3,15 @@
 Source: Yamada and others, "Diffusing Blame" (arXiv 2606.31700). Here for the rules and cells of this book.
 """
 
-import contextlib
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
+import torch
 
 from ed_lib import check
-from ed_lib.ed import EDNetwork, rules
+from ed_lib.ed import rules
+from ed_lib.ed.network import EDNetwork
 
 
 class RoutedNetwork:
@@ -19,12 +22,14 @@ class RoutedNetwork:
     the weights from a cell to the outputs of other classes start at zero (without hidden-to-hidden layers
     these are then C separate networks, until the weights grow). ``centred``: in the hidden layers a class's
     error is taken relative to its mean over the batch, as in the paper. To be trained by
-    :class:`~ed_lib.ed.learner.Learner` with the method "ed". Errors as in EDNetwork.
+    :class:`~ed_lib.ed.learner.Learner` with the method "ed".
     """
 
-    def __init__(self, n_inputs, width, depth, n_outputs, *, rule="signed", init="fan_in", u0=0.4, seed=0,
-                 walls=False, centred=False, device="cpu", dtype="float32"):  # fmt: skip
-        options = dict(rule=rule, init=init, u0=u0, seed=seed, device=device, dtype=dtype, backend="torch")
+    def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int, *, rule: str = "signed",
+                 init: str = "fan_in", u0: float = 0.4, seed: int = 0, walls: bool = False,
+                 centred: bool = False, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
+        options: dict[str, Any] = dict(rule=rule, init=init, u0=u0, seed=seed, device=device, dtype=dtype)
+        options["backend"] = "torch"
         shared = EDNetwork(n_inputs, width, depth, **options)
         self.n_inputs, self.width, self.depth = shared.n_inputs, shared.width, shared.depth
         self.n_outputs = check.count("n_outputs", n_outputs)
@@ -41,15 +46,15 @@ class RoutedNetwork:
         self.centred = centred
         self.parameters = {name: self.asarray(value) for name, value in state.items()}
 
-    def asarray(self, array):
+    def asarray(self, array: np.ndarray) -> torch.Tensor:
         """A NumPy array as a tensor of this network's device and dtype."""
         return self.space.asarray(array)
 
-    def exclusive(self):
+    def exclusive(self) -> AbstractContextManager:
         """The context in which its products run: any."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The outputs: x (B, n_inputs) → (B, C). Keeps the activations for ``add_direction``."""
         x = self.space.check("x", x, ("B", self.n_inputs))
         self._sent = [x.expand(2, *x.shape)]  # (2, B, I), then (2, B, W) for each hidden layer
@@ -57,7 +62,7 @@ class RoutedNetwork:
             self._sent.append(rules.layer(self._sent[-1][None], weight[None], bias[None], self.u0)[0])
         return self._sent[-1][0]  # (B, C)
 
-    def add_direction(self, params, error, alpha):
+    def add_direction(self, params: dict[str, torch.Tensor], error: torch.Tensor, alpha: float) -> None:
         """Adds α times the ED direction of the last ``forward`` to ``params``: error (B, C)."""
         layers = list(zip(self._layers(params), self._sent, self._sent[1:], strict=False))
         for n, ((weight, bias), x, y) in enumerate(layers):
@@ -68,7 +73,7 @@ class RoutedNetwork:
                 weight[:, q] += x[q].T @ (gain * rules.slope(y))  # (I, B) @ (2, B, O) → (2, I, O)
             bias += (d * rules.slope(y)).sum(1, keepdim=True)
 
-    def keep_signs(self):
+    def keep_signs(self) -> None:
         """Under "kaneko": puts weights that have left their sign back to zero."""
         if self.rule == "kaneko":
             for weight, _ in self._layers(self.parameters):  # (2, 2, I, O) as [p, q, i, o]

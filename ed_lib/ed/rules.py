@@ -7,32 +7,34 @@ so that a stack of layers is updated by the same formula as one.
 Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
 """
 
-from ed_lib.arrays import namespace
+from typing import Any
+
+from ed_lib.arrays import Array, namespace
 
 RULES = ("kaneko", "signed")
 BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)
 
 
-def signs(xp, like):
+def signs(xp: Any, like: Array) -> Array:
     """s = (+1, −1), shape (2, 1, 1), in the dtype and on the device of ``like``."""
     import array_api_compat
 
     return xp.asarray([[[1.0]], [[-1.0]]], dtype=like.dtype, device=array_api_compat.device(like))
 
 
-def sigmoid(u, u0):
+def sigmoid(u: Array, u0: float) -> Array:
     """σ(u) = 1 / (1 + exp(−2u/u0)), any shape, without overflow for any finite u."""
     xp = namespace(u)
     e = xp.exp(-xp.abs(u) * (2 / u0))  # in (0, 1], so neither branch can overflow
     return xp.where(u >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def slope(y):
+def slope(y: Array) -> Array:
     """f′(y) = y(1 − y), any shape. Kaneko drops the factor 2/u0 of σ′; so do we."""
     return y * (1 - y)
 
 
-def layer(x, weight, bias, u0):
+def layer(x: Array, weight: Array, bias: Array, u0: float) -> Array:
     """One layer's outputs: y_p = σ(s_p · (Σ_q x_q W[p, q] + b_p)).
 
     x (K, 2, B, I), weight (K, 2, 2, I, O), bias (K, 2, 1, O) → (K, 2, B, O).
@@ -43,7 +45,7 @@ def layer(x, weight, bias, u0):
     return sigmoid(signs(xp, total) * total, u0)
 
 
-def gains(error, rule):
+def gains(error: Array, rule: str) -> Array:
     """What the broadcast error becomes at the sending cells: g_q, (B, K) → (K, 2, B, 1).
 
     "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is
@@ -56,17 +58,15 @@ def gains(error, rule):
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)
     if rule == "kaneko":
         return xp.concat([xp.clip(d, min=0), xp.clip(d, max=0)], axis=1)  # clip(d, max=0) is −d⁻
-    if rule == "signed":
-        return xp.concat([d, d], axis=1)
-    raise ValueError(f"rule is {rule!r}; wanted one of {', '.join(map(repr, RULES))}")
+    return xp.concat([d, d], axis=1)
 
 
-def weight_update(x, y, error, alpha, rule):
+def weight_update(x: Array, y: Array, error: Array, alpha: float, rule: str) -> Array:
     """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ).
 
-    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers
-    answered, error (B, K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes
-    from another layer, so "..." may be all layers at once.
+    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B,
+    K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes from another layer, so "..." may be all
+    layers at once.
     """
     xp = namespace(x, y, error)
     sent = xp.matrix_transpose(x * gains(error, rule))  # (..., K, 2, I, B)
@@ -75,7 +75,7 @@ def weight_update(x, y, error, alpha, rule):
     return xp.matmul(sent[..., None, :, :, :], received[..., :, None, :, :])
 
 
-def bias_update(y, error, alpha):
+def bias_update(y: Array, error: Array, alpha: float) -> Array:
     """Δb_p = α · mean_b( d[b] · f′(y_p[b]) ): y (..., K, 2, B, O) → (..., K, 2, 1, O). For either rule."""
     xp = namespace(y, error)
     d = xp.permute_dims(error, (1, 0))[:, None, :, None]  # (B, K) → (K, 1, B, 1)

@@ -15,13 +15,12 @@ sweeps, the layers are walked one by one after all. (That the states of another 
 of all layers but the first proves nothing; the walk through the first layers is this sample's own.)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
 
 from ed_lib import arrays
+from ed_lib.arrays import Array
 from ed_lib.ed import folded
 
 WALKED = 16  # layers walked one by one
@@ -47,8 +46,9 @@ class Sweeps:
     once, as does the walk.
     """
 
-    def __init__(self, states, weight, bias, u0):
+    def __init__(self, states: Array, weight: Array, bias: Array, u0: float):
         self.states, self.weight, self.bias, self.u0 = states, weight, bias, u0
+        self.changes: Array
         self.on_gpu = arrays.on_gpu(states)
         self.first = min(WALKED, len(weight))
         if not self.on_gpu:  # a tensor's memory stays its own
@@ -61,7 +61,7 @@ class Sweeps:
         self.states[...] = 0.5  # any guess will do: it is verified
         self.other = self.states + 0  # sweeps go to and fro between the two
 
-    def __call__(self):
+    def __call__(self) -> None:
         states, first = self.states, self.first
         before = states[first] + 0  # (K, B, C): where the samples of the batch before were
         self.walk(slice(first))
@@ -78,7 +78,7 @@ class Sweeps:
         self.walk(slice(len(self.weight)), unless=True)
 
     @property
-    def swept(self):
+    def swept(self) -> Swept:
         """A :class:`Swept` of the last call. Waits for the device."""
         if self.first == len(self.weight):
             return Swept(0, 0.0, True)
@@ -86,7 +86,7 @@ class Sweeps:
         made = 1 + int((changes[:-1] > TOLERANCE).sum())  # pairs begun, and one: changes[0] is infinite
         return Swept(2 * made - 1, float(changes[made - 1]), bool(changes[-1] > TOLERANCE))
 
-    def guess(self, before):
+    def guess(self, before: Array) -> None:
         """Puts into ``other`` the own states up to layer ``first``, and above it those of the nearest sample
         of the batch before: before (K, B, C).
         """
@@ -102,26 +102,28 @@ class Sweeps:
         else:
             mine[...] = np.take_along_axis(theirs, nearest, 2)
 
-    def reset(self):
+    def reset(self) -> None:
+        """Before the first pair of sweeps nothing is known of how much they change."""
         if self.on_gpu:
             self.changes.copy_(self.start)
         else:
             self.changes[0], self.changes[1:] = np.inf, 0
 
-    def sweep(self, old, new, pair, last):
+    def sweep(self, old: Array, new: Array, pair: int, last: bool) -> None:
         """One sweep; the ``last`` of a pair notes how much it has changed."""
         if self.on_gpu:
             from ed_lib.ed import kernels
 
-            arguments = self.weight, self.bias, self.u0, self.changes, pair, TOLERANCE, self.first, last
-            return kernels.sweep(old, new, *arguments)
+            stack = self.weight, self.bias, self.u0
+            kernels.sweep(old, new, *stack, self.changes, pair, TOLERANCE, self.first, last)
+            return
         answers = new[self.first + 1 :]  # (D − 16, K, B, C)
         above = slice(self.first, None)
         folded.fire(old[self.first : -1], self.weight[above], self.bias[above], self.u0, out=answers)
         if last:
             self.changes[pair] = np.abs(answers - old[self.first + 1 :]).max()
 
-    def walk(self, layers, unless=False):
+    def walk(self, layers: slice, unless: bool = False) -> None:
         """These layers one by one; ``unless`` the last pair of sweeps, done or left out, changed nothing."""
         weight, bias = self.weight[layers], self.bias[layers]
         states = self.states[: len(weight) + 1]

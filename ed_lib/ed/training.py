@@ -1,17 +1,21 @@
 """Training loops: logic tasks until they are solved, and images in batches, by ED or by backpropagation."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ed_lib import arrays, check, data, learning
 
+Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
-def parity(bits):
+
+def parity(bits: int) -> tuple[np.ndarray, np.ndarray]:
     """All inputs of the parity task: x (2**bits, bits) and target (2**bits, 1), float64; two bits make XOR.
 
     Rows in Kaneko's order, the first input changing fastest; the target is 1 where the number of ones is odd.
     """
-    bits = check.count("bits", bits)
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1  # (2**bits, bits)
     return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
 
@@ -22,7 +26,9 @@ one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 @one_thread
-def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
+def epochs_to_solve(
+    net: Any, x: np.ndarray, target: np.ndarray, *, tolerance: float = 0.1, max_epochs: int = 10_000
+) -> np.ndarray:
     """How many epochs each of the K networks needs: (K,) float, NaN where ``max_epochs`` did not do.
 
     x (N, n_inputs), target (N, 1), the same for all K, one pattern at a time. Kaneko's rule for stopping:
@@ -42,7 +48,7 @@ def epochs_to_solve(net, x, target, *, tolerance=0.1, max_epochs=10_000):
     return epochs
 
 
-def predict(net, inputs, batch=2000):
+def predict(net: Any, inputs: np.ndarray, batch: int = 2000) -> np.ndarray:
     """The class of each row, (N, n_inputs) → (N,) int: output > ½ for one output, the largest for more."""
     parts = []
     for start in range(0, len(inputs), batch):
@@ -51,13 +57,16 @@ def predict(net, inputs, batch=2000):
     return np.concatenate(parts).astype(int)
 
 
-def accuracy(net, inputs, labels):
+def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray) -> float:
     """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,)."""
     return float((predict(net, inputs) == labels).mean())
 
 
 @one_thread
-def train(learner, train_set, test_set, *, epochs=1, batch=64, every=50, seed=0):
+def train(
+    learner: Any, train_set: Images, test_set: Images, *,
+    epochs: int = 1, batch: int = 64, every: int = 50, seed: int = 0,
+) -> learning.History:  # fmt: skip
     """Trains a network in batches and looks at the test set on the way → ``learning.History``.
 
     learner: an EDNetwork, or a :class:`~ed_lib.ed.learner.Learner` of one. Each set is (inputs (N, n_inputs),
@@ -65,23 +74,24 @@ def train(learner, train_set, test_set, *, epochs=1, batch=64, every=50, seed=0)
     ½ Σ_k (t − o)², a mean over the batch. Learners with one ``seed`` see the same batches in the same order.
     """
     net = getattr(learner, "net", learner)
-    _check_set("train_set", net, train_set)
-    _check_set("test_set", net, test_set)
+    for name, images in {"train_set": train_set, "test_set": test_set}.items():
+        check_images(name, net, images)
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
 
-    def step(rows):
+    def step(rows: np.ndarray) -> float:
         target = net.asarray(targets[rows])  # (B, K)
         error = target - learner.step(net.asarray(inputs[rows]), target)
         return (error**2).sum() / (2 * len(rows))
 
-    def look():
-        return accuracy(net, *test_set)
-
+    look = lambda: accuracy(net, *test_set)  # noqa: E731
     return learning.train(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)
 
 
-def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
+def search_rate(
+    make: Callable[[float], Any], rates: Iterable[float], train_set: Images, *,
+    held_out: float = 1 / 6, **options: int,
+) -> dict[float, float]:  # fmt: skip
     """The accuracy that each of these rates reaches on images held out from training: {rate: accuracy}.
 
     ``make(rate)`` returns a new learner. The last share ``held_out`` of the training set judges the others,
@@ -89,8 +99,6 @@ def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is {held_out}; wanted a share between 0 and 1")
-    if not (rates := list(rates)):
-        raise ValueError("rates is empty; wanted at least one")
     inputs, labels = train_set
     kept = round(len(inputs) * (1 - held_out))
     learn, judge = (inputs[:kept], labels[:kept]), (inputs[kept:], labels[kept:])
@@ -98,8 +106,9 @@ def search_rate(make, rates, train_set, *, held_out=1 / 6, **options):
     return {rate: train(make(rate), learn, judge, **options).accuracy[-1] for rate in rates}
 
 
-def _check_set(name, net, pair):
-    inputs, labels = pair
+def check_images(name: str, net: Any, images: Images) -> None:
+    """ValueError unless these are images for this network, each with a class that it can tell."""
+    inputs, labels = images
     check.shape(f"{name}'s inputs", np.shape(inputs), ("N", net.n_inputs))
     check.shape(f"{name}'s labels", np.shape(labels), (len(inputs),))
     if np.min(labels) < 0 or np.max(labels) >= max(net.n_outputs, 2):

@@ -1,9 +1,6 @@
 """The Triton kernels against formulas in float64, in Triton's interpreter where there is no GPU."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +28,7 @@ CASES = [
     (32, 130, 1, 1, 1, "float64", "kaneko"),
     (65, 63, 1, 1, 2, "float32", "kaneko"),
 ]
+CUTS = [(case, rows) for case in CASES for rows in (1, 8, 16, 64) if rows > 1 or case[1] < 64]
 SMALL = (3, 5, 2, 2, 2, "float64", "kaneko")
 
 
@@ -119,8 +117,7 @@ def update(weight, bias, states, error, rate, rule, **options):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 8, 16, 64])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case, rows", CUTS, ids=str)
 def test_forward_equals_the_formula(case, rows):
     if DEVICE == "cuda" and (reason := kernels.obstacle(case[0], case[5])):
         pytest.skip(reason)
@@ -150,8 +147,7 @@ SIZES = [(1, 1, 1, 1), (5, 17, 3, 63), (40, 1, 1, 130), (16, 32, 2, 64)]  # send
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", rules.RULES)
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n, rule", [(1, "signed"), (2, "kaneko"), (1, "kaneko")])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_update_of_a_layer_whose_senders_are_not_its_receivers(sizes, shared, n, rule):
@@ -159,20 +155,15 @@ def test_update_of_a_layer_whose_senders_are_not_its_receivers(sizes, shared, n,
     senders, receivers, networks, batch = sizes
     rng = np.random.default_rng(batch)
     x, y = rng.normal(size=(networks, 2, batch, senders)), rng.random((networks, 2, batch, receivers))
-    weight, bias = (
-        rng.normal(size=(networks, 2, 2, senders, receivers)),
-        rng.normal(size=(networks, 2, n, receivers)),
-    )
+    weight = rng.normal(size=(networks, 2, 2, senders, receivers))
+    bias = rng.normal(size=(networks, 2, n, receivers))
     error = rng.uniform(-1, 1, (batch, networks))
     if shared:
         x[:] = x[:1, :1]
     ones = np.full((networks, 2, batch, 1), rules.BIAS_CELL)  # bias cells are senders
     changed = weight + rules.weight_update(x, y, error, 0.8, rule)
-    of_bias = (
-        rules.bias_update(y, error, 0.8)
-        if n == 1
-        else rules.weight_update(ones, y, error, 0.8, rule)[..., 0, :]
-    )
+    of_cells = rules.weight_update(ones, y, error, 0.8, rule)[..., 0, :]
+    of_bias = of_cells if n == 2 else rules.bias_update(y, error, 0.8)
     sent = tensor(x[0, 0] if shared else fold_states(x)[None], "float64")
     ours = tensor(fold_weight(weight)[None], "float64"), tensor(fold_bias(bias[None]), "float64")
     kernels.update(*ours, sent, tensor(fold_states(y)[None], "float64"), tensor(error, "float64"),
@@ -211,9 +202,8 @@ def guarded(array):
 @pytest.mark.parametrize("rows", [2, 16])
 @pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with masks and without
 def test_nothing_is_written_outside_the_arrays(rows, width, batch):
-    inside, buffers = zip(
-        *map(guarded, Case(width, batch, 2, 2, 2, "float32", "signed").folded()), strict=True
-    )
+    arrays = Case(width, batch, 2, 2, 2, "float32", "signed").folded()
+    inside, buffers = zip(*map(guarded, arrays), strict=True)
     weight, bias, states, *others = inside
     kernels.forward(states, weight, bias[:, :, :1].clone(), 0.4, cut=cut(states, rows))
     update(weight, bias, states, *others, "signed")
@@ -246,90 +236,13 @@ def test_large_sums_give_0_and_1_and_no_nan(rows, dtype):
 @pytest.mark.gpu
 def test_u0_sets_the_width_of_the_sigmoid():
     states = tensor(np.ones((2, 1, 1, 2)), "float64")
-    kernels.forward(
-        states, tensor(np.eye(2)[None, None], "float64"), tensor(np.zeros((1, 1, 1, 2)), "float64"), 3
-    )
+    weight, bias = tensor(np.eye(2)[None, None], "float64"), tensor(np.zeros((1, 1, 1, 2)), "float64")
+    kernels.forward(states, weight, bias, 3)
     np.testing.assert_allclose(states[1].cpu(), sigma(1, 3), rtol=1e-14)
 
 
 def test_the_width_that_fits_a_gpu():
     assert kernels.obstacle(64, torch.float32) is None and kernels.obstacle(32, np.dtype("float64")) is None
-    assert "256 KiB of shared memory for the width 65 in float32; at most 64" in kernels.obstacle(
-        65, torch.float32
-    )
-    assert "128 KiB of shared memory for the width 33 in float64; at most 64" in kernels.obstacle(
-        33, "float64"
-    )
-
-
-NAMES = ("weight", "bias", "states", "error", "rate")
-BAD = [
-    ("weight", lambda t: t[:1], r"weight has the shape \(1, 2, 6, 6\); wanted \(2, 2, [I6], 6\)"),
-    ("weight", lambda t: t.mT, r"weight has the strides \(72, 36, 1, 6\); wanted contiguous"),
-    ("weight", lambda t: t.float(), "weight.dtype is torch.float32; wanted one of torch.float64"),
-    ("states", lambda t: t[0], r" has the shape \([12], 5, 6\); wanted \(D \+ 1, K, B, 2W\)"),
-    ("states", lambda t: t.half(), ".dtype is torch.float16; wanted one of torch.float32, torch.float64"),
-    ("bias", lambda t: t[..., :4], r"has the shape \(2, 2, 1, 4\); wanted \(2, 2, [n1], 6\)"),
-]
-BAD_UPDATE = [
-    ("bias", lambda t: torch.cat([t] * 3, dim=2), r"bias.shape\[2\] is 3; wanted one of 1, 2"),
-    ("error", lambda t: t[:, :1].clone(), r"error has the shape \(5, 1\); wanted \(5, 2\)"),
-    ("rate", lambda t: t[None], r"rate has the shape \(1,\); wanted \(\)"),
-]
-
-
-@pytest.mark.parametrize("name, spoil, message", BAD + BAD_UPDATE)
-def test_a_bad_array_is_named_and_nothing_changes(name, spoil, message):
-    good = dict(zip(NAMES, Case(3, 5, 2, 2, 1, "float64", "kaneko").folded(), strict=True))
-    before = {n: t.clone() for n, t in good.items()}
-    bad = {**good, name: spoil(good[name])}
-    with pytest.raises(ValueError, match=message):
-        update(*bad.values(), "kaneko")
-    if name in ("weight", "bias", "states") and (name, spoil, message) not in BAD_UPDATE:
-        with pytest.raises(ValueError, match=message):
-            kernels.forward(bad["states"], bad["weight"], bad["bias"], 0.4)
-    assert all(torch.equal(t, before[n]) for n, t in good.items())
-
-
-@pytest.mark.parametrize(
-    "argument, message",
-    [
-        (dict(cut=kernels.Forward(3, "ieee", 4, 2)), "rows is 3; wanted a power of two"),
-        (dict(cut=kernels.Forward(0, "ieee", 4, 2)), "rows is 0; wanted at least 1"),
-        (dict(u0=0), "u0 is 0; wanted a finite number above 0"),
-    ],
-)
-def test_a_bad_argument_is_named(argument, message):
-    weight, bias, states, *_ = Case(3, 5, 2, 2, 1, "float64", "kaneko").folded()
-    with pytest.raises(ValueError, match=message):
-        kernels.forward(states, weight, bias, **{"u0": 0.4, **argument})
-
-
-def run(code, **env):
-    """Runs Python in a fresh process, without the interpreter of Triton → what it printed."""
-    env = {**{n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}, **env}
-    root = Path(kernels.__file__).parents[2]
-    result = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
-USE_ON_CPU = """
-import torch
-from ed_lib.ed import kernels
-one = torch.zeros(2, 1, 1, 2)
-try:
-    kernels.forward(one, one[:1].expand(1, 1, 2, 2), one[:1], 0.4)
-except (ImportError, ValueError) as error:
-    print(type(error).__name__, error, kernels.INTERPRETED)
-"""
-
-
-def test_tensors_on_the_cpu_need_the_interpreter():
-    wanted = "ValueError states is on the device cpu; wanted a CUDA device, or TRITON_INTERPRET=1 set before"
-    assert run(USE_ON_CPU).startswith(wanted)
-
-
-def test_without_triton_the_module_can_be_read_and_says_what_to_install():
-    said = run("import sys; sys.modules['triton'] = None" + USE_ON_CPU)
-    assert said == "ImportError the path 'kernel' needs triton: pip install triton False\n"
+    needed = "{} KiB of shared memory for the width {} in {}; at most 64"
+    assert needed.format(256, 65, "float32") in kernels.obstacle(65, torch.float32)
+    assert needed.format(128, 33, "float64") in kernels.obstacle(33, "float64")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.ed import EDNetwork, baselines, training
+from ed_lib.ed import EDNetwork, analysis, baselines, training
 from ed_lib.ed.learner import Learner, mask
 
 
@@ -17,9 +17,9 @@ def batch(rng, net, size=6):
     return net.asarray(rng.random((size, 7))), net.asarray(rng.integers(0, 2, (size, net.n_outputs)))
 
 
-@pytest.mark.parametrize("rule", ["kaneko", "signed"])
-@pytest.mark.parametrize("bias", ["free", "cells"])
-@pytest.mark.parametrize("depth", [0, 2, 20])
+@pytest.mark.parametrize(
+    "rule, bias, depth", [("kaneko", "free", 2), ("kaneko", "cells", 20), ("signed", "cells", 0)]
+)
 def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
     options = dict(rule=rule, bias=bias, depth=depth, alpha=0.3)
     own, learner = a_net(**options), Learner(a_net(**options), "ed", "sgd", 0.3)
@@ -74,8 +74,7 @@ def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
             torch.testing.assert_close(learner.net.parameters[name], value.detach(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("method", ["ed", "squared"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method, optimizer", [("ed", "adam"), ("squared", "sgd")])
 @pytest.mark.parametrize("names", [("input",), ("hidden",), ("output",), (0, 2), ("input", 3)])
 def test_only_the_layers_named_learn(method, optimizer, names, rng):
     learner = Learner(a_net(), method, optimizer, 0.1, layers=mask(a_net(), *names))
@@ -86,13 +85,8 @@ def test_only_the_layers_named_learn(method, optimizer, names, rng):
     learned = {"input": [0], "hidden": [1, 2], "output": [3]}
     learned = {layer for name in names for layer in learned.get(name, [name])}
     for part in ("weight", "bias"):
-        changed = {
-            0: (after[f"input.{part}"] != before[f"input.{part}"]).any(),
-            1: (after[f"hidden.{part}"][0] != before[f"hidden.{part}"][0]).any(),
-            2: (after[f"hidden.{part}"][1] != before[f"hidden.{part}"][1]).any(),
-            3: (after[f"output.{part}"] != before[f"output.{part}"]).any(),
-        }
-        assert {layer for layer, did in changed.items() if did} == learned
+        pairs = zip(analysis.by_layer(before, part), analysis.by_layer(after, part), strict=True)
+        assert {layer for layer, (old, new) in enumerate(pairs) if (old != new).any()} == learned
 
 
 def test_the_rate_falls_along_half_a_cosine(rng):
@@ -117,41 +111,36 @@ BAD = [
     (dict(method="bp"), "method is 'bp'; wanted one of 'ed', 'squared', 'cross_entropy'"),
     (dict(optimizer="sdg"), "optimizer is 'sdg'"),
     (dict(rate=0), "rate is 0; wanted a finite number above 0"),
-    (dict(rate=float("nan")), "rate is nan"),
     (dict(steps=0), "steps is 0"),
-    (dict(layers=np.zeros(4, bool)), "layers names no layer"),
     (
-        dict(layers=np.ones(3, bool)),
-        r"layers is bool of the shape \(3,\); wanted one truth value for each of the 4",
+        dict(layers=np.zeros(4, bool)),
+        r"layers is \[False, .*; wanted one truth value for each of the 4 layers",
     ),
-    (dict(layers=[1, 0, 0, 1]), "layers is int64 of the shape"),
+    (dict(layers=np.ones(3, bool)), r"layers is \[True, True, True\]"),
+    (dict(layers=[1, 0, 0, 1]), r"layers is \[1, 0, 0, 1\]"),
+    (dict(net=EDNetwork(7, 4, 0)), "net is of the backend 'numpy'; wanted 'torch'"),
 ]
 
 
 @pytest.mark.parametrize("options, message", BAD)
 def test_a_bad_argument_is_named(options, message):
     with pytest.raises(ValueError, match=message):
-        Learner(a_net(), **options)
+        Learner(**{"net": a_net()} | options)
 
 
-def test_a_network_of_another_library_is_refused():
-    with pytest.raises(ValueError, match="net is of the backend 'numpy'; wanted 'torch'"):
-        Learner(EDNetwork(7, 4, 0))
+BAD_STEPS = [
+    (lambda x, target: (x * np.nan, target), "x holds NaN"),
+    (lambda x, target: (x, target[:2]), "target has the shape"),
+    (lambda x, target: (x, target + 2), "target has values outside"),
+]
 
 
-def test_bad_inputs_change_nothing(rng):
+@pytest.mark.parametrize("spoil, message", BAD_STEPS)
+def test_a_bad_step_changes_nothing(spoil, message, rng):
     learner = Learner(a_net(), "squared", "adam")
     before = learner.net.state_dict()
-    x, target = batch(rng, learner.net)
-    bad_ones = [
-        (x * np.nan, target, "x holds NaN"),
-        (x, target * np.nan, "target holds NaN"),
-        (x, target[:2], "target has the shape"),
-        (x, target + 2, "target has values outside"),
-    ]
-    for *bad, message in bad_ones:
-        with pytest.raises(ValueError, match=message):
-            learner.step(*bad)
+    with pytest.raises(ValueError, match=message):
+        learner.step(*spoil(*batch(rng, learner.net)))
     assert all((before[n] == w).all() for n, w in learner.net.state_dict().items())
 
 
@@ -161,24 +150,12 @@ def test_a_mask_names_layers():
     assert mask(net, "hidden").tolist() == mask(net, 1, 2).tolist() == [False, True, True, False]
 
 
-BAD_NAMES = [
-    ((), ValueError, "layers names no layer"),
-    (("inputs",), ValueError, "layers is 'inputs'; wanted one of 'input', 'hidden', 'output'"),
-    ((4,), ValueError, "layers names 4; wanted at most 3, the output layer"),
-    ((-1,), ValueError, "layers is -1"),
-    ((0.5,), TypeError, "layers is 0.5; wanted a whole number"),
-]
-
-
-@pytest.mark.parametrize("names, error, message", BAD_NAMES)
-def test_a_bad_name_of_a_layer_is_named(names, error, message):
-    with pytest.raises(error, match=message):
-        mask(a_net(depth=2), *names)
-
-
-def test_a_network_without_hidden_layers_has_none_to_name():
-    with pytest.raises(ValueError, match="layers names no layer"):
-        mask(a_net(depth=0), "hidden")
+@pytest.mark.parametrize("name", ["inputs", 4, -1, 0.5])
+def test_a_bad_name_of_a_layer_is_named(name):
+    with pytest.raises(
+        ValueError, match=f"layers is {name!r}; wanted one of 'input', 'hidden', 'output', 0, 1"
+    ):
+        mask(a_net(depth=2), name)
 
 
 def test_a_rate_is_searched_on_images_held_out(rng):
@@ -204,11 +181,8 @@ def test_a_rate_is_searched_on_images_held_out(rng):
     found = training.search_rate(Constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
     assert found == {0.1: (labels[90:] == 0).mean(), 0.9: (labels[90:] == 1).mean()}
     assert sum(seen) == 2 * 90
-    with pytest.raises(ValueError, match="rates is empty"):
-        training.search_rate(Constant, [], (inputs, labels))
-    for share in (0, 1, 1.5):
-        with pytest.raises(ValueError, match=f"held_out is {share}"):
-            training.search_rate(Constant, [0.1], (inputs, labels), held_out=share)
+    with pytest.raises(ValueError, match="held_out is 1"):
+        training.search_rate(Constant, [0.1], (inputs, labels), held_out=1)
 
 
 def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_the_order_of_a_batch_does_not_matter(shape, seed):
         np.testing.assert_allclose(other.state_dict()[name], value, rtol=1e-12, atol=1e-13, err_msg=name)
 
 
-@given(shape=shapes, seed=st.integers(0, 999), scale=st.sampled_from([0.1, 1.0, 100.0]))
+@given(shape=shapes, seed=st.integers(0, 999), scale=st.sampled_from([0.1, 1.0, 100.0, -1.0]))
 def test_kanekos_rule_keeps_every_sign_for_any_data(shape, seed, scale):
     """On inputs ≥ 0, which is what cells send, no weight even shrinks."""
     rng = np.random.default_rng(seed)
@@ -119,18 +120,8 @@ def test_kanekos_rule_keeps_every_sign_for_any_data(shape, seed, scale):
     assert net.signs_hold()
     grows = ("weight", "bias") if net.bias == "cells" else ("weight",)
     for name, value in net.state_dict().items():
-        if name.endswith(grows):
+        if name.endswith(grows) and not (name == "input.weight" and scale < 0):
             assert (np.abs(value) >= np.abs(before[name])).all(), f"{name} shrank"
-
-
-@given(shape=shapes, seed=st.integers(0, 999))
-def test_kanekos_rule_keeps_every_sign_for_negative_data_too(shape, seed):
-    rng = np.random.default_rng(seed)
-    net = EDNetwork(**{**shape, "rule": "kaneko", "init": "fan_in"}, alpha=5.0)
-    for _ in range(10):
-        x = rng.normal(size=(4, net.n_inputs))
-        net.step(net.asarray(x), net.asarray(rng.random((4, net.n_outputs))))
-    assert net.signs_hold()
 
 
 def test_the_signed_rule_lets_weights_cross_zero(rng):
@@ -181,109 +172,74 @@ def test_state_survives_a_round_trip_and_is_a_copy(backend, rng):
 GOOD = dict(n_inputs=3, width=2, depth=1)
 BAD_ARGUMENTS = [
     (dict(n_inputs=0), ValueError, "n_inputs is 0; wanted at least 1"),
-    (dict(width=-1), ValueError, "width is -1"),
-    (dict(depth=-1), ValueError, "depth is -1; wanted at least 0"),
-    (dict(n_outputs=0), ValueError, "n_outputs is 0"),
     (dict(width=2.0), TypeError, "width is 2.0; wanted a whole number"),
+    (dict(depth=-1), ValueError, "depth is -1; wanted at least 0"),
     (dict(depth=True), TypeError, "depth is True"),
+    (dict(n_outputs=0), ValueError, "n_outputs is 0"),
     (dict(rule="hebb"), ValueError, "rule is 'hebb'; wanted one of 'kaneko', 'signed'"),
     (dict(init="xavier"), ValueError, "init is 'xavier'"),
     (dict(bias="none"), ValueError, "bias is 'none'"),
     (dict(backend="jax"), ValueError, "backend is 'jax'"),
     (dict(dtype="float16"), ValueError, "dtype is 'float16'"),
-    (dict(device="tpu"), ValueError, "device is 'tpu'"),
     (dict(device="cuda"), ValueError, "device 'cuda' with the backend 'numpy'"),
-    (dict(backend="cupy"), ValueError, "device 'cpu' with the backend 'cupy'"),
     (dict(backend="torch", device="cuda:99"), ValueError, "device is 'cuda:99'; torch sees"),
-    (dict(alpha=0), ValueError, "alpha is 0"),
     (dict(alpha=float("nan")), ValueError, "alpha is nan"),
-    (dict(alpha="0.8"), TypeError, "alpha is '0.8'"),
-    (dict(u0=-1), ValueError, "u0 is -1"),
+    (dict(u0="0.4"), TypeError, "u0 is '0.4'"),
     (dict(seed=-1), ValueError, "seed is -1"),
 ]
 
 
 @pytest.mark.parametrize("argument, error, message", BAD_ARGUMENTS)
 def test_a_bad_argument_is_named(argument, error, message):
-    with pytest.raises(error, match=message.replace("(", r"\(")):
+    with pytest.raises(error, match=message):
         EDNetwork(**{**GOOD, **argument})
 
 
 X, T = np.full((4, 3), 0.5), np.ones((4, 1))
-NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.5)
-BAD_STEPS = [
-    (X[:, :2], T, ValueError, r"x has the shape \(4, 2\); wanted \(B, 3\)"),
-    (X[0], T, ValueError, r"x has the shape \(3,\)"),
-    (X[:0], T[:0], ValueError, r"x has the shape \(0, 3\)"),
-    (X, T[:3], ValueError, r"target has the shape \(3, 1\); wanted \(4, 1\)"),
-    (X, T[:, 0], ValueError, r"target has the shape \(4,\)"),
-    (NAN, T, ValueError, "x holds NaN or infinity"),
-    (np.where(X > 0, np.inf, 0), T, ValueError, "x holds NaN or infinity"),
-    (X, T * np.nan, ValueError, "target holds NaN or infinity"),
-    (X, T + 0.5, ValueError, r"target has values outside \[0, 1\]"),
-    (X.astype(complex), T, TypeError, "x has the dtype complex128"),
-    (X.tolist(), T, TypeError, r"x is a builtins.list; wanted an array of the backend 'numpy'"),
+STATE = EDNetwork(**GOOD).state_dict()
+FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
+BAD_CALLS = [
+    (lambda net: net.step(X[:, :2], T), ValueError, r"x has the shape \(4, 2\); wanted \(B, 3\)"),
+    (lambda net: net.step(X[:0], T[:0]), ValueError, r"x has the shape \(0, 3\)"),
+    (lambda net: net.step(X, T[:3]), ValueError, r"target has the shape \(3, 1\); wanted \(4, 1\)"),
+    (lambda net: net.step(np.where(X > 0, np.inf, 0), T), ValueError, "x holds NaN or infinity"),
+    (lambda net: net.step(X, T * np.nan), ValueError, "target holds NaN or infinity"),
+    (lambda net: net.step(X, T + 0.5), ValueError, r"target has values outside \[0, 1\]"),
+    (lambda net: net.step(X.astype(complex), T), TypeError, "x has the dtype complex128"),
+    (lambda net: net.step(torch.ones(4, 3), T), TypeError, "x is a torch.Tensor; wanted .* 'numpy', as asar"),
+    (lambda net: net.update(T), RuntimeError, "needs the activations of a forward"),
+    (lambda net: (net.forward(X), net.update(T * np.inf)), ValueError, "error holds NaN"),
+    (
+        lambda net: (net.forward(X), net.update(T[:2])),
+        ValueError,
+        r"error has the shape \(2, 1\); wanted \(4",
+    ),
+    (lambda net: net.load_state_dict(FLIPPED), ValueError, "state.'hidden.weight'. has weights of the wrong"),
+    (
+        lambda net: net.load_state_dict(STATE | {"input.bias": T * np.nan}),
+        ValueError,
+        "state.'input.bias'. has",
+    ),
+    (lambda net: net.load_state_dict({"input.bias": T}), ValueError, "state has the keys"),
 ]
 
 
-@pytest.mark.parametrize("x, target, error, message", BAD_STEPS)
-def test_a_bad_step_is_named_and_changes_nothing(x, target, error, message):
+@pytest.mark.parametrize("call, error, message", BAD_CALLS)
+def test_a_bad_call_is_named_and_changes_nothing(call, error, message):
     net = EDNetwork(**GOOD)
-    before = net.state_dict()
     with pytest.raises(error, match=message):
-        net.step(x, target)
-    assert all((before[n] == v).all() for n, v in net.state_dict().items())
+        call(net)
+    assert all((STATE[n] == v).all() for n, v in net.state_dict().items())
 
 
-def test_a_bad_error_is_named_and_changes_nothing():
-    net = EDNetwork(**GOOD)
-    before = net.state_dict()
-    with pytest.raises(RuntimeError, match="needs the activations of a forward"):
-        net.update(T)
-    net.forward(X)
-    for error, message in (
-        (T * np.inf, "error holds NaN"),
-        (T[:2], r"error has the shape \(2, 1\); wanted \(4, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            net.update(error)
-    assert all((before[n] == v).all() for n, v in net.state_dict().items())
-
-
-def test_an_array_of_another_library_or_device_is_named():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"x is a torch.Tensor; wanted an array of the backend 'numpy'"):
-        EDNetwork(**GOOD).forward(torch.ones(4, 3))
-    with pytest.raises(TypeError, match=r"x is a numpy.ndarray; wanted an array of the backend 'torch'"):
-        EDNetwork(**GOOD, backend="torch").forward(X)
-    with pytest.raises(ValueError, match=r"x is on the device meta; wanted cpu"):
-        EDNetwork(**GOOD, backend="torch").forward(torch.ones(4, 3, device="meta"))
+def test_the_signed_rule_takes_over_any_signs():
+    EDNetwork(**GOOD, rule="signed").load_state_dict(FLIPPED)
 
 
 def test_a_tensor_that_autograd_follows_leaves_no_graph_behind():
-    torch = pytest.importorskip("torch")
     net = EDNetwork(**GOOD, backend="torch")
     output = net.step(torch.ones(4, 3, requires_grad=True), torch.ones(4, 1))
     assert not output.requires_grad and not net.parameters["input.weight"].requires_grad
-
-
-def test_a_bad_state_is_named_and_changes_nothing():
-    net = EDNetwork(**GOOD)
-    before = net.state_dict()
-    flipped = {**before, "hidden.weight": -before["hidden.weight"]}
-    broken = {**before, "output.weight": before["output.weight"] * np.nan}
-    short = {**before, "input.bias": before["input.bias"][..., :1]}
-    missing = {n: v for n, v in before.items() if n != "input.bias"}
-    for state, message in (
-        (flipped, "weights of the wrong sign"),
-        (broken, "NaN or infinity"),
-        (short, r"state\['input.bias'\] has the shape"),
-        (missing, "state has the keys"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            net.load_state_dict(state)
-    assert all((before[n] == v).all() for n, v in net.state_dict().items())
-    EDNetwork(**GOOD, rule="signed").load_state_dict(flipped)  # that rule promises no signs
 
 
 def test_the_inhibitory_output_cell_is_never_read(rng):
@@ -297,16 +253,13 @@ def test_the_inhibitory_output_cell_is_never_read(rng):
     np.testing.assert_array_equal(net.forward(x), before)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
-@pytest.mark.parametrize("how", ["copy", "deepcopy", "pickle"])
-def test_copies_are_whole_and_share_no_weight(backend, how):
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_are_whole_and_share_no_weight(how, backend):
     options = dict(rule="signed", bias="cells", alpha=0.3, u0=0.7, seed=5, dtype="float64")
-    net = EDNetwork(3, 4, 2, 2, backend=backend, **options)
-    ways = {"copy": copy.copy, "deepcopy": copy.deepcopy}
-    ways["pickle"] = lambda net: pickle.loads(pickle.dumps(net))
-    other, rng = ways[how](net), np.random.default_rng(0)
+    net = EDNetwork(3, 4, 2, 2, **backend, **options)
+    other, rng = how(net), np.random.default_rng(0)
     x, target = (net.asarray(rng.random(shape)) for shape in ((5, 3), (5, 2)))
-    np.testing.assert_array_equal(net.forward(x), other.forward(x))
+    np.testing.assert_array_equal(*(arrays.to_numpy(one.forward(x)) for one in (net, other)))
     before = net.state_dict()
     other.step(x, target)
     for name, value in net.state_dict().items():

@@ -4,11 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from ed_lib import arrays
 from ed_lib.ed import EDNetwork, paths
-
-torch = pytest.importorskip("torch")
 
 
 def twins(path, width, depth, k, *, rule="kaneko", bias="free", backend="numpy", device="cpu"):
@@ -30,7 +29,7 @@ def assert_same_after_steps(exact, net, batch, steps=2):
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize(
-    "width, depth, k, batch", [(1, 5, 3, 1), (17, 1, 1, 63), (32, 5, 3, 64), (65, 5, 1, 130), (4, 0, 3, 130)]
+    "width, depth, k, batch", [(1, 5, 3, 1), (17, 1, 1, 63), (65, 5, 2, 130), (4, 0, 3, 130)]
 )
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
 def test_numbas_kernels_on_a_cpu(width, depth, k, batch, rule, bias, backend):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ed_lib.ed import EDNetwork, folded, sweeps
 from ed_lib.ed.sweeps import PAIRS, TOLERANCE, WALKED, Sweeps
@@ -46,9 +47,7 @@ def test_after_k_sweeps_the_first_k_layers_are_exact_whatever_the_network(k):
     assert np.abs(new[k + 1] - right[k + 1]).max() > 0.5  # and the next one is not
 
 
-@pytest.mark.parametrize(
-    "networks, dtype, tolerance", [(1, "float64", 1e-7), (3, "float64", 1e-7), (1, "float32", 1e-5)]
-)
+@pytest.mark.parametrize("networks, dtype, tolerance", [(3, "float64", 1e-7), (1, "float32", 1e-5)])
 def test_where_layers_forget_a_few_sweeps_do(networks, dtype, tolerance):
     states, weight, bias = stack(60, networks, dtype=dtype, scale=0.5)
     ours = Sweeps(states, weight, bias, 2.0)
@@ -134,7 +133,6 @@ def test_a_deep_network_in_training_converges_in_a_few_sweeps(backend):
 @pytest.mark.parametrize("remembers", [False, True])
 def test_a_gpu_decides_by_itself_and_as_a_cpu_does(remembers, monkeypatch):
     """Every sweep and the walk are launched; those that are not needed do nothing."""
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(sweeps, "WALKED", 2)
     monkeypatch.setattr(sweeps, "PAIRS", 2)
     states, weight, bias = permutations(9) if remembers else stack(9, scale=0.3)
