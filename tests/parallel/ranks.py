@@ -181,7 +181,7 @@ def check_strided(p, group):
     sends as much. The sums are torch.distributed's, of copies: gloo itself sums other numbers than a view's.
     """
     calls = {a: functools.partial(collectives.all_reduce, algorithm=a) for a in collectives.ALGORITHMS}
-    calls |= {name: getattr(collectives, name) for name in ("broadcast", "reduce_scatter", "all_gather")}
+    calls |= {name: getattr(collectives, name) for name in ("reduce_scatter", "all_gather")}
     rank = dist.get_rank()
     for (name, call), view in itertools.product(calls.items(), STRIDED):
         for strided in (range(p), range(0, p, 2)):  # the ranks on which it is
@@ -199,13 +199,8 @@ def check_strided(p, group):
 
 
 def check_parts(p, group):
-    """broadcast, reduce_scatter and all_gather against what they should leave, and their traffic."""
+    """reduce_scatter and all_gather against what they should leave, and their traffic."""
     rank = dist.get_rank()
-    for source, n in [(source, 101) for source in range(p)] + [(p - 1, n) for n in (0, 3, 840, 1001)]:
-        tensor = torch.arange(n) + 1000 * rank
-        sent = collectives.broadcast(tensor, source, group)
-        assert torch.equal(tensor, torch.arange(n) + 1000 * source)
-        assert sent.bytes == sent.messages * n * 8
     for n in (0, 3, 840, 1001):
         tensor = torch.arange(n) + 1000 * rank
         collectives.reduce_scatter(tensor, group)
@@ -228,10 +223,8 @@ def disagree(group):
         lambda: collectives.all_reduce(torch.zeros(4).reshape((2, 2) if rank else (4,)), group=group),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=dtype), group=group),
         lambda: collectives.all_reduce(torch.zeros(3), "tree" if rank else "ring", group=group),
-        lambda: collectives.broadcast(torch.zeros(3), source=rank, group=group),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.bool), group=group),
         lambda: collectives.all_reduce(torch.zeros(3), "fastest", group=group),
-        lambda: collectives.broadcast(torch.zeros(3), source=3, group=group),
         lambda: collectives.all_reduce([1.0, 2.0], group=group),
     ):
         try:

@@ -12,6 +12,7 @@ P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,7 @@ class Wire:
     Empty messages are left out, on both sides.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
+    def __init__(self, group: Any = None):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic()
 
