@@ -1,11 +1,10 @@
-"""What the tests launch: functions that other processes can import; and several worlds in one launch."""
+"""What the tests launch: functions that other processes can import; and worlds of several sizes."""
 
 import functools
 import itertools
 import os
 import signal
 import sys
-import tempfile
 import time
 from multiprocessing import connection
 from pathlib import Path
@@ -18,35 +17,8 @@ from ed_lib.parallel.ranks import collectives
 
 
 def in_worlds(n, fn, *args):
-    """fn(*args) in worlds of 1, 2, … n ranks, by one launch → {p: what each rank of a world of p returned}.
-
-    The processes cost more than what they do, so each serves in every world that it has a number for.
-    """
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
-        ranks = launch(serve, n, folder, fn, args, timeout=240.0)
-    return {p: [found[p] for found in ranks[:p]] for p in range(1, n + 1)}
-
-
-def serve(folder, fn, args):
-    """→ {p: what this rank returned in the world of p}. The largest world is the last, and stays."""
-    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
-    meet(f"{folder}/start", rank, n)
-    dist.destroy_process_group()
-    for p in range(rank + 1, n + 1):
-        where = {"store": dist.FileStore(f"{folder}/{p}", p), "rank": rank, "world_size": p}
-        dist.init_process_group("gloo", **where)
-        found[p] = fn(*args)
-        if p < n:
-            meet(f"{folder}/end {p}", rank, p)
-            dist.destroy_process_group()
-    return found
-
-
-def meet(path, rank, p):
-    """Waits until all are here, without the group: to leave it makes errors in those that still use it."""
-    store = dist.FileStore(path, p)
-    store.set(f"{rank}", "here")
-    store.wait([f"{r}" for r in range(p)])
+    """{p: what each rank of a world of p returned}, for p = 1, 2, … n."""
+    return {p: launch(fn, p, *args, timeout=240.0) for p in range(1, n + 1)}
 
 
 def who(*args):

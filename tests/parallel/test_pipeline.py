@@ -25,7 +25,7 @@ TIMES = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight
 
 @pytest.fixture(scope="module")
 def worlds():
-    """What the ranks of worlds of 1 … 4 found, from one launch."""
+    """What the ranks of worlds of 1 … 4 found."""
     return ranks.in_worlds(4, everything)
 
 

@@ -70,7 +70,7 @@ class ParameterServer:
         self.require_fit(gradient, read, self.version)
         push = Push(worker, task, read, self.version)
         rate = self.lr / max(1, push.staleness) if self.by_staleness else self.lr
-        self.params.add_(gradient, alpha=-rate)
+        self.params.add_(gradient.detach(), alpha=-rate)
         self.version += 1
         self.log.append(push)
         return push.staleness
@@ -109,7 +109,7 @@ class SynchronousServer(ParameterServer):
             raise ValueError(
                 f"task is {task}, read at version {read}; wanted a missing one of {self.version}"
             )
-        self._came[task] = gradient.clone()
+        self._came[task] = gradient.detach().clone()
         self.log.append(Push(worker, task, read, self.version))
         if len(self._came) == self.per_step:
             ordered = torch.stack([self._came[task] for task in sorted(self._came)])  # (per_step, P)
@@ -146,7 +146,7 @@ class ModelQueue(ParameterServer):
         """Moves the worker's model by the gradient and puts it at the end of the queue → τ, which is 0."""
         model = self.out[worker]
         self.require_fit(gradient, read, len(self.seen[model]))
-        self.models[model].add_(gradient, alpha=-self.lr)
+        self.models[model].add_(gradient.detach(), alpha=-self.lr)
         self.log.append(Push(worker, task, read, len(self.seen[model])))
         self.seen[model].append(task)
         self.queue.append(self.out.pop(worker))

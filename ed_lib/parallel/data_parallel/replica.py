@@ -51,8 +51,8 @@ class Replica:
     """
 
     def __init__(self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True):
-        check.count("bucket_bytes", bucket_bytes)
         collectives.agree(f"Replica({_layout(module)}, {bucket_bytes!r}, {overlap!r})")
+        check.count("bucket_bytes", bucket_bytes)
         trained = [p for p in module.parameters() if p.requires_grad]
         for tensor in (*module.parameters(), *module.buffers()):
             _broadcast(tensor.detach())
@@ -163,9 +163,12 @@ def accuracy(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
     All ranks pass the same samples and get the same number. What is summed are integers, so it is exact.
     """
     mine = shard(x), shard(y)
-    right = learning.correct(net, *mine)
-    dist.all_reduce(right)
-    return int(right) / len(y)
+    counts = torch.stack([learning.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
+    dist.all_reduce(counts)
+    right, total = counts.tolist()
+    if total != len(y):
+        raise ValueError(f"the ranks passed {total} samples in all; wanted the same {len(y)} on each")
+    return right / total
 
 
 def _layout(module):
