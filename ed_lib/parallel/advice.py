@@ -7,7 +7,7 @@ pass, a pipeline's messages. Memory is that of parameters, gradients and the inp
 optimizer's state would be added. It is meant for choosing, not for predicting to the percent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ed_lib import check
 from ed_lib.parallel.model_parallel import schedules
@@ -27,16 +27,16 @@ class Job:
     itemsize: int = 4
 
     def __post_init__(self):
-        for name in ("layers", "width", "batch", "itemsize"):
-            check.count(name, getattr(self, name))
+        for field in fields(self):
+            check.count(field.name, getattr(self, field.name))
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         """Bytes of all parameters."""
         return self.layers * self.width**2 * self.itemsize
 
     @property
-    def activations(self):
+    def activations(self) -> int:
         """Bytes between two layers, for the whole batch."""
         return self.batch * self.width * self.itemsize
 
@@ -58,8 +58,6 @@ class Devices:
         check.count("count", self.count)
         for name in ("rate", "bandwidth", "memory"):
             check.positive(name, getattr(self, name))
-        if not self.launch >= 0:
-            raise ValueError(f"launch is {self.launch}; wanted seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -80,12 +78,12 @@ class Plan:
         return f"{self.name}: {self.seconds:.3g} s, {self.computing / self.seconds:.0%} of it computing"
 
 
-def plans(job, devices):
+def plans(job: Job, devices: Devices) -> list[Plan]:
     """Every way to do the job → a list of :class:`Plan`: one device, and the ways to split it."""
     return [alone(job, devices), data(job, devices), pipeline(job, devices), tensor(job, devices)]
 
 
-def recommend(job, devices):
+def recommend(job: Job, devices: Devices) -> tuple[Plan, list[str]]:
     """The fastest plan that is possible, and the reasons → (Plan, list of sentences).
 
     Splitting has to save a tenth of one device's time, or one device it is. ValueError if no plan is
@@ -105,21 +103,21 @@ def _worth(plan):
     return plan.seconds * (WORTH if plan.name == "one device" else 1)
 
 
-def layer(job, devices, rows, cells):
+def layer(job: Job, devices: Devices, rows: float, cells: float) -> float:
     """Seconds of one layer's forward pass: ``rows`` samples, ``cells`` of its W outputs."""
     arithmetic = 2 * rows * job.width * cells / devices.rate
     reading = job.width * cells * job.itemsize / devices.bandwidth  # the weights
     return devices.launch + max(arithmetic, reading)
 
 
-def alone(job, devices):
+def alone(job: Job, devices: Devices) -> Plan:
     """All on one device."""
     seconds = 3 * job.layers * layer(job, devices, job.batch, job.width)
     memory = 2 * job.parameters + job.layers * job.activations
     return _plan("one device", seconds, seconds, memory, devices)
 
 
-def data(job, devices):
+def data(job: Job, devices: Devices) -> Plan:
     """Each device has all parameters and 1/p of the batch; a ring sums gradients during the backward pass."""
     p, name = devices.count, "data parallel"
     computing = 3 * job.layers * layer(job, devices, job.batch / p, job.width)
@@ -129,12 +127,12 @@ def data(job, devices):
     return _plan(name, seconds, computing, memory, devices, (job.batch, "samples"))
 
 
-def pipeline(job, devices):
+def pipeline(job: Job, devices: Devices) -> Plan:
     """Each device has 1/p of the layers, and works by 1F1B on the best number of micro-batches, up to 8p."""
     p, name = devices.count, "pipeline"
     numbers = [m for m in (p, 2 * p, 4 * p, 8 * p) if m <= job.batch] or [job.batch]
     times = {m: _one_f_one_b(job, devices, m) for m in numbers}
-    m = min(times, key=times.get)
+    m = min(times, key=times.__getitem__)
     computing = 3 * m * _stage(job, devices, m)
     memory = 2 * job.parameters / p + min(m, p) / m * job.layers / p * job.activations
     return _plan(name, times[m], computing, memory, devices, (job.layers, "layers"))
@@ -158,7 +156,7 @@ def _one_f_one_b(job, devices, m):
     ).seconds
 
 
-def tensor(job, devices):
+def tensor(job: Job, devices: Devices) -> Plan:
     """Each device has 1/p of every layer; a pair of layers needs an all-reduce forward and one backward."""
     p, name = devices.count, "tensor parallel"
     computing = 3 * job.layers * layer(job, devices, job.batch, job.width / p)

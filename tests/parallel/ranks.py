@@ -1,11 +1,10 @@
-"""What the tests launch: functions that other processes can import; and several worlds in one launch."""
+"""What the tests launch: functions that other processes can import; and worlds of several sizes."""
 
 import functools
 import itertools
 import os
 import signal
 import sys
-import tempfile
 import time
 from multiprocessing import connection
 from pathlib import Path
@@ -18,35 +17,8 @@ from ed_lib.parallel.ranks import collectives
 
 
 def in_worlds(n, fn, *args):
-    """fn(*args) in worlds of 1, 2, … n ranks, by one launch → {p: what each rank of a world of p returned}.
-
-    The processes cost more than what they do, so each serves in every world that it has a number for.
-    """
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
-        ranks = launch(serve, n, folder, fn, args, timeout=240.0)
-    return {p: [found[p] for found in ranks[:p]] for p in range(1, n + 1)}
-
-
-def serve(folder, fn, args):
-    """→ {p: what this rank returned in the world of p}. The largest world is the last, and stays."""
-    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
-    meet(f"{folder}/start", rank, n)
-    dist.destroy_process_group()
-    for p in range(rank + 1, n + 1):
-        where = {"store": dist.FileStore(f"{folder}/{p}", p), "rank": rank, "world_size": p}
-        dist.init_process_group("gloo", **where)
-        found[p] = fn(*args)
-        if p < n:
-            meet(f"{folder}/end {p}", rank, p)
-            dist.destroy_process_group()
-    return found
-
-
-def meet(path, rank, p):
-    """Waits until all are here, without the group: to leave it makes errors in those that still use it."""
-    store = dist.FileStore(path, p)
-    store.set(f"{rank}", "here")
-    store.wait([f"{r}" for r in range(p)])
+    """{p: what each rank of a world of p returned}, for p = 1, 2, … n."""
+    return {p: launch(fn, p, *args, timeout=240.0) for p in range(1, n + 1)}
 
 
 def who(*args):
@@ -181,7 +153,7 @@ def check_strided(p, group):
     sends as much. The sums are torch.distributed's, of copies: gloo itself sums other numbers than a view's.
     """
     calls = {a: functools.partial(collectives.all_reduce, algorithm=a) for a in collectives.ALGORITHMS}
-    calls |= {name: getattr(collectives, name) for name in ("broadcast", "reduce_scatter", "all_gather")}
+    calls |= {name: getattr(collectives, name) for name in ("reduce_scatter", "all_gather")}
     rank = dist.get_rank()
     for (name, call), view in itertools.product(calls.items(), STRIDED):
         for strided in (range(p), range(0, p, 2)):  # the ranks on which it is
@@ -199,13 +171,8 @@ def check_strided(p, group):
 
 
 def check_parts(p, group):
-    """broadcast, reduce_scatter and all_gather against what they should leave, and their traffic."""
+    """reduce_scatter and all_gather against what they should leave, and their traffic."""
     rank = dist.get_rank()
-    for source, n in [(source, 101) for source in range(p)] + [(p - 1, n) for n in (0, 3, 840, 1001)]:
-        tensor = torch.arange(n) + 1000 * rank
-        sent = collectives.broadcast(tensor, source, group)
-        assert torch.equal(tensor, torch.arange(n) + 1000 * source)
-        assert sent.bytes == sent.messages * n * 8
     for n in (0, 3, 840, 1001):
         tensor = torch.arange(n) + 1000 * rank
         collectives.reduce_scatter(tensor, group)
@@ -228,10 +195,8 @@ def disagree(group):
         lambda: collectives.all_reduce(torch.zeros(4).reshape((2, 2) if rank else (4,)), group=group),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=dtype), group=group),
         lambda: collectives.all_reduce(torch.zeros(3), "tree" if rank else "ring", group=group),
-        lambda: collectives.broadcast(torch.zeros(3), source=rank, group=group),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.bool), group=group),
         lambda: collectives.all_reduce(torch.zeros(3), "fastest", group=group),
-        lambda: collectives.broadcast(torch.zeros(3), source=3, group=group),
         lambda: collectives.all_reduce([1.0, 2.0], group=group),
     ):
         try:

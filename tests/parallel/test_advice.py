@@ -86,5 +86,3 @@ def test_what_cannot_be_divided_is_an_obstacle_and_bad_arguments_are_named():
         advice.Job(1, 0, 1)
     with pytest.raises(ValueError, match="rate is -1"):
         advice.Devices(1, -1, 1, 0, 1, Link(0, 0))
-    with pytest.raises(ValueError, match="launch is -1; wanted seconds"):
-        advice.Devices(1, 1, 1, -1, 1, Link(0, 0))

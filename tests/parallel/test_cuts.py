@@ -1,7 +1,6 @@
 """What each cut of a stack sends: the counters of real ranks against the formulas."""
 
 import pytest
-import torch
 
 from ed_lib.parallel.model_parallel import cuts
 from ed_lib.parallel.ranks.collectives import Traffic
@@ -22,11 +21,6 @@ def test_the_bytes_are_those_of_the_formulas(p):
         for way, number in sums.items():
             assert [rank[0][way].messages for rank in ranks] == [number * 2 * (p - 1)] * p
         assert sum(rank[0]["pipeline"].messages for rank in ranks) == 2 * 2 * (p - 1)
-
-
-def test_gradients_that_differ_are_an_error():
-    with pytest.raises(ArithmeticError, match="differs by 1.0e-03"):
-        cuts._compare(torch.tensor([1.0, 2.001]), torch.tensor([1.0, 2.0]))
 
 
 def test_bad_arguments():

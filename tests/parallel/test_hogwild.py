@@ -110,8 +110,6 @@ def test_memory_is_shared_by_those_who_map_the_same_folder(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: SparseSquares.random(4, 2, 3), ValueError, "nonzeros is 3; wanted at most the 2 parameters"),
-        (lambda: SparseSquares.random(0, 2, 1), ValueError, "n_rows is 0"),
         (lambda: train(SparseSquares.random(4, 2, 1), 0, 5, 0.1), ValueError, "world_size is 0"),
         (lambda: train(SparseSquares.random(4, 2, 1), 1, 0, 0.1), ValueError, "steps is 0"),
         (lambda: train(SparseSquares.random(4, 2, 1), 1, 5, -1), ValueError, "lr is -1"),

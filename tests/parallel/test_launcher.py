@@ -205,7 +205,7 @@ if __name__ == "__mp_main__":
 from ed_lib.parallel import launch
 from tests.parallel import ranks
 if __name__ == "__main__":
-    launch(ranks.spin, 2, os.path.dirname(__file__), timeout=3.0)
+    launch(ranks.spin, 2, os.path.dirname(__file__), timeout=100.0)
 """
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, balance, check_schedule, cut, one_batch
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.collectives import Traffic
 from ed_lib.parallel.ranks.launcher import RankError, launch
@@ -25,7 +25,7 @@ TIMES = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight
 
 @pytest.fixture(scope="module")
 def worlds():
-    """What the ranks of worlds of 1 … 4 found, from one launch."""
+    """What the ranks of worlds of 1 … 4 found."""
     return ranks.in_worlds(4, everything)
 
 
@@ -35,7 +35,7 @@ def everything():
     if p in (2, 3):
         found["pytorch"] = beside_pytorchs()
     if p == 2:
-        found["errors"] = everything_wrong() | wrong_batches()
+        found["errors"] = everything_wrong()
     return found
 
 
@@ -55,7 +55,7 @@ def batch():
 
 
 def every_schedule():
-    """On each rank: {(schedule, micro-batches): (report, {parameter: gradient}, Pipeline's samples)}."""
+    """On each rank: {(schedule, micro-batches): (report, {parameter: gradient})}."""
     rank, found = dist.get_rank(), {}
     torch.manual_seed(100 + rank)  # nothing may depend on it
     for name, m in itertools.product(NAMES, COUNTS):
@@ -66,12 +66,12 @@ def every_schedule():
             x = None
         if rank < dist.get_world_size() - 1:
             t = None
-        worker = Pipeline(parts, nn.functional.cross_entropy, (B, 1, 7, 6), m, SCHEDULES[name], torch.float64)
+        worker = Pipeline(parts, nn.functional.cross_entropy, (B, 1, 7, 6), m, SCHEDULES[name])
         report = worker.run(x, t)
         again = worker.run(x, t)  # the same worker can go on; gradients add up
         assert again == report
         grads = {n: w.grad / 2 for n, w in model.named_parameters() if w.grad is not None}
-        found[name, m] = report, grads, worker.samples
+        found[name, m] = report, grads
     return found
 
 
@@ -85,7 +85,7 @@ def test_the_gradients_are_the_unsplit_models_and_the_counts_the_simulators(worl
     for name, m in itertools.product(NAMES, COUNTS):
         found = [rank["schedules"][name, m] for rank in worlds[p]]
         reports, grads = [report for report, *_ in found], {}
-        for _, own, _ in found:
+        for _, own in found:
             assert not grads.keys() & own.keys()
             grads |= own
         assert grads.keys() == wanted.keys()
@@ -184,19 +184,15 @@ def tied():
 
 
 @pytest.mark.parametrize(
-    "arguments, error, message",
+    "arguments, message",
     [
-        ((nn.Linear(2, 2), 1), TypeError, "model is a Linear; wanted an nn.Sequential"),
-        ((mlp(), 6), ValueError, "parts is 6; wanted at most 5, the number of layers"),
-        ((mlp(), 0), ValueError, "parts is 0"),
-        ((mlp(), 2, [1, 2]), ValueError, "costs is .* wanted 5 numbers"),
-        ((mlp(), 2, [1, 2, -1, 0, 0]), ValueError, "costs is"),
-        ((mlp(), 2, [1, 2, float("nan"), 0, 0]), ValueError, "costs is"),
-        ((tied(), 2), ValueError, "a parameter in two of the parts"),
+        ((mlp(), 6), "parts is 6; wanted at most 5, the number of layers"),
+        ((mlp(), 0), "parts is 0"),
+        ((tied(), 2), "a parameter in two of the parts"),
     ],
 )
-def test_cuts_that_cannot_be(arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_cuts_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
         cut(*arguments)
 
 
@@ -226,24 +222,18 @@ def both_wait(stage, stages, microbatches):
     yield from program
 
 
-def only_forward(stage, stages, microbatches):
-    yield Instruction("forward", 0)
-
-
 @pytest.mark.parametrize(
-    "schedule, error, message",
+    "schedule, message",
     [
-        (forgets_one, ValueError, "stage 0 do .*wanted each micro-batch forward and back once"),
-        (swaps_two, ValueError, "0 send .* and 1 receive .*; wanted the same"),
-        (both_wait, ValueError, "no stage can go on"),
-        (only_forward, ValueError, "stage 0 do"),
-        (schedules.ed, ValueError, "stage 0 do .*update"),
-        (schedules.repeat(schedules.gpipe, 2), ValueError, "stage 0 do"),
-        ("gpipe", TypeError, "schedule is 'gpipe'; wanted a function"),
+        (forgets_one, "stage 0 do .*wanted each micro-batch forward and back once"),
+        (swaps_two, "0 send .* and 1 receive .*; wanted the same"),
+        (both_wait, "no stage can go on"),
+        (schedules.ed, "stage 0 do .*update"),
+        (schedules.repeat(schedules.gpipe, 2), "stage 0 do"),
     ],
 )
-def test_schedules_that_no_pipeline_can_run(schedule, error, message):
-    with pytest.raises(error, match=message):
+def test_schedules_that_no_pipeline_can_run(schedule, message):
+    with pytest.raises(ValueError, match=message):
         check_schedule(schedule, 2, 3)
 
 
@@ -256,89 +246,58 @@ def test_schedules_that_every_pipeline_can_run(name):
 # --- what does not fit, on ranks ----------------------------------------------------------------------------
 
 
-class NoTensor(nn.Module):
-    def forward(self, x):
-        return [x]
-
-
 def everything_wrong():
     """What each rank is told, for calls that cannot work; the last one works, so the group is whole."""
-    rank, told = dist.get_rank(), {}
-    good = cut(mlp(), 2)
-    misfit = [nn.Linear(6, 11), nn.Linear(10, 4)]
-    in_place = [nn.Linear(6, 11), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(11, 4))]
-    cases = {
-        "too many parts": (cut(mlp(), 3), 4, schedules.gpipe),
-        "a part is missing": ([None, None], 4, schedules.gpipe),
-        "parts that don't fit": ([p.double() for p in misfit], 4, schedules.gpipe),
-        "no tensor": ([NoTensor(), good[1]], 4, schedules.gpipe),
-        "in place": ([p.double() for p in in_place], 4, schedules.gpipe),
-        "inputs don't fit": ([good[1], good[1]], 4, schedules.gpipe),
-        "too few samples": (good, 13, schedules.gpipe),
-        "no micro-batch": (good, 0, schedules.gpipe),
-        "a schedule that stops": (good, 4, both_wait),
-        "different micro-batches": (good, 4 + rank, schedules.gpipe),
-        "different schedules": (good, 4, (schedules.gpipe, schedules.naive)[rank]),
-        "good": (good, 5, schedules.gpipe),
-    }
-    for name, (parts, m, schedule) in cases.items():
+    rank, told, good = dist.get_rank(), [], cut(mlp(), 2)
+    for parts, m, schedule in (
+        (cut(mlp(), 3), 4, schedules.gpipe),
+        (good, 13, schedules.gpipe),
+        (good, 0, schedules.gpipe),
+        (good, 4, both_wait),
+        (good, 4 + rank, schedules.gpipe),
+        (good, 4, (schedules.gpipe, schedules.naive)[rank]),
+        (good, 5, schedules.gpipe),
+    ):
         try:
-            Pipeline(parts, nn.functional.mse_loss, (12, 6), m, schedule, torch.float64)
-            told[name] = "nothing"
-        except (TypeError, ValueError) as error:
-            told[name] = f"{type(error).__name__}: {error}"
-    return told
-
-
-def wrong_batches():
-    """What the rank of a wrong batch is told. It is told before it sends, so the other need not take part."""
-    rank, told = dist.get_rank(), {}
-    x, t = torch.randn(12, 6, dtype=torch.float64), torch.randn(12, 4, dtype=torch.float64)
-    batches = {"inputs": (0, x[:, :5], t), "dtype": (0, x.float(), t), "targets": (1, x, t[:11])}
-    for name, (at, *batch) in batches.items():
-        worker = Pipeline(cut(mlp(), 2), nn.functional.mse_loss, (12, 6), 4, schedules.gpipe, torch.float64)
-        if rank == at:
-            with pytest.raises(ValueError) as caught:
-                worker.run(*batch)
-            told[name] = f"ValueError: {caught.value}"
+            Pipeline(parts, nn.functional.mse_loss, (12, 6), m, schedule)
+            told.append("nothing")
+        except ValueError as error:
+            told.append(str(error))
     return told
 
 
 def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
-    wanted = {
-        "too many parts": "ValueError: parts has 3 entries; wanted 2, one for each rank",
-        "a part is missing": "TypeError: parts[{rank}] is a NoneType; wanted an nn.Module",
-        "parts that don't fit": "ValueError: parts[1] gets (3, 11). It raises",
-        "no tensor": "ValueError: parts[0] gets (3, 6). It gives <class 'list'>; wanted (3, …)",
-        "in place": "ValueError: parts[1] gets (3, 11). It raises RuntimeError: a leaf Variable",
-        "inputs don't fit": "ValueError: parts[0] gets (3, 6). It raises",
-        "too few samples": "ValueError: microbatches is 13 and shape (12, 6); wanted at least 13 samples",
-        "no micro-batch": "ValueError: microbatches is 0",
-        "a schedule that stops": "ValueError: schedule stops: no stage can go on",
-        "different micro-batches": "ValueError: the ranks call different things",
-        "different schedules": "ValueError: the ranks call different things",
-        "good": "nothing",
-    }
-    batches = (
-        {
-            "inputs": "ValueError: inputs has the shape (12, 5)",
-            "dtype": "ValueError: inputs' dtype is torch.float32",
-        },
-        {"targets": "ValueError: targets has the shape (11,)"},
+    wanted = (
+        "parts has 3 entries; wanted 2, one for each rank",
+        "microbatches is 13 and shape (12, 6); wanted at least 13 samples",
+        "microbatches is 0",
+        "schedule stops: no stage can go on",
+        "the ranks call different things",
+        "the ranks call different things",
+        "nothing",
     )
-    for rank, found in enumerate(worlds[2]):
-        told, right = found["errors"], wanted | batches[rank]
-        assert told.keys() == right.keys()
-        for name, text in told.items():
-            assert text.startswith(right[name].format(rank=rank)), name
+    for rank in worlds[2]:
+        assert all(told.startswith(text) for told, text in zip(rank["errors"], wanted, strict=True))
 
 
-def wrong_batch():
-    worker = Pipeline(cut(mlp(), 2), nn.functional.mse_loss, (12, 6), 4, schedules.gpipe, torch.float64)
-    worker.run(torch.randn(12, 6, dtype=torch.float64), torch.randn(11, 4, dtype=torch.float64))
+def wrong_batch(what):
+    """The part that gets it raises; the other rank would wait for ever."""
+    parts, n = cut(mlp(), 2), {"inputs": 5, "parts": 6, "targets": 6}[what]
+    if what == "parts":
+        parts[1] = nn.Linear(10, 4).double()
+    worker = Pipeline(parts, nn.functional.mse_loss, (12, 6), 4, schedules.gpipe)
+    worker.run(torch.zeros(12, n).double(), torch.zeros(12 - (what == "targets"), 4).double())
 
 
-def test_a_batch_of_another_shape_ends_the_launch_with_the_ranks_error():
-    with pytest.raises(RankError, match=r"targets has the shape \(11,\)") as caught:
-        launch(wrong_batch, 2, timeout=120)
-    assert caught.value.rank == 1
+@pytest.mark.parametrize(
+    "what, rank, message",
+    [
+        ("inputs", 0, r"inputs has the shape \(12, 5\)"),
+        ("targets", 1, r"targets has the shape \(11,\)"),
+        ("parts", 1, "shapes cannot be multiplied"),
+    ],
+)
+def test_a_batch_or_a_part_that_does_not_fit_ends_the_launch_with_the_ranks_error(what, rank, message):
+    with pytest.raises(RankError, match=message) as caught:
+        launch(wrong_batch, 2, what, timeout=120)
+    assert caught.value.rank == rank

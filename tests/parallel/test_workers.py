@@ -190,7 +190,7 @@ def test_errors_end_the_run_at_once(gradient, error, message):
 
 def too_late(gradient, size, n_workers):
     """What is said at the deadline, once a worker has got a task before it; a busy machine needs longer."""
-    for timeout in (4.0, 8.0, 16.0, 32.0, 64.0):
+    for timeout in (2.0, 8.0, 32.0):
         start = time.monotonic()
         with pytest.raises(WorkerError, match=f"tasks were not done within {timeout:g} s") as caught:
             train(ParameterServer(torch.zeros(size), 1.0), gradient, 4, n_workers, timeout=timeout)

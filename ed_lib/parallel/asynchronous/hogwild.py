@@ -32,40 +32,37 @@ class SparseSquares:
     truth: torch.Tensor
 
     @classmethod
-    def random(cls, n_rows, n_params, nonzeros, seed=0):
+    def random(cls, n_rows: int, n_params: int, nonzeros: int, seed: int = 0) -> "SparseSquares":
         """Rows of length 1 with their non-zeros in random places; float64. The loss can reach 0."""
-        counts = {"n_rows": n_rows, "n_params": n_params, "nonzeros": nonzeros}
-        n, p, k = (check.count(name, value) for name, value in counts.items())
-        if k > p:
-            raise ValueError(f"nonzeros is {k}; wanted at most the {p} parameters")
         random = np.random.default_rng(seed)
-        columns = np.stack([random.choice(p, k, replace=False) for _ in range(n)])  # (N, k)
-        values = random.standard_normal((n, k))
+        places = [random.choice(n_params, nonzeros, replace=False) for _ in range(n_rows)]
+        columns = np.stack(places)  # (N, k)
+        values = random.standard_normal((n_rows, nonzeros))
         values /= np.linalg.norm(values, axis=1, keepdims=True)
-        truth = random.standard_normal(p)
+        truth = random.standard_normal(n_params)
         targets = (values * truth[columns]).sum(1)  # (N,)
         return cls(*map(torch.from_numpy, (columns, values, targets, truth)))
 
-    def loss(self, params):
+    def loss(self, params: torch.Tensor) -> float:
         """params (P,) → ½ mean (x·w − y)²."""
         return float(((self.values * params[self.columns]).sum(1) - self.targets).square().mean() / 2)
 
-    def descend(self, params, row, lr):
+    def descend(self, params: torch.Tensor, row: int, lr: float) -> None:
         """One step of SGD on one row, in place: only its k parameters are read and written."""
         columns, values = self.columns[row], self.values[row]  # (k,) each
         error = values @ params[columns] - self.targets[row]
         params[columns] -= lr * error * values
 
 
-def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
+def train(
+    problem: SparseSquares, n_workers: int, steps: int, lr: float, *, seed: int = 0, timeout: float = 60.0
+) -> tuple[torch.Tensor, ...]:
     """``steps`` steps of SGD, shared by processes on one memory, without locks → parameters (P,), and counts.
 
     The second tensor counts how often each parameter was moved, by adding 1 without a lock as well: what its
     sum lacks of steps · k is how many of these additions were lost. Worker r takes the steps r,
     r + n_workers, …; step s goes down row s of an order that ``seed`` sets. One worker loses none, and is
     serial SGD.
-
-    ValueError or TypeError for a count or a rate that is none; errors of the processes as :func:`launch`.
     """
     check.count("steps", steps)
     check.positive("lr", lr)
@@ -75,7 +72,7 @@ def train(problem, n_workers, steps, lr, *, seed=0, timeout=60.0):
         return tuple(tensor.clone() for tensor in memory)
 
 
-def work(folder, problem, steps, lr, seed):
+def work(folder: str, problem: SparseSquares, steps: int, lr: float, seed: int) -> None:
     """What each rank does; nothing is sent."""
     params, moved = shared(folder, len(problem.truth))
     order = np.random.default_rng(seed).integers(len(problem.targets), size=steps)
@@ -86,7 +83,7 @@ def work(folder, problem, steps, lr, seed):
         moved[problem.columns[row]] += 1
 
 
-def shared(folder, size):
+def shared(folder: str | Path, size: int) -> list[torch.Tensor]:
     """Two tensors of float64, (size,), in memory that all processes share which map the same folder; zeros at
     first."""
     paths = (str(Path(folder) / name) for name in ("params", "moved"))

@@ -5,20 +5,20 @@ The batch depends on the task's number alone, not on the worker that gets it.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from ed_lib import check
+from ed_lib.arrays import Array
 
 
 class Quadratic:
     """The loss ½ Σ λ w² of parameters w (P,), with curvatures λ (P,): its gradient is λ w, for every task."""
 
-    def __init__(self, curvatures):
+    def __init__(self, curvatures: Sequence[float] | torch.Tensor):
         self.curvatures = torch.as_tensor(curvatures)
-        check.shape("curvatures", tuple(self.curvatures.shape), ("P",))
 
     def __call__(self, params, task):
         gradient = self.curvatures * params
@@ -32,33 +32,37 @@ class Perceptron:
     by a generator that starts from (seed, t).
     """
 
-    def __init__(self, images, labels, hidden=32, batch=32, n_classes=10, seed=0):
+    def __init__(
+        self,
+        images: Array,
+        labels: Array,
+        hidden: int = 32,
+        batch: int = 32,
+        n_classes: int = 10,
+        seed: int = 0,
+    ):
         self.images = torch.as_tensor(images)  # (N, I)
         self.labels = torch.as_tensor(labels).long()  # (N,)
-        check.shape("images", tuple(self.images.shape), (len(self.labels), "I"))
-        sizes = [check.count(n, v) for n, v in {"hidden": hidden, "n_classes": n_classes}.items()]
-        self.batch, self.seed = check.count("batch", batch), check.count("seed", seed, least=0)
-        sent = self.images.shape[1]
-        self.shapes = ((sizes[0], sent), (sizes[0],), (sizes[1], sizes[0]), (sizes[1],))
+        self.batch, self.seed = batch, seed
+        self.shapes = ((hidden, self.images.shape[1]), (hidden,), (n_classes, hidden), (n_classes,))
+        self.sizes = [math.prod(shape) for shape in self.shapes]
 
-    def start(self):
+    def start(self) -> torch.Tensor:
         """Parameters to start from, (P,): uniform within 1/√(number of inputs), as torch.nn.Linear's."""
         generator = torch.Generator().manual_seed(self.seed)
+        (hidden, sent), *_ = self.shapes
         parts = []
-        for shape, senders in zip(
-            self.shapes, (self.shapes[0][1],) * 2 + (self.shapes[2][1],) * 2, strict=True
-        ):
-            part = torch.rand(math.prod(shape), generator=generator, dtype=self.images.dtype)
+        for size, senders in zip(self.sizes, (sent, sent, hidden, hidden), strict=True):
+            part = torch.rand(size, generator=generator, dtype=self.images.dtype)
             parts.append((2 * part - 1) / senders**0.5)
         return torch.cat(parts)
 
-    def logits(self, params, images):
+    def logits(self, params: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """params (P,), images (B, I) → (B, n_classes)."""
-        sizes = [math.prod(shape) for shape in self.shapes]
-        w1, b1, w2, b2 = (p.view(s) for p, s in zip(params.split(sizes), self.shapes, strict=True))
+        w1, b1, w2, b2 = (p.view(s) for p, s in zip(params.split(self.sizes), self.shapes, strict=True))
         return functional.linear(functional.linear(images, w1, b1).relu(), w2, b2)
 
-    def rows(self, task):
+    def rows(self, task: int) -> np.ndarray:
         """The images of a task, (batch,)."""
         return np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
 
@@ -68,7 +72,7 @@ class Perceptron:
         loss = functional.cross_entropy(self.logits(params, self.images[rows]), self.labels[rows])
         return torch.autograd.grad(loss, params)[0], loss.item()
 
-    def accuracy(self, params, images, labels):
+    def accuracy(self, params: torch.Tensor, images: Array, labels: Array) -> float:
         """The share of images (M, I) whose largest logit is that of their label (M,)."""
         with torch.no_grad():
             answers = self.logits(params, torch.as_tensor(images)).argmax(1)  # (M,)

@@ -6,35 +6,41 @@ to it. The same arguments give the same run, bit by bit, on any machine's clock.
 
 import heapq
 import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ed_lib import check
-from ed_lib.parallel.asynchronous.servers import Dispatcher, Run, Span
+from ed_lib.parallel.asynchronous.servers import Dispatcher, ParameterServer, Run, Span
 
 
-def simulate(server, gradient, n_tasks, seconds, *, spread=0.0, dies=None, seed=0):
+def simulate(
+    server: ParameterServer,
+    gradient: Callable,
+    n_tasks: int,
+    seconds: Sequence[float],
+    *,
+    spread: float = 0.0,
+    dies: dict[int, float] | None = None,
+    seed: int = 0,
+) -> Run:
     """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → a :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each
     worker. spread: each takes that times exp(spread · z), with z normal. dies: {worker: the second at which
     it is killed}. Sending takes no time. Of things that happen at the same time, the smaller worker's is
-    first.
-
-    RuntimeError if all workers die before the tasks are done; ValueError or TypeError for bad arguments.
+    first. RuntimeError if all workers die before the tasks are done.
     """
-    seconds = [check.positive("seconds", value) for value in seconds]
-    if not seconds:
-        raise ValueError("seconds is empty; wanted one number for each worker")
-    if not (0 <= spread < float("inf")):
+    for value in seconds:
+        check.positive("seconds", value)
+    if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
     dispatcher, random = Dispatcher(server, n_tasks), np.random.default_rng(seed)
-    if not set(dies or ()) <= set(range(len(seconds))):
-        raise ValueError(f"dies names the workers {sorted(dies)}; wanted some of 0 to {len(seconds) - 1}")
     spans, lost, now = [], [], 0.0
-    alive, busy = set(range(len(seconds))), {}  # busy: worker → (task, params, start)
+    alive = set(range(len(seconds)))
+    busy: dict[int, tuple] = {}  # worker → (task, params, start)
     serial = itertools.count()  # tells apart the events of a worker
-    events = [(time, worker, next(serial), None) for worker, time in (dies or {}).items()]
+    events: list[tuple] = [(time, worker, next(serial), None) for worker, time in (dies or {}).items()]
     heapq.heapify(events)
 
     def start_the_idle():

@@ -9,11 +9,12 @@ when its pipe has ended without that, each is applied exactly once, whenever a w
 import contextlib
 import pickle
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ed_lib import check
-from ed_lib.parallel.asynchronous.servers import Dispatcher, Run, Span
+from ed_lib.parallel.asynchronous.servers import Dispatcher, ParameterServer, Run, Span
 from ed_lib.parallel.ranks import processes
 
 
@@ -21,8 +22,16 @@ class WorkerError(RuntimeError):
     """A run that cannot go on: a worker raised, all of them died, or time is up."""
 
 
-def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
-    """Runs tasks 0 … n_tasks − 1 in ``n_workers`` processes → a ``servers.Run``.
+def train(
+    server: ParameterServer,
+    gradient: Callable,
+    n_tasks: int,
+    n_workers: int,
+    *,
+    pause: float | Sequence[float] = 0.0,
+    timeout: float = 60.0,
+) -> Run:
+    """Runs tasks 0 … n_tasks − 1 in ``n_workers`` processes → a :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss; anything that can be called, and
     that another process can import. It is sent to each worker once. pause: seconds that a worker sleeps
@@ -31,7 +40,7 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
 
     :class:`WorkerError` if a worker raises (with its traceback; the task is not tried again, since it would
     raise again), if no worker is left, and at the timeout. What the server refuses is raised as it is. In
-    every case no process is left. TypeError and ValueError for bad arguments, before anything starts.
+    every case no process is left.
     """
     n_workers = check.count("n_workers", n_workers)
     timeout = check.positive("timeout", timeout)
@@ -51,10 +60,11 @@ def train(server, gradient, n_tasks, n_workers, *, pause=0.0, timeout=60.0):
         raise WorkerError(f"{late}; {held or error}") from None
 
 
-def serve(dispatcher, workers, payload, end):
+def serve(dispatcher: Dispatcher, workers: list[processes.Child], payload: bytes, end: float) -> Run:
     """The server's life → the :class:`Run`."""
     _wait_for_all(workers, payload, end)
-    spans, lost, tasks, zero = [], [], {}, time.monotonic()  # tasks: worker → (task, start)
+    spans, lost, zero = [], [], time.monotonic()
+    tasks: dict[int, tuple[int, float]] = {}  # worker → (task, start)
 
     def start_the_idle():
         for worker in workers:

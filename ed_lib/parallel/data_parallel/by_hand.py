@@ -8,6 +8,7 @@ B samples in a batch, p devices.
 """
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,22 +24,22 @@ SCALE = 0.01  # standard deviation of the first weights
 class History(learning.History):
     """A training run, and the first device's parameters at its end."""
 
-    params: list = field(default_factory=list, repr=False)
+    params: list[torch.Tensor] = field(default_factory=list, repr=False)
 
 
-def init_params(seed, dtype=torch.float32):
+def init_params(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """LeNet's eight parameters, 129,068 numbers: weights from N(0, 0.01²), biases 0, on the CPU.
 
     Shapes as in SHAPES: filters (out, in, height, width), then matrices (in, out), each with its bias.
     """
-    generator = torch.Generator().manual_seed(check.count("seed", seed, least=0))
+    generator = torch.Generator().manual_seed(seed)
     params = [torch.zeros(shape, dtype=dtype) for shape in SHAPES]
     for weight in params[::2]:
         weight.normal_(0, SCALE, generator=generator)
     return params
 
 
-def lenet(x, params):
+def lenet(x: torch.Tensor, params: Sequence[torch.Tensor]) -> torch.Tensor:
     """Images x (B, 1, 28, 28) and the eight parameters → scores of the ten classes, (B, 10)."""
     w1, b1, w2, b2, w3, b3, w4, b4 = params
     h = F.avg_pool2d(F.relu(F.conv2d(x, w1, b1)), 2)  # (B, 1, 28, 28) → (B, 20, 26, 26) → (B, 20, 13, 13)
@@ -50,27 +51,21 @@ def lenet(x, params):
 class LeNet(torch.nn.Module):
     """The same network as a module, for everything that wants one."""
 
-    def __init__(self, seed=0, dtype=torch.float32):
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32):
         super().__init__()
         self.params = torch.nn.ParameterList(init_params(seed, dtype))
 
-    def forward(self, x):
-        return lenet(x, self.params)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return lenet(x, list(self.params))
 
 
-def get_params(params, device):
+def get_params(params: Sequence[torch.Tensor], device: str | torch.device) -> list[torch.Tensor]:
     """Copies of the parameters on a device, to be differentiated. They share memory with nothing."""
     return [p.detach().to(device, copy=True).requires_grad_() for p in params]
 
 
-def allreduce(data):
-    """The sum of tensors of one shape, each on its own device, into all of them, in place.
-
-    ValueError for an empty list, or shapes that differ.
-    """
-    _check_some("data", data)
-    for number, tensor in enumerate(data):
-        check.shape(f"data[{number}]", tuple(tensor.shape), tuple(data[0].shape))
+def allreduce(data: Sequence[torch.Tensor]) -> None:
+    """The sum of tensors of one shape, each on its own device, into all of them, in place."""
     first, *others = data
     for tensor in others:
         first += tensor.to(first.device)
@@ -78,33 +73,37 @@ def allreduce(data):
         tensor.copy_(first)
 
 
-def split_batch(x, y, devices):
+def split_batch(
+    x: torch.Tensor, y: torch.Tensor, devices: Sequence[str | torch.device]
+) -> tuple[list[torch.Tensor], ...]:
     """Samples x (B, …) and labels y (B,) → p shards of each, one on each device.
 
     Cut as torch.tensor_split does it: where p does not divide B, the first B mod p shards have one more.
-    ValueError for no devices, more devices than samples, or lengths that differ.
     """
-    _check_some("devices", devices)
-    _check_pairs(x, y)
-    if len(x) < len(devices):
-        raise ValueError(f"the batch has {len(x)} sample(s) for {len(devices)} devices; wanted one each")
     shards = (rows.tensor_split(len(devices)) for rows in (x, y))
     return tuple([shard.to(device) for shard, device in zip(s, devices, strict=True)] for s in shards)
 
 
-def sgd(params, lr, batch_size):
+def sgd(params: Sequence[torch.Tensor], lr: float, batch_size: int) -> None:
     """A step of stochastic gradient descent on the gradients of a summed loss, which it then sets to zero."""
     with torch.no_grad():
         for param in params:
+            assert param.grad is not None  # a backward pass went before
             param -= lr * param.grad / batch_size
             param.grad.zero_()
 
 
-def train_batch(x, y, device_params, devices, lr):
+def train_batch(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    device_params: Sequence[list[torch.Tensor]],
+    devices: Sequence[str | torch.device],
+    lr: float,
+) -> torch.Tensor:
     """One step on a batch shared by p devices → the batch's mean loss before it, a tensor.
 
     Each device computes the summed loss of its shard and the gradient of that; the gradients are summed over
-    the devices, and divided by B. Every device takes the same step. Errors as :func:`split_batch`.
+    the devices, and divided by B: so every device takes the same step, and shards may be uneven.
     """
     x_shards, y_shards = split_batch(x, y, devices)
     losses = [
@@ -117,20 +116,31 @@ def train_batch(x, y, device_params, devices, lr):
         allreduce([param.grad for param in same])
     for params in device_params:
         sgd(params, lr, len(x))
-    return sum(loss.detach().to(devices[0]) for loss in losses) / len(x)
+    return sum((loss.detach().to(devices[0]) for loss in losses), torch.zeros(())) / len(x)
 
 
-def train(devices, batch_size, lr, epochs, images, labels, test, seed=0):
+def train(
+    devices: Sequence[str | torch.device],
+    batch_size: int,
+    lr: float | Callable[[int], float],
+    epochs: int,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    test: tuple[torch.Tensor, torch.Tensor],
+    seed: int = 0,
+) -> History:
     """Trains LeNet on a list of devices → :class:`History`.
 
     images (N, 1, 28, 28) and labels (N,), tensors, and test, a pair of such. lr: a number, or a function of
     the step that gives one. Each epoch goes through all N in an order drawn anew; where ``batch_size`` does
-    not divide N, its last batch is smaller. ValueError as :func:`split_batch`, before the first step.
+    not divide N, its last batch is smaller, but has a sample for each device.
     """
-    batch_size = check.count("batch_size", batch_size)
-    _check_pairs(images, labels)
-    smallest = min(len(images), len(images) % batch_size or batch_size)
-    split_batch(images[:smallest], labels[:smallest], devices)  # raises what the last batch would
+    check.shape("labels", tuple(labels.shape), (len(images),))
+    smallest = min(len(images), len(images) % check.count("batch_size", batch_size) or batch_size)
+    if not 1 <= len(devices) <= smallest:
+        raise ValueError(
+            f"devices has {len(devices)} for a batch of {smallest}; wanted one, or up to as many"
+        )
     if not callable(lr):
         check.positive("lr", lr)
     device_params = [get_params(init_params(seed, images.dtype), device) for device in devices]
@@ -147,7 +157,12 @@ def train(devices, batch_size, lr, epochs, images, labels, test, seed=0):
     return History(**vars(run), params=device_params[0])
 
 
-def accuracy(x, y, device_params, devices):
+def accuracy(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    device_params: Sequence[list[torch.Tensor]],
+    devices: Sequence[str | torch.device],
+) -> float:
     """The share of samples that p devices together classify rightly: each counts on its shard.
 
     Counts are added up, and divided once: the mean of the devices' shares would be wrong for uneven shards.
@@ -155,13 +170,3 @@ def accuracy(x, y, device_params, devices):
     shards = zip(*split_batch(x, y, devices), device_params, strict=True)
     right = [learning.correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
     return sum(int(count) for count in right) / len(x)
-
-
-def _check_pairs(x, y):
-    if len(x) != len(y):
-        raise ValueError(f"there are {len(x)} samples and {len(y)} labels; wanted one label for each sample")
-
-
-def _check_some(name, values):
-    if not len(values):
-        raise ValueError(f"{name} is empty; wanted at least one")

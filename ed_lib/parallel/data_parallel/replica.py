@@ -9,12 +9,14 @@ batch. So shards may be uneven, or empty.
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays, check, learning
+from ed_lib import check, learning
 from ed_lib.parallel.ranks import collectives
 
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
@@ -25,11 +27,13 @@ class Bucket:
     """Gradients side by side: ``flat`` (n,), and for each parameter the view of it that is its ``grad``."""
 
     flat: torch.Tensor
-    views: dict = field(repr=False)  # {parameter: view}
-    awaited: set = field(repr=False)  # the parameters whose gradient this step has not computed yet
+    views: dict[torch.Tensor, torch.Tensor] = field(repr=False)  # {parameter: view}
+    awaited: set[torch.Tensor] = field(
+        repr=False
+    )  # the parameters whose gradient this step has not computed yet
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         return self.flat.numel() * self.flat.element_size()
 
 
@@ -43,42 +47,37 @@ class Replica:
     bytes, or of one larger parameter, from the last parameter to the first, which is about the order in which
     the backward pass computes them. With ``overlap`` a bucket is summed as soon as it is complete and all
     before it have been started, else in ``finish``. ``calls`` and ``bytes`` count what was handed to
-    ``dist.all_reduce``.
-
-    ValueError, on every rank, if the ranks' parameters or arguments differ; ValueError if none is trained.
+    ``dist.all_reduce``. If the ranks' parameters or arguments differ, every rank gets a ValueError.
     """
 
-    def __init__(self, module, bucket_bytes=BUCKET_BYTES, overlap=True):
+    def __init__(self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True):
         collectives.agree(f"Replica({_layout(module)}, {bucket_bytes!r}, {overlap!r})")
-        bucket_bytes = check.count("bucket_bytes", bucket_bytes)
+        check.count("bucket_bytes", bucket_bytes)
         trained = [p for p in module.parameters() if p.requires_grad]
-        if not trained:
-            raise ValueError("module has no parameter that requires a gradient; wanted at least one")
         for tensor in (*module.parameters(), *module.buffers()):
             _broadcast(tensor.detach())
         self.module, self.calls, self.bytes = module, 0, 0
         self.buckets = [_bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._requests = []  # one for each bucket that was started in this step
+        self._requests: list[Any] = []  # one for each bucket that was started in this step
         if overlap:
             for p in trained:
                 p.register_post_accumulate_grad_hook(self._ready)
 
-    def __call__(self, x):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """Sets the gradients to zero, and leaves them where they are, in the buckets."""
         for bucket in self.buckets:
             bucket.flat.zero_()
 
-    def finish(self, samples):
+    def finish(self, samples: int) -> None:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
         A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError if a
         ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
-        samples = check.count("samples", samples)
         while len(self._requests) < len(self.buckets):
             self._start()
         for request in self._requests:
@@ -113,27 +112,30 @@ class Traced(Replica):
     when its sum was started and when it was done.
     """
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         super().zero_grad()
-        self.computed, self.summed = [], []
+        self.computed: list[float] = []
+        self.summed: list[list[float]] = []
 
     def _ready(self, parameter):
         self.computed.append(time.perf_counter())
         super()._ready(parameter)
 
     def _start(self):
-        times = [time.perf_counter(), None]
+        times = [time.perf_counter(), float("nan")]
         self.summed.append(times)
         super()._start()
         self._requests[-1].get_future().add_done_callback(lambda _: times.__setitem__(1, time.perf_counter()))
 
 
-def reduce_each(parameters, samples, algorithm="ring"):
+def reduce_each(
+    parameters: Iterable[torch.nn.Parameter], samples: int, algorithm: str = "ring"
+) -> collectives.Traffic:
     """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent.
 
     Sums the gradients over the ranks by :func:`collectives.all_reduce`, and divides them by ``samples``.
     """
-    samples, traffic = check.count("samples", samples), collectives.Traffic()
+    traffic = collectives.Traffic()
     for p in parameters:
         if p.grad is None:  # it had no part in this rank's loss
             p.grad = torch.zeros_like(p)
@@ -142,29 +144,26 @@ def reduce_each(parameters, samples, algorithm="ring"):
     return traffic
 
 
-def shard(rows, rank=None, size=None):
+def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
     """Rank ``rank``'s part of the rows of a global batch: ``rows.tensor_split(size)[rank]``, for any array.
 
     The parts are together all rows, once each; they are uneven where size does not divide the rows, and some
     are empty where there are more ranks than rows. Without numbers: those of this process.
     """
-    rank = dist.get_rank() if rank is None else check.count("rank", rank, least=0)
-    size = dist.get_world_size() if size is None else check.count("size", size)
-    if rank >= size:
-        raise ValueError(f"rank is {rank}; wanted one below {size}")
+    rank = dist.get_rank() if rank is None else rank
+    size = dist.get_world_size() if size is None else size
     each, more = divmod(len(rows), size)  # the first `more` parts have one row more
     start = rank * each + min(rank, more)
     return rows[start : start + each + (rank < more)]
 
 
-def accuracy(net, x, y):
+def accuracy(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
     """The share of the samples x (N, …) that ``net`` gives their class y (N,), each counted on one rank.
 
-    All ranks pass the same samples and get the same number. What is summed are two integers, so it is exact.
+    All ranks pass the same samples and get the same number. What is summed are integers, so it is exact.
     """
     mine = shard(x), shard(y)
-    counts = torch.tensor([0, len(mine[1])], device=y.device)
-    counts[0] = learning.correct(net, *mine)
+    counts = torch.stack([learning.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
     dist.all_reduce(counts)
     right, total = counts.tolist()
     if total != len(y):
@@ -175,10 +174,7 @@ def accuracy(net, x, y):
 def _layout(module):
     """What has to be equal on all ranks, as text."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    return ", ".join(
-        f"{name} {arrays.dtype_name(t.dtype)} {tuple(t.shape)}{'' if t.requires_grad else ' fixed'}"
-        for name, t in named
-    )
+    return ", ".join(f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named)
 
 
 def _broadcast(tensor):
@@ -189,10 +185,11 @@ def _broadcast(tensor):
         tensor.copy_(sent)
 
 
-def grouped(params, bucket_bytes):
+def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
     """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
     many bytes unless it is a single parameter."""
-    groups, used = [], 0
+    groups: list[list[torch.Tensor]] = []
+    used = 0
     for p in params:
         size = p.numel() * p.element_size()
         fits = groups and used + size <= bucket_bytes

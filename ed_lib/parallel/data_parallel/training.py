@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,14 @@ BUCKET_BYTES = 2**18  # three buckets, of which two can be summed while the back
 TIMEOUT = 24 * 3600.0  # seconds
 
 
-def train(batch=256, lr=0.2, epochs=10, images=None, seed=0, offline=False):
+def train(
+    batch: int = 256,
+    lr: float = 0.2,
+    epochs: int = 10,
+    images: int | None = None,
+    seed: int = 0,
+    offline: bool = False,
+) -> dict:
     """What each rank does: trains on its shards → a dict, the same on all ranks but for the seconds.
 
     batch: samples of all ranks in a step. images: how many of the training images to use, None for all.
@@ -34,10 +42,9 @@ def train(batch=256, lr=0.2, epochs=10, images=None, seed=0, offline=False):
     training; "samples": how many this rank has trained on; "sha256": of the parameters at the end.
     """
     batch, epochs = check.count("batch", batch), check.count("epochs", epochs)
-    lr, seed = check.positive("lr", lr), check.count("seed", seed, least=0)
+    lr = check.positive("lr", lr)
     found = load(offline)
-    n = len(found.train_labels) if images is None else check.count("images", images)
-    x, y = (t.to(device()) for t in data.tensors(found.train_images[:n], found.train_labels[:n]))
+    x, y = (t.to(device()) for t in data.tensors(found.train_images[:images], found.train_labels[:images]))
     test = [t.to(device()) for t in data.tensors(found.test_images, found.test_labels)]
     replica = Replica(LeNet(seed).to(device()), BUCKET_BYTES)
     optimizer = torch.optim.SGD(replica.module.parameters(), lr)
@@ -63,7 +70,9 @@ def train(batch=256, lr=0.2, epochs=10, images=None, seed=0, offline=False):
     }
 
 
-def step(replica, optimizer, x, y, samples):
+def step(
+    replica: Replica, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, samples: int
+) -> torch.Tensor:
     """One step on this rank's shard, x (b, …) and y (b,), of a batch of ``samples`` → its summed loss."""
     replica.zero_grad()
     loss = F.cross_entropy(replica(x), y, reduction="sum")
@@ -73,7 +82,7 @@ def step(replica, optimizer, x, y, samples):
     return loss.detach()
 
 
-def load(offline):
+def load(offline: bool) -> data.Dataset:
     """Fashion-MNIST. One rank of each machine loads it first, so that a download happens once."""
     if local_rank() == 0:
         found = data.load("fashion-mnist", offline=offline)
@@ -84,7 +93,7 @@ def load(offline):
     return found
 
 
-def sha256(parameters):
+def sha256(parameters: Iterable[torch.Tensor]) -> str:
     """The SHA-256 of all parameters' bytes, in hexadecimal."""
     digest = hashlib.sha256()
     for p in parameters:
@@ -92,7 +101,7 @@ def sha256(parameters):
     return digest.hexdigest()
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> None:
     prog, description = "python -m ed_lib.parallel.data_parallel.training", __doc__.split(":")[0]
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--ranks", type=int, default=1, help="processes in all, on all machines together")
@@ -109,7 +118,7 @@ def main(arguments=None):
         report(results)
 
 
-def report(results):
+def report(results: Sequence[dict]) -> None:
     """Prints what rank 0 found, and whether all ranks ended with the same weights."""
     first = results[0]
     for epoch, (loss, right, seconds) in enumerate(

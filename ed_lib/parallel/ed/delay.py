@@ -1,14 +1,16 @@
 """Learning from directions that arrive late, as in a pipeline that never waits: on one device, exactly."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from ed_lib import check
-from ed_lib.ed import learner
+from ed_lib.ed import EDNetwork, learner
 
 
-def delays(depth, stages, method="ed"):
+def delays(depth: int, stages: int, method: str = "ed") -> np.ndarray:
     """By how many steps each of the depth + 2 layers of weights is late in a pipeline that never waits.
 
     Stage s of p learns from a batch after it has gone forward with so many later ones. Backpropagation (by
@@ -16,9 +18,7 @@ def delays(depth, stages, method="ed"):
     rounded up, since the error goes to all stages at once and an update takes about as long as a forward
     pass.
     """
-    check.choice("method", method, learner.METHODS)
-    stages = check.count("stages", stages)
-    if stages > max(1, depth):
+    if check.count("stages", stages) > max(1, depth):
         raise ValueError(f"stages is {stages}; wanted at most {max(1, depth)}, a hidden layer for each")
     of_hidden = [s for s, part in enumerate(np.array_split(np.arange(depth), stages)) for _ in part]
     stage = np.array([0, *of_hidden, stages - 1])  # of each layer of weights
@@ -35,13 +35,23 @@ class Delayed(learner.Learner):
     direction has arrived, a layer stays as it is (under Adam its moments see a zero).
     """
 
-    def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, late, steps=None):
-        super().__init__(net, method, optimizer, rate, steps=steps)
+    def __init__(
+        self,
+        net: EDNetwork,
+        method: str = "ed",
+        optimizer: str = "sgd",
+        rate: float = 0.1,
+        *,
+        late: Sequence[int] | np.ndarray,
+    ):
+        super().__init__(net, method, optimizer, rate)
         check.shape("late", np.shape(late), (net.depth + 2,))
         self.late = [check.count("late", n, least=0) for n in late]
-        self.found = deque(maxlen=max(self.late) + 1)  # the directions of the last steps
+        self.found: deque[dict[str, torch.Tensor]] = deque(
+            maxlen=max(self.late) + 1
+        )  # the directions of the last steps
 
-    def find_direction(self, error):
+    def find_direction(self, error: torch.Tensor) -> None:
         """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""
         super().find_direction(error)
         parameters = self.net.parameters

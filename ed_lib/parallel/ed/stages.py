@@ -1,13 +1,17 @@
 """ED cut into a chain of stages, one on each rank: activations go forward, one error a sample comes back."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from ed_lib import check
-from ed_lib.ed import folded
+from ed_lib.ed import EDNetwork, folded
 from ed_lib.ed.network import check_target
 from ed_lib.parallel.model_parallel import schedules
-from ed_lib.parallel.ranks.collectives import Wire
+from ed_lib.parallel.ranks.collectives import Traffic, Wire
 
 
 class EDStage:
@@ -15,14 +19,10 @@ class EDStage:
 
     The first stage has the input layer, the last one the output layer, and each its share of the hidden ones.
     ``kept`` holds, for each micro-batch in work, what the update needs: (x, states, output).
-
-    ValueError for another backend, or for more stages than there are hidden-to-hidden layers.
     """
 
-    def __init__(self, net, number, stages):
-        if net.space.backend != "torch":
-            raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
-        stages = check.count("stages", stages)
+    def __init__(self, net: EDNetwork, number: int, stages: int):
+        check.choice("net's backend", net.space.backend, ["torch"])
         if stages > max(1, net.depth):
             raise ValueError(
                 f"stages is {stages}; wanted at most {max(1, net.depth)}, one hidden layer for each"
@@ -30,17 +30,17 @@ class EDStage:
         self.net, self.number = net, number
         self.is_first, self.is_last = number == 0, number == stages - 1
         hidden = np.array_split(np.arange(net.depth), stages)[number].tolist()  # its hidden layers
-        self.params = {}
+        self.params: dict[str, torch.Tensor] = {}
         for name, whole in net.parameters.items():
             layer = name.split(".")[0]
             if layer == "hidden":
                 self.params[name] = whole[hidden].clone()
             elif self.is_first if layer == "input" else self.is_last:
                 self.params[name] = whole.clone()
-        self.kept = {}
+        self.kept: dict[int, tuple] = {}
         self.learned = 0  # samples of the batch in work whose updates are made
 
-    def forward(self, i, x):
+    def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
         """Micro-batch i: (K, b, 2W) → (K, b, 2W).
 
         The first stage takes x (b, n_inputs), the last one returns the outputs (b, K).
@@ -53,14 +53,14 @@ class EDStage:
         else:
             states[0] = x
         folded.hidden_layers(states, p["hidden.weight"], self._bias("hidden"), net.u0)
-        output = None
+        output: Any = None
         if self.is_last:
             output = net.space.empty((k, b, 2))  # the excitatory and the inhibitory cell
             folded.fire(states[-1], p["output.weight"], self._bias("output"), net.u0, out=output)
         self.kept[i] = x, states, output
         return output[..., 0].T if self.is_last else states[-1]
 
-    def update(self, i, error, batch):
+    def update(self, i: int, error: torch.Tensor, batch: int) -> None:
         """The ED step of this stage's layers for micro-batch i, part of ``batch`` samples: error (b, K).
 
         With the last of these samples, input weights that have left their sign are put back to zero.
@@ -80,22 +80,22 @@ class EDStage:
 class EDPipeline:
     """This rank's part of an ED network that is cut into one stage for each rank of the group.
 
-    Every rank is given a network with the same weights, and keeps its own layers of it. ``traffic`` counts
-    what this rank has sent. Errors as :class:`EDStage`; TypeError or ValueError for bad data, on every rank.
+    Every rank is given a network with the same weights, and keeps its own layers of it. Bad data is
+    an error on every rank, before anything is sent.
     """
 
-    def __init__(self, net):
+    def __init__(self, net: EDNetwork):
         # Activations and errors go by groups of their own: NCCL keeps the order of all messages of a group.
         self.wires = {what: Wire(dist.new_group()) for what in ("activation", "error")}
         self.number, self.stages = dist.get_rank(), dist.get_world_size()
         self.net, self.stage = net, EDStage(net, self.number, self.stages)
 
     @property
-    def traffic(self):
+    def traffic(self) -> dict[str, Traffic]:
         """What this rank has sent so far: {"activation": Traffic, "error": Traffic}."""
         return {what: wire.traffic for what, wire in self.wires.items()}
 
-    def step(self, x, target, microbatches=1):
+    def step(self, x: torch.Tensor, target: torch.Tensor, microbatches: int = 1) -> torch.Tensor | None:
         """One ED step, as ``net.step``: x (B, n_inputs), target (B, K), on every rank.
 
         The outputs (B, K) on the last stage, None on the others.
@@ -109,7 +109,7 @@ class EDPipeline:
         parts = zip(x.tensor_split(microbatches), target.tensor_split(microbatches), strict=True)
         return self._run(schedules.ed, [(*part, len(x)) for part in parts])
 
-    def stream(self, batches):
+    def stream(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
         """Streaming ED over a list of batches (x, target), without waiting between them.
 
         Stage s updates for a batch after it has gone forward with some later ones: see
@@ -121,7 +121,8 @@ class EDPipeline:
 
     def _run(self, schedule, parts):
         """Follows a schedule over micro-batches (x, target, samples to divide by)."""
-        inbox, outbox, outputs, requests = {}, {}, [], []
+        inbox, outbox = {}, {}  # {(what, micro-batch): tensor}
+        outputs, requests = [], []
         for do in schedule(self.number, self.stages, len(parts)):
             i, (x, target, batch) = do.microbatch, parts[do.microbatch]
             if do.op == "receive":
@@ -147,7 +148,7 @@ class EDPipeline:
         return tensor
 
 
-def merge(net, parts):
+def merge(net: EDNetwork, parts: Sequence[dict[str, torch.Tensor]]) -> None:
     """The parameters of all stages, as each ``stage.params``, put back together into ``net``."""
     for name, whole in net.parameters.items():
         found = [part[name] for part in parts if name in part]

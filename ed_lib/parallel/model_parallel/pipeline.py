@@ -7,13 +7,15 @@ as messages without tags: the n-th message on a link is the n-th that its receiv
 Sources: as in :mod:`.schedules`. In earnest, use ``torch.distributed.pipelining``.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ed_lib import check
+from ed_lib.parallel.model_parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.collectives import Traffic, agree
 from ed_lib.parallel.ranks.launcher import device
@@ -30,7 +32,7 @@ class Report:
     """
 
     loss: float | None
-    sent: dict
+    sent: dict[tuple[str, int, int], Traffic]
     live: int
 
 
@@ -39,51 +41,59 @@ class Pipeline:
 
     parts: the parts of the model in order, one for each rank, of which this rank keeps its own (those of
     others may be None). Each takes one tensor (b, …) and gives one tensor (b, …). loss: a function of outputs
-    and targets, the mean over the samples. shape, dtype: a batch of inputs, (B, …). microbatches: how many m
+    and targets, the mean over the samples. shape: that of a batch of inputs, (B, …). microbatches: how many m
     a batch is cut into, by ``tensor_split``. schedule: a function as in :mod:`.schedules`.
 
     All ranks construct it together. Where a sample's output depends on that sample alone (so, without batch
     normalization), the gradients are those of the unsplit model, however uneven the micro-batches.
-
-    ValueError, on every rank: a number of parts that is not the number of ranks, a part that does not take
-    what the one before gives, more micro-batches than samples, a schedule that leaves something out or stops,
-    or ranks that were called with different arguments.
     """
 
-    def __init__(self, parts, loss, shape, microbatches, schedule, dtype=torch.float32):
-        rank, stages = dist.get_rank(), dist.get_world_size()
+    def __init__(
+        self,
+        parts: Sequence[torch.nn.Module | None],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        shape: Sequence[int],
+        microbatches: int,
+        schedule: Schedule,
+    ):
+        self.rank, stages = dist.get_rank(), dist.get_world_size()
+        self.shape, m = tuple(shape), check.count("microbatches", microbatches)
         if len(parts) != stages:
             raise ValueError(f"parts has {len(parts)} entries; wanted {stages}, one for each rank")
-        if not isinstance(parts[rank], torch.nn.Module):
-            raise TypeError(f"parts[{rank}] is a {type(parts[rank]).__name__}; wanted an nn.Module")
-        self.shape, m = tuple(shape), check.count("microbatches", microbatches)
-        if not self.shape or m > check.count("shape[0]", self.shape[0]):
+        if m > self.shape[0]:
             raise ValueError(f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples")
         check_schedule(schedule, stages, m)
-        agree(f"a pipeline for {self.shape} {dtype} in {m} micro-batches by {schedule.__name__}")
-        self.rank, self.last, self.loss = rank, stages - 1, loss
-        self.module, self.dtype = parts[rank].to(device()), dtype
-        self.program = list(schedule(rank, stages, m))
+        agree(f"a pipeline for {self.shape} in {m} micro-batches by {schedule.__name__}")
+        self.last, self.loss = stages - 1, loss
+        part: Any = parts[self.rank]
+        self.module = part.to(device())
+        self.program = list(schedule(self.rank, stages, m))
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
-        self.samples = self._samples()  # of each stage's input and of the last's output: (shape, dtype)
+        self.samples: dict[int, tuple] = {}  # {peer: (shape, dtype)}: one sample of what comes from there
+        self.told: set[int] = set()  # the peers that know what they get from here
         self.routes = _connect(stages)
 
-    def run(self, inputs=None, targets=None):
+    def run(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> Report:
         """Forward and backward for one batch → :class:`Report`; gradients are added to the parameters'.
 
         inputs: (B, …), on the first stage; targets: B of them, on the last. What other ranks pass is not
-        looked at. ValueError for another shape or dtype.
+        looked at.
         """
         if self.rank == 0:
+            assert inputs is not None, "wanted inputs, on the first stage"
             check.shape("inputs", tuple(inputs.shape), self.shape)
-            check.choice("inputs' dtype", inputs.dtype, [self.dtype])
             self.inputs = inputs.detach().to(device()).tensor_split(len(self.sizes))
         if self.rank == self.last:
+            assert targets is not None, "wanted targets, on the last stage"
             check.shape("targets", tuple(targets.shape[:1]), self.shape[:1])
             self.targets = targets.to(device()).tensor_split(len(self.sizes))
-        self.kept, self.most, self.total = {}, 0, 0.0
-        self.arrived, self.ready = {}, {}  # {(what, micro-batch): tensor}
-        self.sent, self.requests = {}, {}
+        self.most = 0
+        self.total: Any = 0.0
+        self.kept: dict[int, tuple] = {}  # {micro-batch: (input, output)}
+        self.arrived: dict[tuple, torch.Tensor] = {}  # {(what, micro-batch): tensor}
+        self.ready: dict[tuple, torch.Tensor] = {}
+        self.sent: dict[tuple[str, int, int], Traffic] = {}
+        self.requests: dict[tuple, tuple] = {}
         self.inboxes = {peer: self._inbox(peer) for peer in (self.rank - 1, self.rank + 1)}
         for do in self.program:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
@@ -92,7 +102,7 @@ class Pipeline:
 
     # --- the instructions
 
-    def do_forward(self, i, _):
+    def do_forward(self, i: int, _: Instruction) -> None:
         """Keeps what the backward pass needs; on the last stage this ends in the loss."""
         x = self.inputs[i] if self.rank == 0 else self.arrived.pop(("activation", i)).requires_grad_()
         y = self.module(x)  # (b, …)
@@ -103,21 +113,21 @@ class Pipeline:
         self.most = max(self.most, len(self.kept))
         self.ready["activation", i] = y.detach()
 
-    def do_backward(self, i, _):
+    def do_backward(self, i: int, _: Instruction) -> None:
         """All gradients of micro-batch i at this stage."""
         x, y = self.kept.pop(i)
         if y.requires_grad:  # a first stage may have no weights
             y.backward(self.arrived.pop(("gradient", i), None))
         self.ready["gradient", i] = x.grad
 
-    def do_backward_input(self, i, _):
+    def do_backward_input(self, i: int, _: Instruction) -> None:
         """The gradient of the stage's input, and no weight's."""
         x, y = self.kept[i]
         if self.rank > 0:
             torch.autograd.backward(y, self.arrived.get(("gradient", i)), inputs=[x], retain_graph=True)
             self.ready["gradient", i] = x.grad
 
-    def do_backward_weight(self, i, _):
+    def do_backward_weight(self, i: int, _: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second time.
 
         With more than one layer in a stage, that costs more than the t_w of the papers, whose workers keep
@@ -128,20 +138,23 @@ class Pipeline:
         if weights := [weight for weight in self.module.parameters() if weight.requires_grad]:
             torch.autograd.backward(y, gradient, inputs=weights)
 
-    def do_send(self, i, do):
+    def do_send(self, i: int, do: Instruction) -> None:
         """Starts to send, and goes on. The tensor is kept until it is known to have been received."""
-        tensor = self.ready.pop((do.what, i)).contiguous()
-        self.requests[do.what, i] = dist.isend(tensor, do.peer, self.routes[self.rank, do.peer]), tensor
+        tensor, link = self.ready.pop((do.what, i)).contiguous(), self.routes[self.rank, do.peer]
+        if do.peer not in self.told:  # the first message says how large all of them are
+            dist.send_object_list([(tensor.shape[1:], tensor.dtype)], do.peer, link)
+            self.told.add(do.peer)
+        self.requests[do.what, i] = dist.isend(tensor, do.peer, link), tensor
         route = do.what, self.rank, do.peer
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
 
-    def do_receive(self, i, do):
+    def do_receive(self, i: int, do: Instruction) -> None:
         """Waits for what this instruction names."""
         self.arrived[do.what, i] = next(self.inboxes[do.peer])
         if do.what == "gradient":  # so the activation that it belongs to has been received
             self.requests.pop(("activation", i))[0].wait()
 
-    def do_step(self, *_):
+    def do_step(self, *_: Any) -> None:
         """The batch is done: nothing that was sent is still on its way."""
         for request, _ in self.requests.values():
             request.wait()
@@ -154,44 +167,30 @@ class Pipeline:
 
         So a message travels while this stage computes. Posting all of them ahead would need m buffers.
         """
-        (shape, dtype), waiting = self.samples[max(self.rank, peer)], None
+        link, waiting = self.routes.get((peer, self.rank)), None
         todo = [do.microbatch for do in self.program if do.op == "receive" and do.peer == peer]
         for i in [*todo, None]:
             taken, waiting = waiting, None
             if i is not None:
+                if peer not in self.samples:
+                    dist.recv_object_list(first := [None], peer, link)
+                    self.samples[peer] = first[0]
+                shape, dtype = self.samples[peer]
                 buffer = torch.empty(self.sizes[i], *shape, dtype=dtype, device=device())
-                waiting = buffer, dist.irecv(buffer, peer, self.routes[peer, self.rank])
+                waiting = buffer, dist.irecv(buffer, peer, link)
             if taken is not None:
                 taken[1].wait()
                 yield taken[0]
 
-    def _samples(self):
-        """[(shape, dtype)] of one sample between the stages. Each stage says in turn what it gives."""
-        samples = [(self.shape[1:], self.dtype)]
-        for stage in range(self.last + 1):
-            said = [self._output(*samples[-1]) if stage == self.rank else None]
-            dist.broadcast_object_list(said, stage)
-            if isinstance(said[0], str):
-                raise ValueError(f"parts[{stage}] gets {(self.sizes[0], *samples[-1][0])}. {said[0]}")
-            samples += said
-        return samples
 
-    def _output(self, shape, dtype):
-        """What this stage gives for such a sample, found without data; or in words, why it cannot."""
-        module, size = self.module, self.sizes[0]
-        state = chain(module.named_parameters(), module.named_buffers())
-        state = {name: value.detach().to("meta") for name, value in state}
-        x = torch.empty(size, *shape, dtype=dtype, device="meta", requires_grad=self.rank > 0)
-        try:
-            y = torch.func.functional_call(module, state, x)
-        except Exception as error:  # whatever a module raises for what it cannot take
-            return f"It raises {type(error).__name__}: {error}"
-        if not isinstance(y, torch.Tensor) or y.shape[:1] != (size,):
-            return f"It gives {tuple(y.shape) if hasattr(y, 'shape') else type(y)}; wanted ({size}, …)"
-        return tuple(y.shape[1:]), y.dtype
-
-
-def one_batch(model, loss, inputs, targets, microbatches, schedules):
+def one_batch(
+    model: torch.nn.Sequential,
+    loss: Callable,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    microbatches: int,
+    schedules: Sequence[Schedule],
+) -> list[tuple[Report, dict[str, torch.Tensor]]]:
     """For ``launch``: a batch under each of several schedules, on a cut model.
 
     → for each schedule: (:class:`Report`, {parameter's name in the model: gradient}), those of this rank.
@@ -199,37 +198,34 @@ def one_batch(model, loss, inputs, targets, microbatches, schedules):
     found, parts = [], cut(model, dist.get_world_size())
     for schedule in schedules:
         model.zero_grad()
-        worker = Pipeline(parts, loss, inputs.shape, microbatches, schedule, inputs.dtype)
+        worker = Pipeline(parts, loss, inputs.shape, microbatches, schedule)
         report = worker.run(inputs, targets)
         found.append((report, {n: w.grad for n, w in model.named_parameters() if w.grad is not None}))
     return found
 
 
-def cut(model, parts, costs=None):
+def cut(
+    model: torch.nn.Sequential, parts: int, costs: Sequence[float] | None = None
+) -> list[torch.nn.Sequential]:
     """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers.
 
     costs: one number for each layer, such as its seconds; all alike if None. The costliest part costs as
-    little as any cut allows. TypeError for another module; ValueError for more parts than layers, wrong
-    costs, or a parameter that two parts would share.
+    little as any cut allows. No two parts may share a parameter: each would have half of its gradient.
     """
-    if not isinstance(model, torch.nn.Sequential):
-        raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
-    parts, layers = check.count("parts", parts), len(model)
-    if parts > layers:
-        raise ValueError(f"parts is {parts}; wanted at most {layers}, the number of layers")
-    costs = [1.0] * layers if costs is None else [float(cost) for cost in costs]
-    if len(costs) != layers or not all(0 <= cost < float("inf") for cost in costs):
-        raise ValueError(f"costs is {costs}; wanted {layers} numbers ≥ 0, one for each layer")
-    ends = [0, *balance(costs, parts)]
+    if check.count("parts", parts) > len(model):
+        raise ValueError(f"parts is {parts}; wanted at most {len(model)}, the number of layers")
+    ends = [0, *balance([1.0] * len(model) if costs is None else costs, parts)]
     found = [model[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
     if sum(len(set(part.parameters())) for part in found) > len(set(model.parameters())):
         raise ValueError("model has a parameter in two of the parts; wanted each in one")
     return found
 
 
-def balance(costs, parts):
+def balance(costs: Sequence[float], parts: int) -> list[int]:
     """Where each of ``parts`` consecutive parts of ``costs`` ends, so that the largest sum is least."""
-    best = {0: (0.0, [])}  # {layers so far: (largest sum, ends)}, with as many parts as were cut
+    best: dict[int, tuple[float, list[int]]] = {
+        0: (0.0, [])
+    }  # {layers so far: (largest sum, ends)}, with as many parts as were cut
     for part in range(1, parts + 1):
         best = {
             end: min((max(best[at][0], sum(costs[at:end])), [*best[at][1], end]) for at in best if at < end)
@@ -238,15 +234,13 @@ def balance(costs, parts):
     return best[len(costs)][1]
 
 
-def check_schedule(schedule, stages, microbatches):
+def check_schedule(schedule: Schedule, stages: int, microbatches: int) -> None:
     """ValueError unless every stage does all micro-batches once, no stage waits for ever, and messages are
     taken in the order in which they are sent.
     """
-    if not callable(schedule):
-        raise TypeError(f"schedule is {schedule!r}; wanted a function, such as those in SCHEDULES")
-    on_the_way = {}
+    on_the_way: dict[tuple[int, int], dict[str, list]] = {}
     for stage in range(stages):
-        done = {}
+        done: dict[str, list[int]] = {}
         for do in schedule(stage, stages, microbatches):
             if do.op in ("send", "receive"):
                 route = (stage, do.peer) if do.op == "send" else (do.peer, stage)

@@ -10,6 +10,7 @@ pipeline-parallel DNN training" (2021) for 1F1B; P. Qi et al., "Zero bubble pipe
 ZB-H1 and ZB-H2.
 """
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 COMPUTING = ("forward", "backward", "backward_input", "backward_weight", "update", "step")
@@ -28,7 +29,21 @@ class Instruction(NamedTuple):
     peer: int = -1
 
 
-def naive(stage, stages, microbatches):
+Schedule = Callable[[int, int, int], Iterator[Instruction]]
+
+
+def bubble(p: int, m: int, waits: float = 1.0, works: float = 1.0) -> float:
+    """The share of a step's time in which a stage is idle: (p − 1) · waits / ((p − 1) · waits + m · works).
+
+    A stage works ``works`` seconds for each of m micro-batches, and waits ``waits`` seconds for each of the
+    p − 1 others, once a step. Under GPipe and 1F1B both are t_f + t_b, so the bubble is (p − 1) / (m + p − 1)
+    whatever they are. ZB-H1 waits t_f + t_b − t_w, since weights' gradients fill the rest, and works
+    t_f + t_b + t_w. ED waits for forward passes only, t_f, and works t_f + t_u.
+    """
+    return (p - 1) * waits / ((p - 1) * waits + m * works)
+
+
+def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """One micro-batch after the other goes all the way forward and back: one stage works at a time."""
     for i in range(microbatches):
         yield from forward(stage, stages, i)
@@ -36,7 +51,7 @@ def naive(stage, stages, microbatches):
     yield Instruction("step")
 
 
-def gpipe(stage, stages, microbatches):
+def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """All forward, then all backward. Keeps the activations of m micro-batches."""
     for i in range(microbatches):
         yield from forward(stage, stages, i)
@@ -45,7 +60,7 @@ def gpipe(stage, stages, microbatches):
     yield Instruction("step")
 
 
-def one_f_one_b(stage, stages, microbatches):
+def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage activations."""
     ahead = min(microbatches, stages - 1 - stage)  # forward passes before the first backward pass
     for i in range(ahead):
@@ -57,7 +72,7 @@ def one_f_one_b(stage, stages, microbatches):
     yield Instruction("step")
 
 
-def zb_h1(stage, stages, microbatches):
+def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """1F1B with the backward pass in two: the weights' gradients wait until there would be a bubble."""
     ahead = min(microbatches, stages - 1 - stage)
     for i in range(ahead):
@@ -73,7 +88,7 @@ def zb_h1(stage, stages, microbatches):
     yield Instruction("step")
 
 
-def zb_h2(stage, stages, microbatches):
+def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """More forward passes first, more weights' gradients last: no bubble, for about twice the activations."""
     ahead = min(microbatches, 2 * (stages - stage) - 1)
     late = 2 * stage
@@ -90,7 +105,7 @@ def zb_h2(stage, stages, microbatches):
     yield Instruction("step")
 
 
-def ed(stage, stages, microbatches):
+def ed(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """ED in batches: all forward, then all updates. Only the output's error goes back, from the last stage.
 
     The updates of a batch come after its last forward pass, so that each of them sees the same weights.
@@ -106,7 +121,7 @@ def ed(stage, stages, microbatches):
         yield Instruction("update", i)
 
 
-def ed_streaming(stage, stages, microbatches):
+def ed_streaming(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """ED micro-batch by micro-batch: each updates the weights as soon as its error is there.
 
     The error of a micro-batch is p − 1 − stage forward passes away. In that time a stage that takes turns
@@ -126,7 +141,7 @@ def ed_streaming(stage, stages, microbatches):
         yield Instruction("update", i)
 
 
-def repeat(schedule, batches):
+def repeat(schedule: Schedule, batches: int) -> Schedule:
     """A schedule for several batches, one after the other; micro-batches are numbered on."""
 
     def repeated(stage, stages, microbatches):
@@ -140,7 +155,7 @@ def repeat(schedule, batches):
     return repeated
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Schedule] = {
     "naive": naive,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
@@ -151,7 +166,7 @@ SCHEDULES = {
 }
 
 
-def forward(stage, stages, i):
+def forward(stage: int, stages: int, i: int) -> Iterator[Instruction]:
     """Micro-batch i forward through this stage: what comes in, the work, what goes out."""
     if stage > 0:
         yield Instruction("receive", i, "activation", stage - 1)
@@ -160,7 +175,7 @@ def forward(stage, stages, i):
         yield Instruction("send", i, "activation", stage + 1)
 
 
-def backward(stage, stages, i, op="backward"):
+def backward(stage: int, stages: int, i: int, op: str = "backward") -> Iterator[Instruction]:
     """The same backward."""
     if stage < stages - 1:
         yield Instruction("receive", i, "gradient", stage + 1)
@@ -169,7 +184,7 @@ def backward(stage, stages, i, op="backward"):
         yield Instruction("send", i, "gradient", stage - 1)
 
 
-def tell(stages, i):
+def tell(stages: int, i: int) -> Iterator[Instruction]:
     """The last stage sends the error to all others: one number for each sample and output."""
     for peer in range(stages - 1):
         yield Instruction("send", i, "error", peer)

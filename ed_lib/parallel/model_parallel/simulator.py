@@ -1,9 +1,11 @@
 """A pipeline on a clock of its own: the instructions of a schedule, with the time that each of them takes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed_lib import check
-from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES
+from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES, Schedule
+from ed_lib.parallel.ranks.costs import Link
 
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
 
@@ -26,49 +28,55 @@ class Timeline:
     ``live[s]`` is the largest number of micro-batches whose activations stage s kept at one time.
     """
 
-    events: list
-    messages: dict
-    live: list
+    events: list[Event]
+    messages: dict[tuple[str, int, int], int]
+    live: list[int]
 
     @property
-    def stages(self):
+    def stages(self) -> int:
         return len(self.live)
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """When the last event ends."""
         return max(event.end for event in self.events)
 
     @property
-    def busy(self):
+    def busy(self) -> float:
         """The share of the time in which a stage computes, mean over the stages."""
         return sum(event.end - event.start for event in self.events) / (self.stages * self.seconds)
 
-    def begins(self, stage, microbatch, op="forward"):
-        """When a stage starts this computation; StopIteration if it never does."""
+    def begins(self, stage: int, microbatch: int, op: str = "forward") -> float:
+        """When a stage starts this computation."""
         wanted = stage, op, microbatch
         return next(e.start for e in self.events if (e.stage, e.op, e.microbatch) == wanted)
 
 
-def simulate(schedule, stages, microbatches, seconds, link=None, sizes=None):
+def simulate(
+    schedule: Schedule,
+    stages: int,
+    microbatches: int,
+    seconds: Mapping[str, float | Sequence[float]],
+    link: Link | None = None,
+    sizes: Mapping[str, float] | None = None,
+) -> Timeline:
     """Runs a schedule on ``stages`` simulated devices → :class:`Timeline`.
 
     seconds: {op: seconds}, for one micro-batch, where a list gives each stage its own; an op that is not
-    named takes no time. link: an object whose ``seconds(bytes)`` is the time of a message
-    (such as ``ranks.costs.Link``); None: none. sizes: {what: bytes} of a message. A send does not hold
-    its stage up; messages between two stages follow each other.
-
-    ValueError for an unknown op or message, a negative time, or a schedule in which a stage waits for ever.
+    named takes no time. link: what a message takes; None: no time. sizes: {what: bytes} of a message. A send
+    does not hold its stage up; messages between two stages follow each other. ValueError for a schedule in
+    which a stage waits for ever.
     """
-    stages = check.count("stages", stages)
-    microbatches = check.count("microbatches", microbatches)
+    check.count("stages", stages)
+    check.count("microbatches", microbatches)
     times = _times(seconds, stages)
-    if unknown := set(sizes or {}) - set(MESSAGES):
-        raise ValueError(f"sizes names {sorted(unknown)}; wanted some of {', '.join(MESSAGES)}")
     durations = {what: link.seconds((sizes or {}).get(what, 0)) if link else 0.0 for what in MESSAGES}
     programs = [list(schedule(stage, stages, microbatches)) for stage in range(stages)]
     place, clock = [0] * stages, [0.0] * stages
-    arrived, free, counts, events = {}, {}, {}, []
+    arrived: dict[tuple, float] = {}  # {(what, sender, receiver, micro-batch): when}
+    free: dict[tuple[int, int], float] = {}  # {(sender, receiver): when the link is}
+    counts: dict[tuple[str, int, int], int] = {}
+    events: list[Event] = []
     while any(place[s] < len(programs[s]) for s in range(stages)):
         before = list(place)
         for s, program in enumerate(programs):
@@ -98,10 +106,9 @@ def _times(seconds, stages):
     times = {op: [0.0] * stages for op in COMPUTING}
     for op, value in seconds.items():
         check.choice("seconds' op", op, COMPUTING)
-        each = list(value) if isinstance(value, (list, tuple)) else [value] * stages
-        if len(each) != stages or not all(t >= 0 for t in each):
-            raise ValueError(f"seconds[{op!r}] is {value!r}; wanted times ≥ 0, one, or one for each stage")
-        times[op] = each
+        times[op] = list(value) if isinstance(value, (list, tuple)) else [value] * stages
+        if len(times[op]) != stages:
+            raise ValueError(f"seconds[{op!r}] is {value!r}; wanted one number, or one for each stage")
     return times
 
 

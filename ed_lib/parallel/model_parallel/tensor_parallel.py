@@ -9,12 +9,13 @@ for branches. In earnest, use ``parallelize_module`` of ``torch.distributed.tens
 """
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib import check
 from ed_lib.parallel.ranks.collectives import Traffic, all_reduce
 
 
@@ -22,13 +23,13 @@ class Enter(torch.autograd.Function):
     """f: into a block whose ranks do different things with the same x. Back: the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx, x, sent):
+    def forward(ctx: Any, x: torch.Tensor, sent: dict) -> torch.Tensor:
         """x, as it is."""
         ctx.sent = sent
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The sum of the ranks' gradients."""
         return _sum(gradient, ctx.sent["backward"]), None
 
@@ -37,12 +38,12 @@ class Leave(torch.autograd.Function):
     """g: out of the block, the sum of what the ranks have. Back: every rank gets the same gradient."""
 
     @staticmethod
-    def forward(ctx, part, sent):
+    def forward(ctx: Any, part: torch.Tensor, sent: dict) -> torch.Tensor:
         """The sum of the ranks' parts."""
         return _sum(part, sent["forward"])
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The gradient, as it is."""
         return gradient, None
 
@@ -51,16 +52,15 @@ class ColumnParallel(nn.Module):
     """A rank's columns of A: x (…, in) → its outputs (…, out_r). Needs nothing from other ranks.
 
     linear: the serial layer, the same on every rank; rank r takes ``weight.tensor_split(p)[r]``, and its
-    part of the bias. The ``p`` parts may differ by one. ValueError for fewer outputs than ranks.
+    part of the bias. The ``p`` parts may differ by one.
     """
 
-    def __init__(self, linear):
+    def __init__(self, linear: nn.Linear):
         super().__init__()
-        _check_linear(linear, "out_features")
         self.weight = _part(linear.weight, 0)  # (out_r, in)
         self.bias = None if linear.bias is None else _part(linear.bias, 0)  # (out_r,)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -68,16 +68,15 @@ class RowParallel(nn.Module):
     """A rank's rows of A: its inputs (…, in_r) → a part of the sum, (…, out). Add up, then add ``bias``.
 
     linear: as above; rank r takes ``weight.tensor_split(p, dim=1)[r]``. The bias is on every rank, as it is
-    added after the sum, once. ValueError for fewer inputs than ranks.
+    added after the sum, once.
     """
 
-    def __init__(self, linear):
+    def __init__(self, linear: nn.Linear):
         super().__init__()
-        _check_linear(linear, "in_features")
         self.weight = _part(linear.weight, 1)  # (out, in_r)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())  # (out,)
 
-    def forward(self, part):
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(part, self.weight)
 
 
@@ -89,23 +88,26 @@ class ParallelMLP(nn.Module):
     back if x needs no gradient. Construct it, and call it, on all ranks together.
     """
 
-    def __init__(self, first, second, activation=torch.relu):
+    def __init__(
+        self,
+        first: nn.Linear,
+        second: nn.Linear,
+        activation: Callable[[torch.Tensor], torch.Tensor] = torch.relu,
+    ):
         super().__init__()
-        if first.out_features != second.in_features:
-            raise ValueError(
-                f"first gives {first.out_features} features and second takes {second.in_features}; "
-                "wanted the same"
-            )
+        if not dist.get_world_size() <= first.out_features == second.in_features:
+            came = f"first gives {first.out_features} features and second takes {second.in_features}"
+            raise ValueError(f"{came}; wanted the same number, and at least one for each rank")
         self.first, self.second, self.activation = ColumnParallel(first), RowParallel(second), activation
-        self.sent = {"forward": [], "backward": []}
+        self.sent: dict[str, list[Traffic]] = {"forward": [], "backward": []}
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.activation(self.first(Enter.apply(x, self.sent)))  # (…, hidden_r)
         y = Leave.apply(self.second(hidden), self.sent)  # (…, out)
         return y if self.second.bias is None else y + self.second.bias
 
 
-def one_block(first, second, x, slope):
+def one_block(first: nn.Linear, second: nn.Linear, x: torch.Tensor, slope: torch.Tensor) -> tuple:
     """For ``launch``: a block forward, and back from ``slope`` = ∂loss/∂y.
 
     → (y, ∂loss/∂x, the parameters' gradients, the block's ``state_dict()``, ``sent``) of this rank.
@@ -117,32 +119,24 @@ def one_block(first, second, x, slope):
     return y.detach(), x.grad, grads, block.state_dict(), block.sent
 
 
-def merge(states):
+def merge(states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The ``state_dict()`` of a :class:`ParallelMLP` from every rank, in order → that of the serial layers.
 
     Copies of numbers only, so the result has the same bits. Keys "first.weight" (hidden, in), "first.bias",
-    "second.weight" (out, hidden), "second.bias". ValueError if the ranks' copies of the last bias differ.
+    "second.weight" (out, hidden), "second.bias", of which every rank has the whole.
     """
-    merged = {"first.weight": 0, "first.bias": 0, "second.weight": 1}  # along which axis they were cut
+    axes = {"first.weight": 0, "first.bias": 0, "second.weight": 1}  # along which they were cut
     merged = {
-        key: torch.cat([s[key] for s in states], axis) for key, axis in merged.items() if key in states[0]
+        key: torch.cat([s[key] for s in states], axis) for key, axis in axes.items() if key in states[0]
     }
-    if "second.bias" in states[0]:
-        biases = [state["second.bias"] for state in states]
-        if not all(torch.equal(bias, biases[0]) for bias in biases):
-            raise ValueError("states has different copies of second.bias; wanted the same on every rank")
-        merged["second.bias"] = biases[0].clone()
-    return merged
+    return merged | {key: state.clone() for key, state in states[0].items() if key not in axes}
 
 
-def branch(conv, index):
+def branch(conv: nn.Conv2d, index: int) -> nn.Conv2d:
     """One group of an nn.Conv2d with ``groups``, as a layer of its own.
 
-    It takes part ``index`` of the channels and gives part ``index`` of the outputs. ValueError for no such
-    group.
+    It takes part ``index`` of the channels and gives part ``index`` of the outputs.
     """
-    if check.count("index", index, least=0) >= conv.groups:
-        raise ValueError(f"index is {index}; wanted below {conv.groups}, the number of groups")
     alone = copy.deepcopy(conv)
     alone.groups, alone.in_channels = 1, conv.in_channels // conv.groups
     alone.out_channels = conv.out_channels // conv.groups
@@ -162,10 +156,3 @@ def _sum(tensor, sent):
     total = tensor.clone(memory_format=torch.contiguous_format)
     sent.append(all_reduce(total) if dist.get_world_size() > 1 else Traffic())
     return total
-
-
-def _check_linear(linear, features):
-    if not isinstance(linear, nn.Linear):
-        raise TypeError(f"linear is a {type(linear).__name__}; wanted an nn.Linear")
-    if (have := getattr(linear, features)) < (ranks := dist.get_world_size()):
-        raise ValueError(f"linear has {features} {have}; wanted at least {ranks}, one for each rank")

@@ -10,7 +10,9 @@ P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters 
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,44 +28,34 @@ class Traffic:
     messages: int = 0
     bytes: int = 0
 
-    def __add__(self, other):
+    def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(self.messages + other.messages, self.bytes + other.bytes)
 
 
-def all_reduce(tensor, algorithm="ring", group=None):
+def all_reduce(
+    tensor: torch.Tensor, algorithm: str = "ring", group: dist.ProcessGroup | None = None
+) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place → what this rank sent, as :class:`Traffic`.
 
     tensor: any shape, integers or floats, contiguous or not. algorithm: "naive", "tree", "ring" or
     "halving_doubling". Sums are formed in an order that depends on the algorithm, and every rank ends with
-    the same bits. The ranks first compare what they were called with (that is not counted).
-
-    TypeError for another dtype; ValueError for an unknown algorithm, and on every rank if the ranks' shapes,
-    dtypes or algorithms differ.
+    the same bits. The ranks first compare what they were called with (that is not counted): if shapes, dtypes
+    or algorithms differ, all of them get a ValueError, where they would wait for each other for ever.
     """
     check.choice("algorithm", algorithm, ALGORITHMS)
     return _run(ALGORITHMS[algorithm], tensor, group, f"all_reduce by {algorithm!r}")
 
 
-def broadcast(tensor, source=0, group=None):
-    """The tensor of the rank ``source`` into all others, by a binomial tree. Errors as :func:`all_reduce`."""
-    size = dist.get_world_size(group)
-    if check.count("source", source, least=0) >= size:
-        raise ValueError(f"source is {source}; wanted a rank below {size}")
-    return _run(
-        lambda flat, wire: tree_broadcast(flat, wire, source), tensor, group, f"broadcast from {source}"
-    )
-
-
-def reduce_scatter(tensor, group=None):
+def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Traffic:
     """Sums the tensors; afterwards rank r holds the sum of part r, and partial sums elsewhere.
 
-    Part r is ``tensor.flatten().tensor_split(p)[r]``. By a ring; errors as :func:`all_reduce`.
+    Part r is ``tensor.flatten().tensor_split(p)[r]``. By a ring.
     """
     return _run(ring_reduce_scatter, tensor, group, "reduce_scatter")
 
 
-def all_gather(tensor, group=None):
-    """Copies part r of rank r's tensor to all ranks; parts, algorithm and errors as ``reduce_scatter``."""
+def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Traffic:
+    """Copies part r of rank r's tensor to all ranks; parts and algorithm as ``reduce_scatter``."""
     return _run(ring_all_gather, tensor, group, "all_gather")
 
 
@@ -73,22 +65,30 @@ class Wire:
     Empty messages are left out, on both sides.
     """
 
-    def __init__(self, group=None):
+    def __init__(self, group: Any = None):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic()
 
-    def send(self, tensor, to):
+    def send(self, tensor: torch.Tensor, to: int) -> None:
         self.exchange(tensor, to, None, None)
 
-    def receive(self, tensor, source):
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
         self.exchange(None, None, tensor, source)
 
-    def exchange(self, sent, to, received, source):
+    def exchange(
+        self, sent: torch.Tensor | None, to: int | None, received: torch.Tensor | None, source: int | None
+    ) -> None:
         """Sends one tensor and receives another, both at the same time; returns once both are done."""
         for request in self.start(sent, to, received, source):
             request.wait()
 
-    def start(self, sent, to, received=None, source=None):
+    def start(
+        self,
+        sent: torch.Tensor | None,
+        to: int | None,
+        received: torch.Tensor | None = None,
+        source: int | None = None,
+    ) -> list:
         """The same without waiting → the requests to wait for. Until then the tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
@@ -102,7 +102,7 @@ class Wire:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
-def naive(flat, wire):
+def naive(flat: torch.Tensor, wire: Wire) -> None:
     """Rank 0 receives every tensor in turn, adds them up, and sends the sum to each."""
     if wire.rank == 0:
         other = torch.empty_like(flat)
@@ -116,7 +116,7 @@ def naive(flat, wire):
         wire.receive(flat, 0)
 
 
-def tree(flat, wire):
+def tree(flat: torch.Tensor, wire: Wire) -> None:
     """Sums up a binomial tree to rank 0, and copies the sum down the same tree."""
     other = torch.empty_like(flat)
     step = 1
@@ -131,24 +131,23 @@ def tree(flat, wire):
     tree_broadcast(flat, wire)
 
 
-def tree_broadcast(flat, wire, source=0):
-    """Copies down a binomial tree: in every round, each rank that has the tensor sends it to one without."""
-    place = (wire.rank - source) % wire.size  # the source has place 0
+def tree_broadcast(flat: torch.Tensor, wire: Wire) -> None:
+    """Copies rank 0's down a binomial tree: in every round, each rank that has it sends it to one without."""
     step = 1 << (wire.size - 1).bit_length()  # the first power of two ≥ p
     while (step := step // 2) >= 1:
-        if place % (2 * step) == 0 and place + step < wire.size:
-            wire.send(flat, (wire.rank + step) % wire.size)
-        elif place % (2 * step) == step:
-            wire.receive(flat, (wire.rank - step) % wire.size)
+        if wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
+            wire.send(flat, wire.rank + step)
+        elif wire.rank % (2 * step) == step:
+            wire.receive(flat, wire.rank - step)
 
 
-def ring(flat, wire):
+def ring(flat: torch.Tensor, wire: Wire) -> None:
     """The sum travels around a ring in p parts: first being added up, then being copied."""
     ring_reduce_scatter(flat, wire)
     ring_all_gather(flat, wire)
 
 
-def ring_reduce_scatter(flat, wire):
+def ring_reduce_scatter(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r + 1, goes around once, is added to by each, and ends at rank r."""
     p, parts = wire.size, flat.tensor_split(wire.size)
     received = torch.empty_like(parts[0])  # the first parts are the longest
@@ -158,7 +157,7 @@ def ring_reduce_scatter(flat, wire):
         into += received[: len(into)]
 
 
-def ring_all_gather(flat, wire):
+def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r and goes around once, copied by each."""
     p, parts = wire.size, flat.tensor_split(wire.size)
     for step in range(p - 1):
@@ -166,7 +165,7 @@ def ring_all_gather(flat, wire):
         wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
 
 
-def halving_doubling(flat, wire):
+def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
     """Ranks swap halves, then quarters, …, adding; and then the same way back, copying.
 
     That takes a power of two, q. The p − q ranks above it give their tensors to partners first, and get the
@@ -201,7 +200,12 @@ def _halve_and_double(flat, wire, q):
         wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
 
 
-ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
+ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]] = {
+    "naive": naive,
+    "tree": tree,
+    "ring": ring,
+    "halving_doubling": halving_doubling,
+}
 
 
 def _run(algorithm, tensor, group, call):
@@ -220,14 +224,14 @@ def _run(algorithm, tensor, group, call):
     return wire.traffic
 
 
-def agree(call, group=None):
+def agree(call: str, group: dist.ProcessGroup | None = None) -> None:
     """ValueError, on every rank, unless all ranks of the group pass the same text. A collective itself."""
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
     ends = torch.tensor([number, -number], device=device())  # will be the largest, and minus the smallest
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
     if ends.sum() == 0:
         return
-    calls = [None] * dist.get_world_size(group)
+    calls: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(calls, call, group=group)
     listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
     raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

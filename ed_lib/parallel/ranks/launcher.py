@@ -14,7 +14,12 @@ import pickle
 import socket
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from ed_lib import check
 from ed_lib.parallel.ranks import processes
@@ -28,12 +33,14 @@ WAITING = "torch/distributed"  # what the stack of a rank shows that waits for a
 class RankError(RuntimeError):
     """A rank that failed: ``rank`` is its number; the message holds its traceback, or how it ended."""
 
-    def __init__(self, rank, message):
+    def __init__(self, rank: int, message: str):
         super().__init__(message)
         self.rank = rank
 
 
-def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
+def launch(
+    fn: Callable, world_size: int, *args: Any, backend: str = "gloo", timeout: float = 60.0
+) -> list[Any]:
     """``fn(*args)`` in ``world_size`` processes → the list of what each rank returned, by rank.
 
     fn: a function that another process can import; args and results: anything that pickle knows, copied, so
@@ -41,9 +48,7 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
     seconds for all of it, the start included.
 
     :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end; no
-    process is left then either. Before anything starts: TypeError or ValueError for a function or an argument
-    that cannot be sent, a world_size below 1, a backend that is unknown, missing, or lacks GPUs. Under
-    torchrun: ValueError unless ``world_size`` is what torchrun started.
+    process is left then either. Under torchrun ``world_size`` has to be what torchrun started.
     """
     start = time.monotonic()
     world_size = check.count("world_size", world_size)
@@ -60,28 +65,23 @@ def launch(fn, world_size, *args, backend="gloo", timeout=60.0):
         return _collect(ranks, end, timeout)
 
 
-def device():
+def device() -> torch.device:
     """Where this rank computes: its own GPU under "nccl", else the CPU."""
-    import torch
-    import torch.distributed as dist
-
     return torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def local_rank():
+def local_rank() -> int:
     """The number of this rank on its machine."""
     return int(os.environ["LOCAL_RANK"])
 
 
-def under_torchrun():
+def under_torchrun() -> bool:
     """True in a process that torchrun started."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _store_here():
     """Where the ranks find each other: in this process, and for this machine only."""
-    import torch.distributed as dist
-
     server = socket.create_server(("127.0.0.1", 0))  # any port that is free
     host, port = server.getsockname()
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
@@ -133,15 +133,11 @@ def _run(channel, number, world_size, backend, port, timeout, end):
     report = processes.attempt(_result, channel.recv_bytes(), number, world_size, backend, port, timeout)
     faulthandler.cancel_dump_traceback_later()
     channel.send_bytes(report)  # before the group is destroyed, which makes errors in the others
-    import torch.distributed as dist
-
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _result(payload, number, world_size, backend, port, timeout):
-    import torch.distributed as dist
-
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     fn, args = pickle.loads(payload)
@@ -153,9 +149,6 @@ def _result(payload, number, world_size, backend, port, timeout):
 
 def _enter(store, backend, timeout):
     """Makes this process the rank that its environment says, in the group that meets in this store."""
-    import torch
-    import torch.distributed as dist
-
     processes.one_thread()
     if backend == "nccl":
         torch.cuda.set_device(local_rank())
@@ -167,8 +160,6 @@ def _enter(store, backend, timeout):
 
 def _join(fn, world_size, args, backend, timeout):
     """The same where torchrun has started the processes: every one of them gets the list of results."""
-    import torch.distributed as dist
-
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
@@ -185,16 +176,11 @@ def _join(fn, world_size, args, backend, timeout):
 @functools.cache
 def _store():
     """Where torchrun's processes find each other."""
-    import torch.distributed as dist
-
     store, _, _ = next(dist.rendezvous("env://"))
     return store
 
 
 def _check_backend(backend, world_size):
-    import torch
-    import torch.distributed as dist
-
     check.choice("backend", backend, BACKENDS)
     built = [name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)]
     if backend not in built:

@@ -12,12 +12,17 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing import connection, get_context
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
 
 # A fork of this process would inherit threads and locks of OpenMP and CUDA, and hang; a new process imports
 # PyTorch first, for seconds. So a server imports it once, computes nothing, and is forked. (Under macOS the
 # system's own libraries do not bear even that.)
-CONTEXT = get_context("forkserver" if sys.platform == "linux" else "spawn")
+CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
 if sys.platform == "linux":
     CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.ranks.launcher"])
 GRACE = 1.0  # seconds that the others have to report, once one has failed, or to leave, once all is done
@@ -33,12 +38,8 @@ for pid in list(sys.stdin):
 """
 
 
-def pickled(fn, args=()):
-    """The call ``fn(*args)`` as bytes, to be sent to a process.
-
-    TypeError for what is no function, and for anything that pickle cannot send; ValueError for a function
-    that another process cannot import, with what to do.
-    """
+def pickled(fn: Callable, args: tuple = ()) -> bytes:
+    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what to do."""
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; wanted a function")
     name, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
@@ -59,13 +60,15 @@ def pickled(fn, args=()):
 
 
 @contextlib.contextmanager
-def team(name, target, arguments, end):
+def team(name: str, target: Callable, arguments: Iterable[tuple], end: float) -> Iterator[list["Child"]]:
     """``target(channel, *args)`` in a process for each args in ``arguments`` → the :class:`Child` of each.
 
     None of them outlives the block, the time ``end``, or this process, however it ends.
     """
-    children = []
-    guard = subprocess.Popen([sys.executable, "-ISc", GUARD], stdin=subprocess.PIPE, start_new_session=True)
+    children: list[Child] = []
+    guard: Any = subprocess.Popen(
+        [sys.executable, "-ISc", GUARD], stdin=subprocess.PIPE, start_new_session=True
+    )
     late = end - time.monotonic()
     watchdog = threading.Timer(late, lambda: [child.process.kill() for child in children])
     try:
@@ -98,7 +101,7 @@ def _in_environment(variables, target, *args):
 class Child:
     """A process as this one sees it."""
 
-    def __init__(self, number, name, target, args):
+    def __init__(self, number: int, name: str, target: Callable, args: tuple):
         self.number, self.is_alive = number, True
         self.channel, theirs = CONTEXT.Pipe()
         call = dict(os.environ), target, theirs, *args
@@ -106,7 +109,7 @@ class Child:
         self.process.start()
         theirs.close()  # so that ours ends when the process does
 
-    def send(self, message):
+    def send(self, message: bytes) -> bool:
         """False if it is gone."""
         try:
             self.channel.send_bytes(message)
@@ -114,20 +117,21 @@ class Child:
             self.is_alive = False
         return self.is_alive
 
-    def receive(self):
+    def receive(self) -> Any:
         """Its next report, or None if it is gone, before a report or in the middle of one."""
         try:
             return pickle.loads(self.channel.recv_bytes())
         except (EOFError, OSError):
             self.is_alive = False
+            return None
 
-    def rest(self):
+    def rest(self) -> bytes:
         """What it has written that is no report."""
         with contextlib.suppress(OSError):
             return os.read(self.channel.fileno(), 2**16) if self.channel.poll() else b""
         return b""
 
-    def ending(self):
+    def ending(self) -> str:
         """How it ended, as words."""
         self.process.join(GRACE)
         code = self.process.exitcode
@@ -139,28 +143,25 @@ class Child:
         return f"exited with code {code}, without a result{hint}"
 
 
-def ready(children, end):
+def ready(children: Collection[Child], end: float) -> list[Child]:
     """Those from whom something has come, or nothing will; waits for one, until the time ``end``."""
-    channels = {child.channel: child for child in children}
+    channels: dict[Any, Child] = {child.channel: child for child in children}
     return [channels[one] for one in connection.wait(channels, max(0, end - time.monotonic()))]
 
 
-def attempt(function, *args):
+def attempt(function: Callable, *args: Any) -> bytes:
     """The report of a call, for a child to send: ("done", what it returned), or ("raised", (when, text))."""
     try:
         return pickle.dumps(("done", function(*args)))
     except BaseException as error:  # SystemExit as well: who leaves early leaves the others waiting
         when, where, ours = time.monotonic(), error.__traceback__, (__file__, function.__code__.co_filename)
-        while where.tb_next and where.tb_frame.f_code.co_filename in ours:
+        while where and where.tb_next and where.tb_frame.f_code.co_filename in ours:
             where = where.tb_next
         text = "".join(traceback.format_exception(type(error), error, where))
         return pickle.dumps(("raised", (when, text)))
 
 
-def one_thread():
+def one_thread() -> None:
     """Leaves one thread to what computes in this process, so that several do not share the cores."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
     torch.set_num_threads(1)
     threadpool_limits(1)  # NumPy's products
