@@ -326,7 +326,7 @@ class Shown(NamedTuple):
     """How the page of measurements shows a table: in the first column what a row is called, then numbers.
 
     names: keys of the case, or (head, key or function of a row); "seeds" is their number. numbers: columns
-    that tools.tables knows, or (head, function of a row → text, or text and what stands below it in small
+    that tools.measurements knows, or (head, function of a row → text, or text and what stands below it in small
     print); one that is empty in all rows is left out. details: for the small print under the name. where:
     which rows are shown. above: what stands over the table. In place of numbers, best: (key, function of a
     row), the accuracy at each value of the key, the highest first; or together: (head, function of all rows

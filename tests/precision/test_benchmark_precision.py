@@ -17,7 +17,7 @@ from ed_lib.precision import fp8, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
 from tests.benchmark import measured
-from tools import measurements, tables
+from tools import measurements
 
 BERT = dict(layers=2, hidden=32, heads=2, vocabulary=50, positions=16, classes=3)
 TINY = precision.Size((16, 33), (1, 8), (1, 5), (1, 3), (), (48, 32, 10), BERT, tokens=8, seconds=0.001)
@@ -341,7 +341,7 @@ def test_the_page_names_the_baseline_of_each_ratio():
         case = row("encoder", name, 4, seconds).case
         timing = Timing(seconds, seconds, seconds, 3)
         rows.append(Row(case, timing, launch=1e-4, floor=5e-4, error=0.01, results=results))
-    lines = table_lines(tables.render(precision.PAGE["training step"][1], rows))
+    lines = table_lines(measurements.render(precision.PAGE["training step"][1], rows))
     assert lines[0] == ["format", "time", "× floor", "× float32"]
     assert [line[3] for line in lines[2:]] == [
         "",
@@ -351,10 +351,12 @@ def test_the_page_names_the_baseline_of_each_ratio():
     assert "launch\N{NO-BREAK SPACE}100\N{NO-BREAK SPACE}µs" in lines[4][1] and lines[4][2].startswith(
         "2.0<br>"
     )
-    assert "fp8<br><small>parameters 20.00</small>" in tables.render(precision.PAGE["training step"][2], rows)
+    assert "fp8<br><small>parameters 20.00</small>" in measurements.render(
+        precision.PAGE["training step"][2], rows
+    )
     for one, case in zip(rows, ("float32", "tf32", "fp8"), strict=True):
         one.case.update({"table": "product", "n": 32, "format": case})
-    line = table_lines(tables.render(precision.PAGE["product"][0], rows))[-1]
+    line = table_lines(measurements.render(precision.PAGE["product"][0], rows))[-1]
     wanted = "float32: 8 ms", "tf32: 2 ms (4.00× float32)", "fp8: 1 ms (8.00× float32, 2.00× tf32)"
     assert line == ["n = 32", "<br>".join(wanted)]
 
