@@ -154,7 +154,8 @@ def test_a_printed_page_is_a4(printed):
     assert {tuple(round(float(x)) for x in sheet.mediabox[2:]) for sheet in printed.pdf.pages} == {(595, 842)}
 
 
-def test_paper_has_the_light_theme_and_the_reader_keeps_the_dark_one(tab, printed):
+def test_paper_has_the_light_theme_and_the_reader_keeps_the_dark_one(tab):
+    tab.goto((pdf.HTML / "index.html").as_uri())
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
     tab.evaluate("""() => addEventListener("beforeprint", () => {
         window.onPaper = document.documentElement.dataset.theme + getComputedStyle(document.body).color;

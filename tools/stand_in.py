@@ -161,7 +161,7 @@ def replacements():
     """[(object, name, what stands there meanwhile)]."""
     from ed_lib import devices, roofline, timing
 
-    apart, turn = timing.apart, timing.take_turn
+    apart, turn, ceilings = timing.apart, timing.take_turn, roofline.measure
     nothing, context = lambda *arguments, **options: None, lambda *arguments: contextlib.nullcontext()
     cuda = {
         "is_current_stream_capturing": lambda: False,
@@ -181,6 +181,7 @@ def replacements():
         (torch._C, "_cuda_hasPrimaryContext", lambda index: True),
         (torch.accelerator, "current_accelerator", nothing),
         (roofline, "SIZES", {"cpu": (64,), "cuda": (64,)}),
+        (roofline, "measure", lambda device, dtype, seconds=0: ceilings(device, dtype, seconds=1e-3)),
         (torch.nn.RNNBase, "flatten_parameters", nothing),
         (devices.Graph, "__call__", lambda graph: graph.function()),
         (timing, "by_events", once),
