@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ed_lib import data, machine, records, roofline, timing
+from ed_lib import data, devices, machine, records, roofline, timing
 from ed_lib.records import Row
 
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
@@ -123,6 +123,14 @@ def is_right(case, error, tolerance):
         return True
     print(f"{described(case)}: deviates by {error:.1e}, more than rounding explains; not timed", flush=True)
     return False
+
+
+def recorded(case, function, like):
+    """A function as a CUDA graph on the GPU of the array ``like``; None, said why, if that cannot be."""
+    try:
+        return devices.record(function, like)
+    except RuntimeError as error:
+        print(f"{described(case)}: left out, {str(error).splitlines()[0]}", flush=True)
 
 
 def higher(ceilings, others):

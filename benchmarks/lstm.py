@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import formats as forms
-from benchmarks.harness import Plan, Shown, Table, described
+from benchmarks.harness import Plan, Shown, Table
 from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, least
 from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
@@ -157,13 +157,8 @@ def measure(table, subject, versions, rounds=3, launches=False):
 
 def with_graphs(table, subject, versions):
     """The versions, and on a GPU each that can be recorded also as a CUDA graph."""
-    found = list(versions)
-    for version in versions if table.device != "cpu" else ():
-        try:
-            found.append(subject.graph(version))
-        except RuntimeError as error:
-            print(f"{described(version.case)}: no CUDA graph, {str(error).splitlines()[0]}")
-    return found
+    graphs = map(subject.graph, versions) if table.device != "cpu" else ()
+    return [*versions, *filter(None, graphs)]
 
 
 def compared(case, seconds, turns):

@@ -20,7 +20,7 @@ from tools.notebooks import ROOT, code_cells  # noqa: E402
 
 BANNER = "Not executed in this build"
 CHAPTERS = notebooks.chapters()
-WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "lstm/one_step"))
+WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "ed/every_layer_at_once"))
 
 
 @pytest.fixture
@@ -95,15 +95,20 @@ def test_the_end_of_a_build_says_what_was_not_executed(build, no_data, monkeypat
 
 
 @pytest.mark.parametrize("content", [b'{"cells": [', b"", b"[]", b"{}", b"\xff"])
-def test_a_broken_copy_counts_as_none(content, build, monkeypatch):
-    monkeypatch.setattr(data, "load", lambda name, **options: None)
+def test_a_broken_copy_counts_as_none(content, tmp_path):
+    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
+    (tmp_path / "copy.ipynb").write_bytes(content)
+    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
+
+
+def test_broken_copies_are_made_again(build):
     for _ in range(2):
-        book.prepare(CHAPTERS[0])
-    made = shown(CHAPTERS[0])
-    (book.SOURCE / CHAPTERS[0]).write_bytes(content)
-    assert "unchanged" in book.prepare(CHAPTERS[0]) and shown(CHAPTERS[0]) == made
-    (book.EXECUTED / CHAPTERS[0]).write_bytes(content)
-    assert "executed in" in book.prepare(CHAPTERS[0]) and "unchanged" in book.prepare(CHAPTERS[0])
+        book.prepare(WITHOUT)
+    made = shown(WITHOUT)
+    (book.SOURCE / WITHOUT).write_bytes(b"{")
+    assert "unchanged" in book.prepare(WITHOUT) and shown(WITHOUT) == made
+    (book.EXECUTED / WITHOUT).write_bytes(b"{")
+    assert "executed in" in book.prepare(WITHOUT) and "unchanged" in book.prepare(WITHOUT)
 
 
 def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch):
@@ -208,6 +213,18 @@ def test_a_second_build_ends_at_once_and_an_interrupted_one_leaves_no_kernel(sle
     assert build.returncode == 130 and said == ""
     assert errors.startswith("Interrupted. ") and errors.count("\n") == 1
     assert not kernel.is_running()
+
+
+def test_interrupting_the_command_that_writes_chapters_ends_it_in_a_line(monkeypatch, capsys):
+    def execute(nb, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(notebooks, "write", lambda nb, path: pytest.fail("written"))
+    with pytest.raises(SystemExit) as ended:
+        notebooks.main([str(ROOT / WITHOUT)])
+    said = capsys.readouterr()
+    assert ended.value.code == 130 and said.out == "" and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("url, buttons", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])

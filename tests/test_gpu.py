@@ -91,15 +91,19 @@ def test_every_part_of_a_benchmark_is_in_a_stage_and_goes_well(
     assert "not timed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("check", (*smoke.CHECKS, smoke.persistent), ids=lambda check: check.__name__)
-def test_every_smoke_test_goes_well(check, pretended, monkeypatch):
+@pytest.mark.parametrize("check", [smoke.versions, smoke.clocks, smoke.cupy, smoke.backward, smoke.fp8,
+                                   smoke.persistent], ids=lambda check: check.__name__)  # fmt: skip
+def test_smoke_tests_go_well(check, pretended, monkeypatch):
+    """Those of what the benchmarks do not run."""
     monkeypatch.setattr(smoke, "DEPTH", 1)
     monkeypatch.setattr(smoke, "BATCH", 2)
     check()
 
 
-def test_the_cells_of_a_chapter_go_well(pretended):
-    assert cells.run(ROOT / "book" / "ed" / "error_diffusion.ipynb", tiny=True) == "ok"
+def test_gpu_cells_see_the_stand_in(pretended, tmp_path, capsys):
+    gpu_cell = "%%gpu\nx = torch.ones(512, device='cuda')\nprint(x.device, x.numel())"
+    assert cells.run(notebook(tmp_path / "chapter.ipynb", "import torch", gpu_cell), tiny=True) == "ok"
+    assert "cuda:0 16" in capsys.readouterr().out
 
 
 @pytest.fixture

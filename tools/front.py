@@ -132,10 +132,8 @@ def ratios():
 def numbers():
     """{name: text}: the numbers as the page prints them, and the names of the machines."""
     digits = dict.fromkeys("published_ms published_s small float16".split(), 2)
-    digits |= dict.fromkeys(
-        "layers forward_ms update_ms published_limit late activations adam climb".split(), 0
-    )
-    digits |= dict.fromkeys("wait wait_slow free free_slow".split(), 0)
+    digits |= dict.fromkeys("layers forward_ms update_ms published_limit activations adam climb".split(), 0)
+    digits |= dict.fromkeys("wait wait_slow free free_slow late".split(), 0)
     texts = {name: f"{value:,.{digits.get(name, 1)}f}" for name, value in ratios().items()}
     return texts | {f"{name}_machine": on_cpu(name).label for name in ("ed", "parallel", "precision", "lstm")}
 
