@@ -117,10 +117,8 @@ def few_digits(monkeypatch):
     monkeypatch.setattr(accuracy, "SETS", ("mnist",))
     monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
     accuracy.images.cache_clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with harness.one_thread():
+        yield
     accuracy.images.cache_clear()
 
 

@@ -70,11 +70,8 @@ def pretended():
         pytest.skip("the stand-in is for machines without a GPU")
     from tools.stand_in import stand_in
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with stand_in():
+    with harness.one_thread(), stand_in():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("benchmark", [ed, lstm, precision], ids=lambda module: module.__name__)

@@ -1,6 +1,7 @@
 """The set-up cell as Colab runs it: a fresh environment with torch, numpy, matplotlib, and no ed_lib."""
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -79,7 +80,8 @@ def run(colab, source, folder):
     script = folder / "cell.ipy"
     script.write_text(source)
     command = [colab[0], "-m", "IPython", "--colors=NoColor", "--quick", str(script)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    alone = os.environ | {"PYTHONPATH": ""}  # or it would find the package in this folder
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
 
 
 @pytest.mark.parametrize("way", ["address", pytest.param("path", marks=pytest.mark.slow)])

@@ -23,10 +23,8 @@ ROOFS = {name: roofline.Ceilings("a machine", name, 1e10, 1e11) for name in subj
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setattr(formats, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with harness.one_thread():
+        yield
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def table_on(device):
 def record(tmp_path_factory):
     """All of it at a tiny size, in float32 alone."""
     forms = [form for form in formats.formats("cpu") if form.name == "float32"]
-    with pytest.MonkeyPatch.context() as patch:
+    with harness.one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
         patch.setattr(lstm, "formats_of", lambda subject: forms)  # without looking how slow others are
         return measured(lstm, TINY, tmp_path_factory.mktemp("records"))

@@ -30,7 +30,7 @@ def ceilings(device, dtype, seconds):
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     """All of it at a tiny size."""
-    with pytest.MonkeyPatch.context() as patch:
+    with harness.one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "measure", ceilings)
         return measured(precision, TINY, tmp_path_factory.mktemp("steps"))
 
@@ -46,10 +46,8 @@ def learned(tmp_path_factory):
 @pytest.fixture
 def roofs(monkeypatch):
     monkeypatch.setattr(roofline, "measure", ceilings)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with harness.one_thread():
+        yield
 
 
 @pytest.mark.parametrize("n", [1, 3])
