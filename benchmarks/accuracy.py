@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Plan, Shown, Table, by_seed, summary
+from benchmarks.harness import Plan, Shown, Table, by_seed, mean_of
 from ed_lib import data, records, timing
 from ed_lib.ed import EDNetwork, training
 from ed_lib.ed.baselines import LogisticRegression
@@ -198,7 +198,7 @@ def widest(size, ten):
 def best(rows, **case):
     """The row with these items whose mean accuracy on the images held out is highest."""
     found = [row for row in rows if all(row.case[key] == value for key, value in case.items())]
-    return max(found, key=lambda row: np.mean(row.results["held_out"]))
+    return max(found, key=held_out)
 
 
 def again(row, table, size):
@@ -210,9 +210,7 @@ def measured(runs, device, size):
     """A :class:`ed_lib.records.Row` for each run, as they come; its seconds are those of training steps."""
     workers = size.workers if device == "cpu" else 1
     cases = [(one,) for one in runs]
-    found = by_seed(do, cases, size.seeds, device, size.held_out, workers=workers)
-    for one, results in zip(runs, found, strict=True):
-        seconds = summary(results.pop("seconds"))
+    for (one,), seconds, results in by_seed(do, cases, size.seeds, device, size.held_out, workers=workers):
         results = {key: np.round(values, 5).tolist() for key, values in results.items()}
         if "seen" in results:
             results["seen"] = results["seen"][0]  # the same for all seeds
@@ -305,8 +303,7 @@ LAYERS = "layers that learn", lambda row: ", ".join(row.case["learns"] or ["all"
 SECONDS = "seconds", lambda row: f"{row.completion.median:.3g}"
 
 
-def held_out(row):
-    return np.mean(row.results["held_out"])
+held_out = mean_of("held_out")
 
 
 def best_by_depth(rows):

@@ -111,9 +111,9 @@ def accuracies(n_tasks=3000, seeds=3, lrs=LRS, few=None, offline=False, n_worker
     cases = [(method, lr) for method in methods() for lr in lrs]
     name = data.load("fashion-mnist", offline=offline).name
     runs = by_seed(accuracy_of, cases, seeds, n_tasks, few, offline, workers=n_workers)
-    for (method, lr), results in zip(cases, runs, strict=True):
+    for (method, lr), seconds, results in runs:
         case = {"table": "asynchronous, accuracy", "method": method, "lr": lr, "data": name}
-        yield Row(case | {"gradients": n_tasks}, summary(results.pop("seconds")), results=results)
+        yield Row(case | {"gradients": n_tasks}, seconds, results=results)
 
 
 def accuracy_of(method, lr, seed, n_tasks, few, offline):

@@ -5,7 +5,6 @@ train, and take long: the run of d2l.ai, section 13.5, on one and two devices, a
 k times as large on k devices. Losses and accuracies hardly depend on the machine.
 """
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness import ROUNDING, by_seed, images, is_right, one_thread, summary
+from benchmarks import harness
+from benchmarks.harness import ROUNDING, barrier_to_barrier, by_seed, images, is_right, one_thread, summary
 from ed_lib import data
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel import by_hand, training
@@ -87,12 +87,8 @@ def in_turns(batch, repeats, rounds):
     seconds = {way: [] for way in steps}
     for _ in range(rounds):
         for way, (step, _) in steps.items():
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            dist.barrier()
-            seconds[way].append((time.perf_counter() - start) / repeats)
+            took = barrier_to_barrier(lambda step=step: [step() for _ in range(repeats)])
+            seconds[way].append(took / repeats)
     return {way: (seconds[way], errors[way]) for way in steps}
 
 
@@ -139,8 +135,7 @@ def deviation(params, step, x, y):
     exact = [p.detach().double().requires_grad_() for p in params]
     F.cross_entropy(by_hand.lenet(x.double(), exact), y).backward()
     step()
-    worst = max(float((p.grad - e.grad).abs().max()) for p, e in zip(params, exact, strict=True))
-    return worst / max(float(e.grad.abs().max()) for e in exact)
+    return harness.deviation([p.grad for p in params], [e.grad for e in exact])
 
 
 def source(size=None):
@@ -157,8 +152,8 @@ def source(size=None):
         else:
             found = scaled(devices, "fixed", 0, size, size.epochs, times=1)
         case = {"table": "source", "how": how, "devices": devices, "batch": size.batch, "lr": LR}
-        found = {key: [found[key]] for key in found}
-        yield row(case | {"epochs": size.epochs, "images": size.images or 60_000}, found)
+        case |= {"epochs": size.epochs, "images": size.images or 60_000}
+        yield row(case, summary(found["seconds"]), {key: [value] for key, value in found.items()})
 
 
 def scaling(size=None):
@@ -170,10 +165,10 @@ def scaling(size=None):
     size = size or Training()
     cases = [(k, policy) for k in size.devices for policy in (POLICIES if k > 1 else POLICIES[:1])]
     runs = by_seed(scaled, cases, size.seeds, size, size.scaling_epochs, workers=size.workers)
-    for (k, policy), found in zip(cases, runs, strict=True):
+    for (k, policy), seconds, found in runs:
         case = {"table": "scaling", "devices": k, "batch": k * size.batch, "policy": policy}
         case |= {"epochs": size.scaling_epochs, "images": size.images or 60_000}
-        yield row(case, found, steps=True)
+        yield row(case, seconds, found, steps=True)
 
 
 def scaled(devices, policy, seed, size, epochs, times=None):
@@ -186,12 +181,8 @@ def scaled(devices, policy, seed, size, epochs, times=None):
     with one_thread():
         run = by_hand.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
     losses = np.array(run.loss).reshape(epochs, steps).mean(axis=1)
-    return {
-        "accuracy": run.accuracy[1:],
-        "loss": losses.tolist(),
-        "seconds": run.seconds[1:],
-        "losses": run.loss,
-    }
+    found = {"accuracy": run.accuracy[1:], "seconds": run.seconds[1:]}
+    return found | {"loss": losses.tolist(), "losses": run.loss}
 
 
 def rate(policy, k, steps):
@@ -201,7 +192,7 @@ def rate(policy, k, steps):
     return LR * k if policy == "linear" else LR
 
 
-def row(case, found, steps=False):
+def row(case, seconds, found, steps=False):
     """A row from the runs of all seeds: the accuracy at the end of each, and their curves by epoch.
 
     Its seconds are those of an epoch of training. ``steps``: with the loss of each step, of the first seed.
@@ -211,4 +202,4 @@ def row(case, found, steps=False):
     results["loss"] = np.round(found["loss"], 5).tolist()
     if steps:
         results["steps"] = np.round(found["losses"][0], 4).tolist()
-    return Row(case, summary(np.concatenate(found["seconds"])), results=results)
+    return Row(case, seconds, results=results)

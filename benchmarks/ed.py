@@ -5,7 +5,6 @@ recorded, and a version that deviates by more than rounding is not timed. Then v
 For the timing the step is tiny (α = 1e-9), so that repetitions leave the network as it was.
 """
 
-import contextlib
 import dataclasses
 import itertools
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 
 from benchmarks import ed_variants, harness
 from benchmarks.harness import Plan, Shown, Table, Version
-from ed_lib import arrays, devices, machine
+from ed_lib import arrays, machine
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
@@ -185,8 +184,8 @@ def backpropagation(table, shape, device):
     recorded = None
     if device != "cpu":  # before any other step, whose gradients would belong to another stream
         fresh = baselines.Autograd(nets["layers"], rate=NEARLY_0)
-        with contextlib.suppress(RuntimeError):
-            recorded = devices.record(partial(fresh.step, x, target), x)
+        case = {"table": "autograd", "what": "step", "how": "autograd, graph"}
+        recorded = harness.recorded(case, partial(fresh.step, x, target), x)
     autograd = baselines.Autograd(nets["layers"], rate=NEARLY_0)
     loss = autograd.forward(x, target)
     parts = {("step", f"ED, {path}"): (partial(net.step, x, target), step) for path, net in nets.items()}
@@ -199,8 +198,6 @@ def backpropagation(table, shape, device):
     }  # fmt: skip
     if recorded:
         parts["step", "autograd, graph"] = recorded, whole
-    elif device != "cpu":
-        print("autograd, graph: left out, it could not be recorded")
     measure_parts(table, "autograd", shape, "torch", parts)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import ROUNDING, is_right, summary
+from benchmarks.harness import ROUNDING, barrier_to_barrier, is_right, summary
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch
 from ed_lib.parallel.ed.stages import EDPipeline, EDStage
@@ -118,13 +118,13 @@ def measure(size):
     clock = Clock(pipeline.stage)
     found["computing"] = {(how, m): [] for how in ("one batch", "in a row") for m in size.microbatches}
     for n in range(size.rounds + 1):  # the first warms up
-        times = {("serial",): timed(lambda: rank == 0 and serial.step(x, target))}
+        times = {("serial",): barrier_to_barrier(lambda: rank == 0 and serial.step(x, target))}
         for m in size.microbatches:
             dist.barrier()
             times["stages", m] = stage_seconds(pipeline.stage, x, m)
             for how, count in (("one batch", 1), ("in a row", size.batches)):
                 clock.seconds = 0.0
-                times[how, m] = timed(
+                times[how, m] = barrier_to_barrier(
                     lambda m=m, count=count: [pipeline.step(x, target, m) for _ in range(count)]
                 )
                 times[how, m] /= count
@@ -150,15 +150,6 @@ class Clock:
             return result
 
         return run
-
-
-def timed(call):
-    """Seconds until all ranks are done."""
-    dist.barrier()
-    start = time.perf_counter()
-    call()
-    dist.barrier()
-    return time.perf_counter() - start
 
 
 def stage_seconds(stage, x, m):

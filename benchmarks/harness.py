@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from ed_lib import data, machine, records, roofline, timing
+from ed_lib import data, devices, machine, records, roofline, timing
 from ed_lib.records import Row
 
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
@@ -124,6 +125,14 @@ def is_right(case, error, tolerance):
     return False
 
 
+def recorded(case, function, like):
+    """A function as a CUDA graph on the GPU of the array ``like``; None, said why, if that cannot be."""
+    try:
+        return devices.record(function, like)
+    except RuntimeError as error:
+        print(f"{described(case)}: left out, {str(error).splitlines()[0]}", flush=True)
+
+
 def higher(ceilings, others):
     """{name: roofline.Ceilings} with the higher bandwidth and rate of two, where both have them."""
     found = {}
@@ -170,7 +179,22 @@ def text(row):
 def summary(seconds):
     """Median and quartiles of some seconds."""
     q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
-    return timing.Timing(median, q1, q3, len(seconds))
+    return timing.Timing(median, q1, q3, np.size(seconds))
+
+
+def barrier_to_barrier(call):
+    """Seconds until all ranks have done what each calls."""
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def deviation(found, right):
+    """The largest difference of two lists of tensors, relative to the largest number that is right."""
+    worst = max(float((mine - exact).abs().max()) for mine, exact in zip(found, right, strict=True))
+    return worst / max(float(exact.abs().max()) for exact in right)
 
 
 @contextlib.contextmanager
@@ -202,11 +226,14 @@ def alone(function, *arguments):
 
 
 def by_seed(function, cases, seeds, *common, workers=None):
-    """For each case {key: [of each seed]} of the dicts that ``function(*case, seed, *common)`` returns."""
+    """For each case: it, its seconds, and {key: [of each seed]} of all else that is in the dicts that
+    ``function(*case, seed, *common)`` returns.
+    """
     found = side_by_side(function, [(*case, n, *common) for case in cases for n in range(seeds)], workers)
-    for _ in cases:
+    for case in cases:
         runs = [next(found) for _ in range(seeds)]
-        yield {key: [run[key] for run in runs] for key in runs[0]}
+        results = {key: [run[key] for run in runs] for key in runs[0]}
+        yield case, summary(results.pop("seconds")), results
 
 
 def inputs(pictures, labels):
@@ -326,8 +353,8 @@ class Shown(NamedTuple):
     """How the page of measurements shows a table: in the first column what a row is called, then numbers.
 
     names: keys of the case, or (head, key or function of a row); "seeds" is their number. numbers: columns
-    that tools.tables knows, or (head, function of a row → text, or text and what stands below it in small
-    print); one that is empty in all rows is left out. details: for the small print under the name. where:
+    that the page knows, or (head, function of a row → text, or text and what stands below it in small print);
+    one that is empty in all rows is left out. details: for the small print under the name. where:
     which rows are shown. above: what stands over the table. In place of numbers, best: (key, function of a
     row), the accuracy at each value of the key, the highest first; or together: (head, function of all rows
     of one name); or lines: the whole table from its rows, its head first.
@@ -342,3 +369,18 @@ class Shown(NamedTuple):
     best: tuple | None = None
     together: tuple | None = None
     lines: Callable | None = None
+
+
+def each(label, key, form="{}"):
+    """For the small print: all values of a result, after what they are; nothing, where there are none."""
+
+    def text(row):
+        found = ", ".join(form.format(value) for value in row.results.get(key, ()))
+        return found and label + found
+
+    return text
+
+
+def mean_of(key):
+    """The mean of a result, as a function of the row."""
+    return lambda row: np.mean(row.results[key])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import formats as forms
-from benchmarks.harness import Plan, Shown, Table, described
+from benchmarks.harness import Plan, Shown, Table
 from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, least
 from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
@@ -54,7 +54,7 @@ CUDA = Size((128, 256, 512, 1024, 2048, 4096), (1, 4, 16, 64, 256, 1024), few=10
             rounds=(5, 5))  # fmt: skip
 
 
-TINY = Size((8,), (5,), few=3, trained_layers=(1, 2), steps=3, batch=3, hidden=16, rounds=(2, 1),
+TINY = Size((8,), (5,), few=2, trained_layers=(1, 2), steps=2, batch=2, hidden=16, rounds=(1, 1),
             seconds=0.001)  # fmt: skip  # of a rehearsal
 
 
@@ -104,9 +104,9 @@ def climb(table, first, top):
     """{table: "climb"}: the whole way up as NVIDIA published it, from one layer by the first rung to the most
     layers by the last, in the same turns.
     """
-    versions = [first.version("climb", RUNGS[0])]
-    versions += [top.version("climb", what) for what in (LAST, *BEYOND, NN)]
-    measure(table, top, versions, rounds=5)
+    versions = with_graphs(table, first, [first.version("climb", RUNGS[0])])
+    versions += with_graphs(table, top, [top.version("climb", what) for what in (LAST, *BEYOND, NN)])
+    table.measure(versions, rounds=5, launches=False)
 
 
 def ladder(table, subject, names, rounds):
@@ -151,14 +151,14 @@ def combine(table, subject, what, numbers):
 
 
 def measure(table, subject, versions, rounds=3, launches=False):
-    """Times versions in turns, on a GPU also as CUDA graphs, those that can be recorded."""
-    found = list(versions)
-    for version in versions if table.device != "cpu" else ():
-        try:
-            found.append(subject.graph(version))
-        except RuntimeError as error:
-            print(f"{described(version.case)}: no CUDA graph, {str(error).splitlines()[0]}")
-    table.measure(found, rounds, launches)
+    """Times versions of one subject in turns, on a GPU also as CUDA graphs."""
+    table.measure(with_graphs(table, subject, versions), rounds, launches)
+
+
+def with_graphs(table, subject, versions):
+    """The versions, and on a GPU each that can be recorded also as a CUDA graph."""
+    graphs = map(subject.graph, versions) if table.device != "cpu" else ()
+    return [*versions, *filter(None, graphs)]
 
 
 def compared(case, seconds, turns):

@@ -10,8 +10,7 @@ import functools
 import torch
 
 from benchmarks.formats import set_float32
-from benchmarks.harness import Version
-from ed_lib import devices
+from benchmarks.harness import Version, recorded
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, counters, persistent
 
 OURS = (*RUNGS, *BEYOND)
@@ -83,16 +82,18 @@ class Subject:
         return Version(case, call, least(case), error, TOLERANCE[case["format"]], results)
 
     def graph(self, version):
-        """The same as a CUDA graph; RuntimeError if it cannot be recorded."""
-        kept = []
-        replay = devices.record(lambda: kept.append(version.call()), self.x)
+        """The same as a CUDA graph; None if it cannot be recorded."""
+        kept, case = [], version.case | {"how": "CUDA graph"}
+        replay = recorded(case, lambda: kept.append(version.call()), self.x)
+        if replay is None:
+            return None
         del kept[:-1]  # what the first run answered, before the recording
 
         def call():
             replay()
             return kept[-1]
 
-        return self.checked(version.case | {"how": "CUDA graph"}, call)
+        return self.checked(case, call)
 
 
 class InARow(torch.nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import asynchronous, data_parallel, ed_pipeline, pipelines
-from benchmarks.harness import Plan, Shown, Table, is_right, one_thread, summary
+from benchmarks.harness import Plan, Shown, Table, each, is_right, one_thread, summary
 from ed_lib import timing
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives, costs
@@ -174,11 +174,6 @@ def median_of(key):
     return lambda row: f"{np.median(row.results[key]):.2f}" if key in (row.results or {}) else ""
 
 
-def each(label, key, form):
-    """For the small print: all values of a result, under what they are."""
-    return lambda row: label + ", ".join(form.format(value) for value in row.results[key])
-
-
 PAGE = {
     "message": [Shown(
         "A message between two ranks",
@@ -206,7 +201,7 @@ PAGE = {
     "asynchronous, throughput": [Shown(
         "A gradient, of four workers that sleep in place of computing",
         ("server", "workers"), ("time", "× floor"),
-        (each("gradients of each ", "gradients", "{}"),
+        (each("gradients of each ", "gradients"),
          each("mean staleness of each ", "mean_staleness", "{:.1f}")),
     )],
     "asynchronous, lost updates": [Shown(

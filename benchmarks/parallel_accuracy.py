@@ -7,11 +7,10 @@ many as the machine has threads, with one thread each: only their accuracies cou
 import dataclasses
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from benchmarks import asynchronous, data_parallel
-from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
+from benchmarks.harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
 from ed_lib.ed import EDNetwork, training
 from ed_lib.parallel.ed.delay import Delayed, delays
 from ed_lib.records import Row
@@ -70,11 +69,11 @@ def streaming(size=None):
     size = size or Streaming()
     cases = [(rule, p, rate) for rule in size.rules for p in size.stages for rate in size.rates]
     runs = by_seed(streamed, cases, size.seeds, size, workers=size.workers)
-    for (rule, p, rate), results in zip(cases, runs, strict=True):
+    for (rule, p, rate), seconds, results in runs:
         longest = int(delays(size.depth, p).max())
         case = {"table": "streaming ED", "rule": rule, "stages": p, "longest_delay": longest, "rate": rate}
         case |= {"width": size.width, "depth": size.depth, "batch": size.batch, "images": size.images}
-        yield Row(case, summary(results.pop("seconds")), results=results)
+        yield Row(case, seconds, results=results)
 
 
 def streamed(rule, stages, rate, seed, size):
@@ -95,10 +94,6 @@ MEANING = """No choice was made by these accuracies: every rate stands there, wi
 images."""
 
 
-def accuracy(row):
-    return np.mean(row.results["accuracy"])
-
-
 PAGE = {
     "source": [Shown(
         "LeNet on Fashion-MNIST as in the source (there on one GPU 0.82, 3.7 s an epoch; on two 0.82, 3.8 s)",
@@ -110,10 +105,10 @@ PAGE = {
     )],
     "asynchronous, accuracy": [Shown(
         "Servers and workers on a virtual clock: accuracy after the same number of gradients",
-        ("method", "data", "gradients"), best=("lr", accuracy),
+        ("method", "data", "gradients"), best=("lr", mean_of("accuracy")),
     )],
     "streaming ED": [Shown(
         "Streaming ED: accuracy by the number of stages, of which the first is the latest",
-        ("rule", "stages", "longest_delay", "images"), best=("rate", accuracy),
+        ("rule", "stages", "longest_delay", "images"), best=("rate", mean_of("accuracy")),
     )],
 }  # fmt: skip

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.harness import ROUNDING, is_right, summary
+from benchmarks import harness
+from benchmarks.harness import ROUNDING, barrier_to_barrier, is_right, summary
 from ed_lib.parallel import launch
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES
@@ -106,11 +107,7 @@ def measure(size):
                 dist.barrier()
                 if TOGETHER[schedule] or turn == rank:
                     stage = stage_seconds(parts[rank], *micro, m, KEEPS_ALL[schedule])
-            dist.barrier()
-            start = time.perf_counter()
-            worker.run(x, t)
-            dist.barrier()
-            seconds = time.perf_counter() - start
+            seconds = barrier_to_barrier(lambda worker=worker: worker.run(x, t))
             if n > 0:
                 found["batches"][schedule, m].append(seconds)
                 found["stages"][schedule, m].append(stage)
@@ -145,8 +142,7 @@ def deviation(worker, part, right, x, t):
     """How far this rank's gradients are from those in float64, relative to the largest of these."""
     part.zero_grad()
     worker.run(x, t)
-    worst = max(float((g - e).abs().max()) for g, e in zip(gradients(part), right, strict=True))
-    return worst / max(float(e.abs().max()) for e in right)
+    return harness.deviation(gradients(part), right)
 
 
 def gradients(module):

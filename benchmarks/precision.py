@@ -18,7 +18,7 @@ from benchmarks import formats, harness
 from benchmarks import precision_subjects as subjects
 from benchmarks.formats import BASELINES
 from benchmarks.harness import Plan, Shown, Table, Version
-from ed_lib import devices, timing
+from ed_lib import timing
 from ed_lib.precision import memory
 
 
@@ -138,12 +138,8 @@ def graphs(subject, model, versions, forms, data):
             continue
         run = subjects.Training(subject, form, model, data[0].device, capturable=True)
         case = version.case | {"how": "CUDA graph"}
-        try:
-            call = devices.record(partial(run.step, *data), data[0])
-        except RuntimeError as error:
-            print(f"{harness.described(case)}: left out, {str(error).splitlines()[0]}")
-            continue
-        found.append(dataclasses.replace(version, case=case, call=call, results=None))
+        if call := harness.recorded(case, partial(run.step, *data), data[0]):
+            found.append(dataclasses.replace(version, case=case, call=call, results=None))
     return found
 
 

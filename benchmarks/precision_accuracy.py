@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks import smaller as small
-from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread, summary
+from benchmarks.harness import Plan, Shown, Table, by_seed, each, images, one_thread
 from ed_lib import data, models, timing
 from ed_lib.precision import autocasting, fp8, scaler, training
 from ed_lib.records import Row
@@ -100,11 +100,10 @@ def accuracies(size):
     cases = [case for case in cases if case[-1] not in size.without.get(case[0], ())]
     base = {}
     runs = by_seed(trained, cases, size.seeds, size, workers=size.workers)
-    for (model, name, optimizer, rates, form), results in zip(cases, runs, strict=True):
+    for (model, name, optimizer, rates, form), seconds, results in runs:
         case = {"table": "accuracy of formats", "model": model, "data": name, "format": form}
         case |= {"optimizer": optimizer, "rates": list(rates)}
         case |= {"batch": size.batch, "images": size.images or 60_000}
-        seconds = summary(results.pop("seconds"))
         right = base.setdefault((model, name, optimizer, rates), results["accuracy"])  # float32 comes first
         results["points"] = (100 * np.subtract(results["accuracy"], right)).round(4).tolist()
         yield Row(case, seconds, results=results)
@@ -169,14 +168,6 @@ def last_loss(row):
     return "loss at the end " + ("not finite" if None in found else f"{np.mean(found):.4f}")
 
 
-def each(label, key, form):
-    def text(row):
-        found = ", ".join(form.format(value) for value in row.results.get(key, []))
-        return f"{label} {found}" if found else ""
-
-    return text
-
-
 def epochs_rates(row):
     """The rate in each epoch: "5 × 0.1, 0.01"."""
     runs = [(rate, len(list(same))) for rate, same in itertools.groupby(row.case["rates"])]
@@ -189,7 +180,7 @@ PAGE = {
         (("network", "model"), ("images", "data"), "optimizer", ("rate in each epoch", epochs_rates),
          "format", "seeds"),
         ("accuracy", ("points against float32", points)),
-        (last_loss, each("scale", "scale", "{:g}"), each("skipped steps", "skipped", "{}")),
+        (last_loss, each("scale ", "scale", "{:g}"), each("skipped steps ", "skipped")),
     )],
     "smaller models": [Shown(
         "Smaller models: LeNet on Fashion-MNIST",

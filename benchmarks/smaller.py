@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import harness
-from benchmarks.harness import by_seed, side_by_side, summary
+from benchmarks.harness import by_seed, side_by_side
 from ed_lib import data, learning, models, timing
 from ed_lib.precision import distillation as distilling
 from ed_lib.precision import int8, pruning, training
@@ -229,9 +229,9 @@ def distillation(size):
     """
     cases = [(few, temperature) for few in size.few for temperature in (0, *size.temperatures)]
     runs = by_seed(taught, cases, size.seeds, bases(size), size, workers=size.workers)
-    for (few, temperature), results in zip(cases, runs, strict=True):
+    for (few, temperature), seconds, results in runs:
         case = {"table": "distillation", "images": few, "temperature": temperature, "steps": size.steps}
-        yield Row(case, summary(results.pop("seconds")), results=results)
+        yield Row(case, seconds, results=results)
 
 
 def taught(few, temperature, seed, teachers, size):

@@ -20,7 +20,7 @@ from tools.notebooks import ROOT, code_cells  # noqa: E402
 
 BANNER = "Not executed in this build"
 CHAPTERS = notebooks.chapters()
-chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
+WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "ed/every_layer_at_once"))
 
 
 @pytest.fixture
@@ -54,10 +54,9 @@ def shown(path):
     return notebooks.read(book.SOURCE / path)
 
 
-@chapters
-def test_without_data_a_chapter_that_needs_them_is_not_executed(path, build, no_data):
+@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITHOUT, False)])
+def test_without_data_a_chapter_that_needs_them_is_not_executed(path, needs, build, no_data):
     nb = notebooks.read(ROOT / path)
-    needs = any("data.load(" in cell.source for cell in code_cells(nb))
     done = book.prepare(path)
     page = shown(path)
     assert build == ([] if needs else [path])
@@ -69,7 +68,7 @@ def test_without_data_a_chapter_that_needs_them_is_not_executed(path, build, no_
         assert [len(c.outputs) for c in code_cells(page)] == [len(c.outputs) for c in code_cells(nb)]
 
 
-@pytest.mark.parametrize("path", [p for p in CHAPTERS if p.stem in ("error_diffusion", "one_step")], ids=str)
+@pytest.mark.parametrize("path", [WITH_DATA, WITHOUT])
 def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
     assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
@@ -88,23 +87,28 @@ def test_a_book_that_is_only_rendered_executes_nothing_and_says_so(build, monkey
 def test_the_end_of_a_build_says_what_was_not_executed(build, no_data, monkeypatch, capsys):
     monkeypatch.setattr(book, "stage", lambda: None)
     monkeypatch.setattr(book, "render", lambda: None)
+    monkeypatch.setattr(notebooks, "chapters", lambda: [WITH_DATA, WITHOUT])
     book.main([])
     last = capsys.readouterr().out.splitlines()[-2]
-    left_out = f"{len(CHAPTERS) - len(build)} of {len(CHAPTERS)} chapters"
-    assert last.startswith(f"{left_out} were not executed here. ")
+    assert last.startswith("1 of 2 chapters were not executed here. ")
     assert "No network, and no copy of" in last
 
 
 @pytest.mark.parametrize("content", [b'{"cells": [', b"", b"[]", b"{}", b"\xff"])
-def test_a_broken_copy_counts_as_none(content, build, monkeypatch):
-    monkeypatch.setattr(data, "load", lambda name, **options: None)
+def test_a_broken_copy_counts_as_none(content, tmp_path):
+    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
+    (tmp_path / "copy.ipynb").write_bytes(content)
+    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
+
+
+def test_broken_copies_are_made_again(build):
     for _ in range(2):
-        book.prepare(CHAPTERS[0])
-    made = shown(CHAPTERS[0])
-    (book.SOURCE / CHAPTERS[0]).write_bytes(content)
-    assert "unchanged" in book.prepare(CHAPTERS[0]) and shown(CHAPTERS[0]) == made
-    (book.EXECUTED / CHAPTERS[0]).write_bytes(content)
-    assert "executed in" in book.prepare(CHAPTERS[0]) and "unchanged" in book.prepare(CHAPTERS[0])
+        book.prepare(WITHOUT)
+    made = shown(WITHOUT)
+    (book.SOURCE / WITHOUT).write_bytes(b"{")
+    assert "unchanged" in book.prepare(WITHOUT) and shown(WITHOUT) == made
+    (book.EXECUTED / WITHOUT).write_bytes(b"{")
+    assert "executed in" in book.prepare(WITHOUT) and "unchanged" in book.prepare(WITHOUT)
 
 
 def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch):
@@ -118,13 +122,21 @@ def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch
 
 
 def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
+    """A short one, in a folder with the package beside it."""
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
     monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
-    (path,) = [path for path in CHAPTERS if path.stem == "splitting_the_work"]
+    for module in (book, notebooks):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "ed_lib").symlink_to(ROOT / "ed_lib")
+    sources = "from ed_lib import notebook\nprint(notebook.card())", "answer = 6 * 7", "answer"
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
+    path = Path("chapter.ipynb")
     assert book.prepare(path).startswith("executed in ")
-    made, committed = shown(path), notebooks.read(ROOT / path)
-    assert [len(c.outputs) for c in code_cells(made)] == [len(c.outputs) for c in code_cells(committed)]
+    made = shown(path)
+    assert [len(cell.outputs) for cell in made.cells] == [1, 0, 1] and "42" in str(made.cells[2])
     assert notebook.card() in str(made) and made.metadata.ed_lib.executed
+    assert "unchanged" in book.prepare(path)
 
 
 def test_a_page_has_drawings_and_roles(build, monkeypatch):
@@ -189,9 +201,13 @@ def sleeping_build(tmp_path):
         kernel.kill()
 
 
-def test_an_interrupted_build_ends_in_a_line_and_leaves_no_kernel(sleeping_build):
+def test_a_second_build_ends_at_once_and_an_interrupted_one_leaves_no_kernel(sleeping_build, tmp_path):
     build, kernel = sleeping_build
-    time.sleep(1)  # into the second cell
+    second = [sys.executable, "-c", BUILD, tmp_path, "--render-only"]
+    done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("No book: another build is at work in ") and done.stderr.count("\n") == 1
+    assert build.poll() is None
     build.send_signal(signal.SIGINT)
     said, errors = build.communicate(timeout=60)
     assert build.returncode == 130 and said == ""
@@ -199,13 +215,16 @@ def test_an_interrupted_build_ends_in_a_line_and_leaves_no_kernel(sleeping_build
     assert not kernel.is_running()
 
 
-@pytest.mark.parametrize("options", [[], ["--render-only"]])
-def test_a_second_build_at_once_says_so_and_ends(sleeping_build, options, tmp_path):
-    second = [sys.executable, "-c", BUILD, tmp_path, *options]
-    done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("No book: another build is at work in ") and done.stderr.count("\n") == 1
-    assert sleeping_build[0].poll() is None
+def test_interrupting_the_command_that_writes_chapters_ends_it_in_a_line(monkeypatch, capsys):
+    def execute(nb, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(notebooks, "write", lambda nb, path: pytest.fail("written"))
+    with pytest.raises(SystemExit) as ended:
+        notebooks.main([str(ROOT / WITHOUT)])
+    said = capsys.readouterr()
+    assert ended.value.code == 130 and said.out == "" and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("url, buttons", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])

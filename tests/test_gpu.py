@@ -1,5 +1,6 @@
 """`make gpu`: what it says without a GPU, its rehearsal, what it leaves and goes on with; chapters' cells."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -10,12 +11,21 @@ import types
 import pytest
 import torch
 
-from benchmarks import harness
+from benchmarks import ed, ed_variants, harness, lstm, precision
 from conftest import ROOT
 from ed_lib import arrays, machine
-from tools import cells, gpu
+from ed_lib.ed import costs
+from tests.benchmark import measured
+from tools import cells, gpu, smoke
 
 pytest.importorskip("triton")
+SMALLEST = {  # of which a launch, in Triton's interpreter, takes 50 ms
+    ed: ed.Size(costs.Shape(3, 2, 8, 2), (1,), (2,), (1,), 0.001),
+    lstm: lstm.Size(
+        (), (2,), few=1, layers=(1, 2), steps=1, batch=2, hidden=16, rounds=(1, 1), seconds=0.001
+    ),
+    precision: dataclasses.replace(precision.TINY, products=(16,), mlp=(1,), lenet=(1,), encoder=(1,)),
+}
 WITHOUT = pytest.mark.skipif(arrays.gpu_count() > 0, reason="this machine has a GPU")
 
 
@@ -34,6 +44,7 @@ def test_without_a_gpu_it_says_on_one_screen_what_it_would_do():
 
 
 @WITHOUT
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages", [["smoke", "persistent"], ["ED"], ["LSTM"], ["precision"], ["chapters"]], ids=str
 )
@@ -43,20 +54,53 @@ def test_the_rehearsal_goes_through_every_stage(stages):
     named = [stage.name for stage in gpu.STAGES if any(part in stage.name for part in stages)]
     assert named and all(f"{name}: done" in result.stdout for name in named)
     assert "left out" not in result.stdout.replace("persistent, bfloat16", "") or stages == ["LSTM"]
+    assert "not timed" not in result.stdout
 
 
-def test_every_part_of_a_benchmark_is_in_a_stage():
-    """Those that a GPU has; "training, 4 layers" has another name at the tiny size."""
+@WITHOUT
+def test_the_rehearsal_of_one_stage():
+    result = run("tools.gpu", "--rehearse", "--stages", "persistent")
+    assert result.returncode == 0 and "persistent kernel: done" in result.stdout, result.stderr[-3000:]
+
+
+@pytest.fixture
+def pretended():
+    """A stand-in for the GPU in this process."""
     if arrays.gpu_count():
         pytest.skip("the stand-in is for machines without a GPU")
-    from benchmarks import ed, lstm, precision
     from tools.stand_in import stand_in
 
-    with stand_in():
-        for benchmark in (ed, lstm, precision):
-            name = benchmark.__name__.rpartition(".")[2]
-            named = [part for stage in gpu.STAGES if name in stage.arguments for part in stage.parts]
-            assert sorted(map(gpu.as_tiny, named)) == sorted(benchmark.prepare("cuda", benchmark.TINY).parts)
+    with harness.one_thread(), stand_in():
+        yield
+
+
+@pytest.mark.parametrize("benchmark", [ed, lstm, precision], ids=lambda module: module.__name__)
+def test_every_part_of_a_benchmark_is_in_a_stage_and_goes_well(
+    benchmark, pretended, monkeypatch, tmp_path, capsys
+):
+    """Those that a GPU has; "training, 4 layers" has another name at the tiny size."""
+    monkeypatch.setattr(ed_variants, "FORWARD", ed_variants.FORWARD[:1] + ed_variants.FORWARD[-1:])
+    monkeypatch.setattr(ed_variants, "UPDATE", ed_variants.UPDATE[:1])
+    name = benchmark.__name__.rpartition(".")[2]
+    named = [part for stage in gpu.STAGES if name in stage.arguments for part in stage.parts]
+    assert sorted(map(gpu.as_tiny, named)) == sorted(benchmark.prepare("cuda", benchmark.TINY).parts)
+    measured(benchmark, SMALLEST[benchmark], tmp_path, "cuda")
+    assert "not timed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("check", [smoke.versions, smoke.clocks, smoke.cupy, smoke.backward, smoke.fp8,
+                                   smoke.persistent], ids=lambda check: check.__name__)  # fmt: skip
+def test_smoke_tests_go_well(check, pretended, monkeypatch):
+    """Those of what the benchmarks do not run."""
+    monkeypatch.setattr(smoke, "DEPTH", 1)
+    monkeypatch.setattr(smoke, "BATCH", 2)
+    check()
+
+
+def test_gpu_cells_see_the_stand_in(pretended, tmp_path, capsys):
+    gpu_cell = "%%gpu\nx = torch.ones(512, device='cuda')\nprint(x.device, x.numel())"
+    assert cells.run(notebook(tmp_path / "chapter.ipynb", "import torch", gpu_cell), tiny=True) == "ok"
+    assert "cuda:0 16" in capsys.readouterr().out
 
 
 @pytest.fixture

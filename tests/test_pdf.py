@@ -11,7 +11,7 @@ from pypdf import PdfReader, PdfWriter  # noqa: E402
 from pypdf.annotations import Link  # noqa: E402
 from pypdf.generic import NameObject  # noqa: E402
 
-from tools import binding, browser, pdf  # noqa: E402
+from tools import browser, pdf  # noqa: E402
 from tools.pages import by_part  # noqa: E402
 
 CHAPTER = pdf.HTML / "book" / "ed" / "error_diffusion.html"
@@ -36,8 +36,8 @@ def chapters():
     first.pages[0]["/Annots"][-1].get_object()[NameObject("/Dest")] = NameObject("/end%C3%A9")
     first.add_named_destination("/end%C3%A9", 1)
     return [
-        binding.Chapter("I. <One>", A, [[1, "A & $B", "a"], [2, "End", "endé"]], first, 1),
-        binding.Chapter("II. Two", B, [[1, "B", "b"], [3, "Below", "c"]], sheets(1), 3),
+        pdf.Chapter("I. <One>", A, [[1, "A & $B", "a"], [2, "End", "endé"]], first, 1),
+        pdf.Chapter("II. Two", B, [[1, "B", "b"], [3, "Below", "c"]], sheets(1), 3),
     ]
 
 
@@ -62,9 +62,9 @@ parts:
 
 
 def test_an_address_leads_to_its_heading_or_else_to_its_page_or_out_of_the_book():
-    assert binding.place(f"{A}#endé", WHERE) == (2, 500.0)
-    assert binding.place(f"{B}#gone", WHERE) == (3, None)
-    assert binding.place("https://elsewhere.org/", WHERE) is None
+    assert pdf.place(f"{A}#endé", WHERE) == (2, 500.0)
+    assert pdf.place(f"{B}#gone", WHERE) == (3, None)
+    assert pdf.place("https://elsewhere.org/", WHERE) is None
 
 
 def test_contents_name_parts_pages_and_sections_with_their_numbers(chapters):
@@ -80,7 +80,7 @@ def test_contents_name_parts_pages_and_sections_with_their_numbers(chapters):
 
 
 def test_joined_links_stay_in_the_book_or_lead_out_and_none_is_of_this_machine(chapters):
-    book = binding.join(sheets(2, f"{A}#endé"), chapters, WHERE)
+    book = pdf.join(sheets(2, f"{A}#endé"), chapters, WHERE)
     assert len(book.pages) == 5
 
     def targets(sheet):
@@ -93,7 +93,7 @@ def test_joined_links_stay_in_the_book_or_lead_out_and_none_is_of_this_machine(c
 
 
 def test_bookmarks_and_page_labels(chapters, tmp_path):
-    binding.join(sheets(2), chapters, WHERE).write(tmp_path / "book.pdf")
+    pdf.join(sheets(2), chapters, WHERE).write(tmp_path / "book.pdf")
     book = PdfReader(tmp_path / "book.pdf")
 
     def tree(items):
@@ -145,7 +145,7 @@ def test_a_printed_page_has_its_folded_code_its_numbers_and_its_headings(printed
         "figures.show(" in text and "A solution" in text and "Show a" not in text and "previous" not in text
     )
     assert [printed.headings[0][0], printed.headings[0][2]] == [1, "error-diffusion-learning-from-one-number"]
-    where = binding.places([printed])
+    where = pdf.places([printed])
     assert {f"{printed.url}#{anchor}" for _, _, anchor in printed.headings} <= where.keys()
     assert [where[f"{printed.url}#{anchor}"][0] for _, _, anchor in printed.headings][0] == 7
 
@@ -154,7 +154,8 @@ def test_a_printed_page_is_a4(printed):
     assert {tuple(round(float(x)) for x in sheet.mediabox[2:]) for sheet in printed.pdf.pages} == {(595, 842)}
 
 
-def test_paper_has_the_light_theme_and_the_reader_keeps_the_dark_one(tab, printed):
+def test_paper_has_the_light_theme_and_the_reader_keeps_the_dark_one(tab):
+    tab.goto((pdf.HTML / "index.html").as_uri())
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
     tab.evaluate("""() => addEventListener("beforeprint", () => {
         window.onPaper = document.documentElement.dataset.theme + getComputedStyle(document.body).color;

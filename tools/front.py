@@ -27,28 +27,11 @@ PAGES = {"light": "white", "dark": "#0d1117"}  # GitHub's
 # float64; and the FLOP/s that the card's data sheet allows there (nvidia_ga102).
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64, itemsize=8)
 FORWARD, UPDATE, RTX_3070 = 3.02, 1.10e-3, 0.317e12
-M40 = (
-    3072 * 2 * 1.114
-)  # GFLOP/s of the card that NVIDIA's ladder was climbed on: cores, FMA, GHz (nvidia_m40)
+# GFLOP/s of the card that NVIDIA's ladder was climbed on: cores, FMA, GHz (nvidia_m40)
+M40 = 3072 * 2 * 1.114
 
-LEVELS = {
-    "error_diffusion": "easy",
-    "every_layer_at_once": "medium",
-    "honest_timing": "easy",
-    "fast_forward": "medium",
-    "why_it_learns": "hard",
-    "splitting_the_work": "easy",
-    "data_parallel": "medium",
-    "asynchronous": "medium",
-    "model_parallel": "medium",
-    "ed_on_many_devices": "hard",
-    "mixed_precision": "medium",
-    "amp_in_practice": "easy",
-    "smaller_models": "easy",
-    "one_step": "medium",
-    "many_steps": "hard",
-    "cudnn_weights": "medium",
-}
+EASY = "error_diffusion honest_timing splitting_the_work amp_in_practice smaller_models".split()
+HARD = "why_it_learns ed_on_many_devices many_steps".split()
 FOLDED = {"claim", "hide-cell", "hide-input"}  # cells that a reader passes over
 
 
@@ -86,9 +69,11 @@ def all_layers_at_once():
 
 def one_slow_worker():
     table = {"table": "asynchronous, throughput"}
-    rows = {(row.case["server"], row.case["workers"]): row for row in on_cpu("parallel").select(**table)}
-    wait, wait_slow = rows["synchronous", "even"], rows["synchronous", "one slow by 5×"]
-    free, free_slow = rows["asynchronous", "even"], rows["asynchronous", "one slow by 5×"]
+    wait, wait_slow, free, free_slow = (
+        on_cpu("parallel").find(**table, server=server, workers=workers)
+        for server in ("synchronous", "asynchronous")
+        for workers in ("even", "one slow by 5×")
+    )
     rate = lambda row: 1 / row.completion.median  # gradients a second  # noqa: E731
     return {
         "wait": rate(wait),
@@ -146,23 +131,9 @@ def ratios():
 
 def numbers():
     """{name: text}: the numbers as the page prints them, and the names of the machines."""
-    digits = dict.fromkeys(
-        (
-            *(
-                "layers",
-                "forward_ms",
-                "update_ms",
-                "published_limit",
-                "wait",
-                "wait_slow",
-                "free",
-                "free_slow",
-            ),
-            *("late", "activations", "adam", "climb"),
-        ),
-        0,
-    )
-    digits |= {"published_ms": 2, "published_s": 2, "small": 2, "float16": 2}
+    digits = dict.fromkeys("published_ms published_s small float16".split(), 2)
+    digits |= dict.fromkeys("layers forward_ms update_ms published_limit activations adam climb".split(), 0)
+    digits |= dict.fromkeys("wait wait_slow free free_slow late".split(), 0)
     texts = {name: f"{value:,.{digits.get(name, 1)}f}" for name, value in ratios().items()}
     return texts | {f"{name}_machine": on_cpu(name).label for name in ("ed", "parallel", "precision", "lstm")}
 
@@ -202,7 +173,8 @@ def chapters():
         for file in files:
             nb = notebooks.read(ROOT / file)
             title, question = nb.cells[0].source.split("\n\n")[:2]
-            level = LEVELS[file.rpartition("/")[2].removesuffix(".ipynb")]
+            name = file.rpartition("/")[2].removesuffix(".ipynb")
+            level = "easy" if name in EASY else "hard" if name in HARD else "medium"
             about = f"{question.strip('*')} *{stated_minutes(nb)} min, {level}*"
             lines.append(f"- [**{title.removeprefix('# ')}**]({file}) {about}")
     return "\n".join(lines)
@@ -225,9 +197,8 @@ def filled(page, texts):
     for name, text in texts.items():
         start, rest = page.split(f"<!-- {name}: by python -m tools.front -->\n")
         end = f"<!-- end of {name} -->"
-        page = (
-            f"{start}<!-- {name}: by python -m tools.front -->\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
-        )
+        head = f"<!-- {name}: by python -m tools.front -->"
+        page = f"{start}{head}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
     return page
 
 
@@ -241,13 +212,7 @@ def drawn():
         ("All layers at once", 3000, r["published_limit"], [r["at_once"]], None),
         ("No wait for a slow worker", None, None, [r["no_barrier"]], r["no_barrier_limit"]),
         ("Training in 16 bits", 2, None, [r["small"], r["large"]], r["bits_limit"]),
-        (
-            "The LSTM in cuDNN",
-            r["climb"],
-            r["climb_limit"],
-            [r["cpu_climb"], r["cpu_torch"]],
-            r["cpu_limit"],
-        ),
+        ("The LSTM in cuDNN", r["climb"], r["climb_limit"], [r["cpu_climb"], r["cpu_torch"]], r["cpu_limit"]),
     ]
 
 
@@ -263,9 +228,7 @@ def alt():
     for title, published, its_limit, measured, limit in drawn():
         row = f"{title}: {said(published, measured)}".replace("published   ", "published, ")
         limits = {"where it was published": its_limit, "where we measured": limit}
-        rows.append(
-            row + "".join(f", at most {value:,.1f}× {where}" for where, value in limits.items() if value)
-        )
+        rows.append(row + "".join(f", at most {n:,.1f}× {where}" for where, n in limits.items() if n))
     return f"How many times as fast, on a logarithmic scale. {'; '.join(rows)}."
 
 

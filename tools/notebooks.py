@@ -205,17 +205,17 @@ def main(arguments=None):
 
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
-    parser.add_argument(
-        "--out", default=ROOT, type=Path, help="write below this folder, not into the chapters"
-    )
     options = parser.parse_args(arguments)
     for path in [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters():
         try:
-            write(execute(read(ROOT / path), path), options.out / path)
+            write(execute(read(ROOT / path), path), ROOT / path)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
         except BrokenNotebook as error:
             sys.exit(str(error))
+        except KeyboardInterrupt:
+            print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
+            sys.exit(130)
         print(f"{path}: outputs written")
 
 

@@ -1,7 +1,8 @@
 """`make pdf`: the rendered book as one PDF, _build/book.pdf, to print or to read without a browser.
 
 Chromium prints each page of _toc.yml with the print style sheet, book/_static/print.css. The contents are
-printed last, when the page numbers are known, and tools/binding.py joins them all.
+printed last, when the page numbers are known. Then all are joined, with bookmarks, and with links that stay
+within the PDF.
 """
 
 import os
@@ -11,13 +12,17 @@ from io import BytesIO
 from json import dumps
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
+from urllib.parse import unquote
 
 import yaml
 from playwright.sync_api import sync_playwright
-from pypdf import PdfReader
+from pypdf import PdfReader, PdfWriter
+from pypdf.annotations import Link
+from pypdf.constants import PageLabelStyle
+from pypdf.generic import Fit
 
 from tools import browser
-from tools.binding import Chapter, join, place, places
 from tools.pages import ROOT, by_part
 
 HTML, PDF = ROOT / "_build" / "html", ROOT / "_build" / "book.pdf"
@@ -42,6 +47,16 @@ PREPARE = """async () => {
 }"""
 
 
+class Chapter(NamedTuple):
+    """A printed page of the book; ``first`` is the number of its first sheet, counted from 1."""
+
+    part: str
+    url: str
+    headings: list
+    pdf: PdfReader
+    first: int
+
+
 def print_page(tab, url, part, first):
     """Prints one page of the book, its sheets numbered from ``first`` on."""
     tab.goto(url)
@@ -63,6 +78,61 @@ def contents(title, author, chapters, where):
             lines += [f"<a {link}><span>{escape(text)}</span></a>"] * (level < 3)
     template = Template(Path(__file__).with_name("contents.html").read_text())
     return template.substitute(title=escape(title), author=escape(author), lines="\n".join(lines))
+
+
+def places(chapters):
+    """{address: (number of its sheet, height on it)} for each page of the book and each id in it."""
+    found = {chapter.url: (chapter.first, None) for chapter in chapters}
+    for _, url, _, pdf, first in chapters:
+        for name, target in pdf.named_destinations.items():
+            found[f"{url}#{unquote(name[1:])}"] = first + pdf.get_destination_page_number(target), target.top
+    return found
+
+
+def place(address, where):
+    """Where in the book an address leads; None if it leads out of it."""
+    return where.get(address) or where.get(address.partition("#")[0])
+
+
+def links(sheet, url):
+    """(rectangle, address) of each link on a sheet that was printed from ``url``."""
+    for annotation in (reference.get_object() for reference in sheet.get("/Annots", [])):
+        if "/Dest" in annotation:
+            yield annotation["/Rect"], f"{url}#{unquote(annotation['/Dest'][1:])}"
+        elif "/URI" in annotation.get("/A", {}):
+            yield annotation["/Rect"], annotation["/A"]["/URI"]
+
+
+def join(front, chapters, where):
+    """One PDF of the front matter and the chapters; links within the book become links within the PDF."""
+    book, found, n_front = PdfWriter(), [], len(front.pages)
+    for pdf, url in [(front, ""), *((chapter.pdf, chapter.url) for chapter in chapters)]:
+        for sheet in pdf.pages:
+            found += [(len(found), list(links(sheet, url)))]
+            sheet.pop("/Annots", None)
+            book.add_page(sheet)
+    for n, rectangle, address in ((n, *link) for n, on_sheet in found for link in on_sheet):
+        if goal := place(address, where):
+            inside = {"target_page_index": n_front + goal[0] - 1, "fit": Fit.xyz(top=goal[1])}
+            book.add_annotation(n, Link(rect=rectangle, **inside))
+        elif not address.startswith("file:"):  # the site's other files are not in the PDF
+            book.add_annotation(n, Link(rect=rectangle, url=address))
+    book.set_page_label(0, n_front - 1, PageLabelStyle.LOWERCASE_ROMAN)
+    book.set_page_label(n_front, len(found) - 1, PageLabelStyle.DECIMAL)
+    add_bookmarks(book, n_front, chapters, where)
+    return book
+
+
+def add_bookmarks(book, n_front, chapters, where):
+    """Parts, in them pages, in these sections and subsections."""
+    last, above = "", {-1: None}  # the last part; the last bookmark of each level, a part's is 0
+    for part, url, headings, _, _ in chapters:
+        for level, text, anchor in [(0, part, "")] * (part != last) + headings:
+            number, top = place(f"{url}#{anchor}", where)
+            above = {upper: item for upper, item in above.items() if upper < level}
+            target = {"page_number": n_front + number - 1, "fit": Fit.xyz(top=top), "is_open": False}
+            above[level] = book.add_outline_item(title=text, parent=above[max(above)], **target)
+        last = part
 
 
 def make(names, title, author, tab):

@@ -149,11 +149,19 @@ def cupy():
     return module
 
 
+def once(functions, turn, rounds):
+    """What ``timing.by_events`` returns, of one run of each."""
+    from ed_lib import timing
+
+    seconds = {name: timing.elapsed(function)[0] for name, function in functions.items()}
+    return {name: timing.Timing(took, took, took, 1) for name, took in seconds.items()}
+
+
 def replacements():
     """[(object, name, what stands there meanwhile)]."""
     from ed_lib import devices, roofline, timing
 
-    by_events, apart, turn = timing.by_events, timing.apart, timing.take_turn
+    apart, turn, ceilings = timing.apart, timing.take_turn, roofline.measure
     nothing, context = lambda *arguments, **options: None, lambda *arguments: contextlib.nullcontext()
     cuda = {
         "is_current_stream_capturing": lambda: False,
@@ -173,13 +181,10 @@ def replacements():
         (torch._C, "_cuda_hasPrimaryContext", lambda index: True),
         (torch.accelerator, "current_accelerator", nothing),
         (roofline, "SIZES", {"cpu": (64,), "cuda": (64,)}),
+        (roofline, "measure", lambda device, dtype, seconds=0: ceilings(device, dtype, seconds=1e-3)),
         (torch.nn.RNNBase, "flatten_parameters", nothing),
         (devices.Graph, "__call__", lambda graph: graph.function()),
-        (
-            timing,
-            "by_events",
-            lambda functions, turn, rounds: by_events(functions, 1e-9, 1),
-        ),  # once is enough
+        (timing, "by_events", once),
         (timing, "take_turn", lambda function, timer, seconds: turn(function, timer, 0)),
         (timing, "apart", lambda function, **options: apart(function, min_seconds=1e-9, min_runs=1)),
     ]

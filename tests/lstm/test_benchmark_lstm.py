@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, harness, lstm
 from benchmarks import lstm_subjects as subjects
 from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject
-from ed_lib import arrays, roofline, timing
+from ed_lib import arrays, devices, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent
 from tests.benchmark import measured
 from tools import measurements
@@ -23,17 +23,8 @@ ROOFS = {name: roofline.Ceilings("a machine", name, 1e10, 1e11) for name in subj
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setattr(formats, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def exact_only(monkeypatch):
-    """float32 alone, without looking how slow the others are."""
-    forms = [form for form in formats.formats("cpu") if form.name == "float32"]
-    monkeypatch.setattr(lstm, "formats_of", lambda subject: forms)
+    with harness.one_thread():
+        yield
 
 
 @pytest.fixture
@@ -55,7 +46,7 @@ def host_clock(monkeypatch):
 @pytest.fixture
 def recorded(monkeypatch, host_clock):
     """CUDA graphs that are none, so that what a GPU would run can be seen on a CPU."""
-    monkeypatch.setattr(subjects.devices, "record", lambda function, like: function)
+    monkeypatch.setattr(devices, "record", lambda function, like: function)
 
 
 def tiny(layers=2, **changes):
@@ -66,9 +57,17 @@ def table_on(device):
     return harness.Table(ROOFS, TINY.seconds, device, lstm.compared)
 
 
-def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp_path, capsys):
-    record = measured(lstm, TINY, tmp_path)
-    assert "left out" not in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    """All of it at a tiny size, in float32 alone."""
+    forms = [form for form in formats.formats("cpu") if form.name == "float32"]
+    with harness.one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "ceilings", lambda device, forms: {f.name: ROOFS[f.name] for f in forms})
+        patch.setattr(lstm, "formats_of", lambda subject: forms)  # without looking how slow others are
+        return measured(lstm, TINY, tmp_path_factory.mktemp("records"))
+
+
+def test_a_record_has_every_case_right_and_survives_a_round_trip(record):
     assert record.benchmark == "lstm" and record.parameters["few"] == 5
     keys = ("what", "layers", "hidden", "batch", "steps", "format", "combine")
     cases = {name: [tuple(row.case.get(key) for key in keys) for row in record.select(table=name)]
@@ -99,9 +98,8 @@ def test_a_record_has_every_case_right_and_survives_a_round_trip(exact_only, tmp
     assert sum(line.startswith("| ") and " GFLOP/s" in line for line in page.splitlines()) == len(record.rows)
 
 
-def test_the_climb_is_compared_by_operations_in_a_second(exact_only, tmp_path, capsys):
+def test_the_climb_is_compared_by_operations_in_a_second(record):
     """Four layers have four times the operations of the baseline's one, so seconds would say nothing."""
-    record = measured(lstm, dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()), tmp_path)
     first, *others = rows = record.select(table="climb")
     assert first.results["against baseline, eager"] == [pytest.approx(1, rel=1e-3)]
     for row in others:
@@ -123,8 +121,7 @@ def test_the_climb_on_a_gpu_is_compared_with_the_baseline_in_either_way():
         assert [line[f"against baseline, {how}"] for line in found] == [[ratio] for ratio in wanted]
 
 
-def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(exact_only, tmp_path, capsys):
-    record = measured(lstm, dataclasses.replace(TINY, hiddens=(), batches=(), trained_layers=()), tmp_path)
+def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(record):
     one, four = ({row.case["what"]: row for row in record.select(table="ladder", layers=n)} for n in (1, 4))
     published = {what: row.results["published"] for what, row in one.items() if "published" in row.results}
     assert published == {what: [costs.PUBLISHED[what]] for what in RUNGS[:-1]}
@@ -277,11 +274,13 @@ def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, host_clock, ca
     def record(function, like):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(subjects.devices, "record", record)
+    monkeypatch.setattr(devices, "record", record)
     table, subject = table_on("cuda"), tiny()
     lstm.measure(table, subject, [subject.version("ladder", NN)])
     assert [row.case["how"] for row in table.rows] == ["eager"]
-    assert "no CUDA graph, operation not permitted when stream is capturing\n" in capsys.readouterr().out
+    assert (
+        "CUDA graph: left out, operation not permitted when stream is capturing\n" in capsys.readouterr().out
+    )
 
 
 def test_a_graph_is_checked_on_what_it_answers(recorded, capsys):
@@ -303,25 +302,10 @@ def test_modules_in_a_row_answer_what_their_lstm_answers():
     assert all(layer.num_layers == 1 for layer in row.layers) and len(row.layers) == 3
 
 
-def test_combined_steps_double_up_to_all():
-    assert [dataclasses.replace(TINY, few=n).combines for n in (1, 2, 5, 16)] == [
-        [1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8, 16]
-    ]  # fmt: skip
-
-
-def test_floors_come_from_the_higher_ceilings():
-    table, subject = table_on("cpu"), tiny()
-    table.measure([subject.version("ladder", NN)])
-    higher = {name: dataclasses.replace(roof, bandwidth=3e10, rate=1e9) for name, roof in ROOFS.items()}
-    table.raise_ceilings(higher)
-    (row,) = table.rows
-    assert row.floor == max(row.bytes / 3e10, row.flops / 1e11)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not arrays.gpu_count("torch"), reason="needs a GPU")
 def test_all_of_it_on_a_gpu(tmp_path, capsys):
     record = measured(lstm, dataclasses.replace(TINY, hidden=128, batch=8), tmp_path, "cuda")
-    assert "no CUDA graph" not in capsys.readouterr().out
+    assert "CUDA graph: left out" not in capsys.readouterr().out
     assert len(record.select(how="CUDA graph")) == len(record.select(how="eager"))
     assert record.select(what=PERSISTENT) and record.select(what=IN_A_ROW, layers=4)

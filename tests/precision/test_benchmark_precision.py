@@ -1,7 +1,6 @@
 """The benchmark of part III: its counts against torch's, and the whole at a tiny size."""
 
 import dataclasses
-import functools
 
 import pytest
 import torch
@@ -12,29 +11,43 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, harness, precision, smaller
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
-from ed_lib import data, learning, roofline
+from ed_lib import data, devices, learning, roofline
 from ed_lib.precision import fp8, scaler, training
 from ed_lib.records import Row
 from ed_lib.timing import Timing
 from tests.benchmark import measured
-from tools import measurements, tables
+from tools import measurements
 
 BERT = dict(layers=2, hidden=32, heads=2, vocabulary=50, positions=16, classes=3)
 TINY = precision.Size((16, 33), (1, 8), (1, 5), (1, 3), (), (48, 32, 10), BERT, tokens=8, seconds=0.001)
 
 
+def ceilings(device, dtype, seconds):
+    rates = {"float32": 1e11, "bfloat16": 2e11}
+    return roofline.Ceilings("a machine", dtype, 1e10, rates.get(dtype, 4e11))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    """All of it at a tiny size."""
+    with harness.one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roofline, "measure", ceilings)
+        return measured(precision, TINY, tmp_path_factory.mktemp("steps"))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """What is learned by format, in very short runs on scikit-learn's digits."""
+    return measured(
+        accuracy, accuracy.TINY, tmp_path_factory.mktemp("learned"), wanted=["accuracy of formats"]
+    )
+
+
 @pytest.fixture
 def roofs(monkeypatch):
-    def measure(device, dtype, seconds):
-        return roofline.Ceilings(
-            "a machine", dtype, 1e10, {"float32": 1e11, "bfloat16": 2e11}.get(dtype, 4e11)
-        )
-
-    monkeypatch.setattr(roofline, "measure", measure)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    monkeypatch.setattr(roofline, "measure", ceilings)
+    with harness.one_thread():
+        yield
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -123,10 +136,7 @@ def test_tf32_is_compared_with_float32_and_the_others_with_both():
     ]  # fmt: skip
 
 
-def test_a_record_has_every_format_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
-    record = measured(precision, TINY, tmp_path)
-    said = capsys.readouterr().out
-    assert "not timed" not in said and "training step: MLP, bfloat16, batch 8, eager " in said
+def test_a_record_has_every_format_right_and_survives_a_round_trip(record):
     assert set(record.parameters["parts"]) == {"encoder", "products", "MLP", "LeNet"}
     names = [form.name for form in formats.formats("cpu")]
     assert names == ["float32", "bfloat16", "float16", "float16, emulated"]
@@ -176,15 +186,6 @@ def test_floors_come_from_each_formats_own_and_the_higher_ceiling(monkeypatch, t
     assert {c.dtype: c.rate for c in record.ceilings} == {"float32": 2e10, "bfloat16": 1e11, "float16": 3e12}
 
 
-def test_what_deviates_is_not_timed(roofs, monkeypatch, tmp_path, capsys):
-    wrong = formats.formats("cpu")[:2]
-    wrong[1] = dataclasses.replace(wrong[1], tolerance=1e-9)
-    monkeypatch.setattr(formats, "formats", lambda device: wrong)
-    record = measured(precision, dataclasses.replace(TINY, mlp=(8,), lenet=(), encoder=()), tmp_path)
-    assert {row.case["format"] for row in record.rows} == {"float32"}
-    assert "training step: MLP, bfloat16, batch 8, eager: deviates by" in capsys.readouterr().out
-
-
 def test_a_wrong_gradient_is_seen():
     subject = subjects.mlp((48, 32, 10))
     model, (x, y) = subject.make(), subject.batch(70, "cpu")
@@ -226,21 +227,8 @@ def test_the_precision_of_products_is_left_as_it_was():
     assert [library.fp32_precision for library in libraries] == before
 
 
-def test_subjects_are_drawn_the_same_each_time():
-    make = functools.partial(subjects.encoder("cpu", 7, **BERT).batch, 4, "cpu")
-    (x, y), (again, _) = make(), make()
-    assert torch.equal(x, again) and x.shape == (4, 7) and x.max() < 50 and y.shape == (4,)
-
-
-def few(**changes):
-    """Very short runs, on scikit-learn's digits."""
-    return dataclasses.replace(accuracy.TINY, **changes)
-
-
-def test_accuracies_are_complete_and_survive_a_round_trip(tmp_path, capsys):
-    threads = torch.get_num_threads()
-    record = measured(accuracy, few(), tmp_path, wanted=["accuracy of formats"])
-    assert torch.get_num_threads() == threads
+def test_accuracies_are_complete_and_survive_a_round_trip(learned):
+    record = learned
     cases = [(r.case["model"], r.case["optimizer"], r.case["format"]) for r in record.rows]
     lenets = ["float32", "float16", "bfloat16", "float16 alone"]
     assert cases == [
@@ -266,7 +254,7 @@ def test_accuracies_are_complete_and_survive_a_round_trip(tmp_path, capsys):
 
 
 def test_float32_is_plain_training(capsys):
-    found = accuracy.trained("MLP", "mnist", "SGD", (0.5, 0.05), "float32", 1, few())
+    found = accuracy.trained("MLP", "mnist", "SGD", (0.5, 0.05), "float32", 1, accuracy.TINY)
     (x, y), test = harness.images("mnist", True, data.tensors)
     net, losses = accuracy.MODELS["MLP"](seed=1), []
     for epoch, rate in enumerate((0.5, 0.05)):
@@ -306,16 +294,15 @@ def test_the_smaller_models_are_in_the_same_record(monkeypatch, tmp_path):
         made = row("LeNet", format, 1, 1.0)
         made.case["table"] = table
         monkeypatch.setattr(smaller, function, lambda size, made=made: [made])
-    record = measured(accuracy, few(), tmp_path, wanted=found)
+    record = measured(accuracy, accuracy.TINY, tmp_path, wanted=found)
     assert {row.case["table"]: row.case["format"] for row in record.rows} == found
     assert record.parameters["smaller"]["images"] == smaller.TINY.images
     assert all("part" not in row.case for row in record.rows), "the table says it"
 
 
-def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsys):
-    made = measured(precision, TINY, tmp_path)
-    text = measurements.page(made)
-    steps = made.select(table="training step")
+def test_the_page_shows_every_row_and_where_formats_cross(record, learned):
+    text = measurements.page(record)
+    steps = record.select(table="training step")
     assert all(shown.title in text for found in precision.PAGE.values() for shown in found)
     for one in steps:
         start = (
@@ -323,10 +310,9 @@ def test_the_page_shows_every_row_and_where_formats_cross(roofs, tmp_path, capsy
         )
         assert text.count(start) == 1
     assert sum(line.startswith(("| n = 16 |", "| n = 33 |")) for line in text.splitlines()) == 2
-    for model, how, name, baseline, batch, *_ in precision.crossovers(made.rows):
+    for model, how, name, baseline, batch, *_ in precision.crossovers(record.rows):
         assert f"| {model} · {how} · {name} against {baseline} | {batch or 'never'} |" in text
-    learned = list(accuracy.accuracies(few(images=64, seeds=1)))
-    text = measurements.page(dataclasses.replace(made, benchmark="precision_accuracy", rows=learned))
+    text = measurements.page(learned)
     assert "What is learned, by format" in text and text.count("\n| LeNet · SGD · 0.1 · ") == 4
 
 
@@ -341,7 +327,7 @@ def test_the_page_names_the_baseline_of_each_ratio():
         case = row("encoder", name, 4, seconds).case
         timing = Timing(seconds, seconds, seconds, 3)
         rows.append(Row(case, timing, launch=1e-4, floor=5e-4, error=0.01, results=results))
-    lines = table_lines(tables.render(precision.PAGE["training step"][1], rows))
+    lines = table_lines(measurements.render(precision.PAGE["training step"][1], rows))
     assert lines[0] == ["format", "time", "× floor", "× float32"]
     assert [line[3] for line in lines[2:]] == [
         "",
@@ -351,10 +337,12 @@ def test_the_page_names_the_baseline_of_each_ratio():
     assert "launch\N{NO-BREAK SPACE}100\N{NO-BREAK SPACE}µs" in lines[4][1] and lines[4][2].startswith(
         "2.0<br>"
     )
-    assert "fp8<br><small>parameters 20.00</small>" in tables.render(precision.PAGE["training step"][2], rows)
+    assert "fp8<br><small>parameters 20.00</small>" in measurements.render(
+        precision.PAGE["training step"][2], rows
+    )
     for one, case in zip(rows, ("float32", "tf32", "fp8"), strict=True):
         one.case.update({"table": "product", "n": 32, "format": case})
-    line = table_lines(tables.render(precision.PAGE["product"][0], rows))[-1]
+    line = table_lines(measurements.render(precision.PAGE["product"][0], rows))[-1]
     wanted = "float32: 8 ms", "tf32: 2 ms (4.00× float32)", "fp8: 1 ms (8.00× float32, 2.00× tf32)"
     assert line == ["n = 32", "<br>".join(wanted)]
 
@@ -426,7 +414,7 @@ def test_a_graph_is_of_a_step_without_a_scaler(monkeypatch, capsys):
         recorded.append(function)
         return function
 
-    monkeypatch.setattr(precision.devices, "record", record)
+    monkeypatch.setattr(devices, "record", record)
     made = precision.graphs(subject, model, versions, forms, data)
     assert [v.case["format"] for v in made] == ["float32"] and made[0].case["how"] == "CUDA graph"
     assert made[0].call is recorded[0] and recorded[0].func.__name__ == "step"

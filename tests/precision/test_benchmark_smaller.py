@@ -64,8 +64,3 @@ def test_the_student_of_few_images(rows):
     found = [row for row in rows if row.case["table"] == "distillation"]
     assert [(row.case["images"], row.case["temperature"]) for row in found] == [(30, 0), (30, 2.0)]
     assert all(row.completion.n == 2 for row in found)
-
-
-def test_the_size_is_the_issue_s():
-    size = smaller.Size()
-    assert (size.images, size.tests, size.seeds, size.batches) == (None, None, 3, (1, 256))
