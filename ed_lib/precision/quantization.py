@@ -269,6 +269,7 @@ def _calibrate(model, layers, images, bits):
 
 def _check(x):
     if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
-        raise TypeError(f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32")
+        came = f"a {type(x).__name__} of {getattr(x, 'dtype', 'no dtype')}"
+        raise TypeError(f"x is {came}; wanted a tensor of float32")
     if not x.numel() or not torch.isfinite(x).all():
         raise ValueError(f"x {tuple(x.shape)} is empty, or holds NaN or infinity; wanted finite numbers")

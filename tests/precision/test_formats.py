@@ -184,7 +184,8 @@ BAD = [
     (TypeError, "x is of list", lambda f, name: f([1.0] * 32, name)),
     (ValueError, r"requires a gradient, and rounding has none; wanted x.detach",
      lambda f, name: f(torch.ones(32, requires_grad=True), name)),
-    (ValueError, r"x has the shape \(2, 31\); wanted a last axis in blocks of 32", lambda f, name: round_blocks(ONES[:, 1:], "mxfp4")),
+    (ValueError, r"x has the shape \(2, 31\); wanted a last axis in blocks of 32",
+     lambda f, name: round_blocks(ONES[:, 1:], "mxfp4")),
     (ValueError, "x holds NaN or infinity", lambda f, name: round_blocks(ONES * np.nan, "nvfp4")),
     (ValueError, "format is 'float32'; wanted one of", lambda f, name: values("float32")),
 ]  # fmt: skip
