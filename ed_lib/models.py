@@ -4,6 +4,7 @@ B samples in a batch, T tokens in a sequence, H cells of the encoder.
 """
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,22 +13,19 @@ from torch import nn
 from ed_lib import check
 
 
-def mlp(widths=(784, 256, 256, 10), seed=0):
-    """A perceptron (B, widths[0]) → (B, widths[-1]), with a ReLU between its layers: ``nn.Sequential``.
-
-    ValueError for fewer than two widths, or one below 1.
-    """
+def mlp(widths: Sequence[int] = (784, 256, 256, 10), seed: int = 0) -> nn.Sequential:
+    """A perceptron (B, widths[0]) → (B, widths[-1]), with a ReLU between its layers."""
     if len(widths) < 2:
         raise ValueError(f"widths is {widths}; wanted at least two")
     widths = [check.count("widths", width) for width in widths]
-    layers = []
+    layers: list[nn.Module] = []
     with _seeded(seed):
         for n_in, n_out in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def lenet(seed=0):
+def lenet(seed: int = 0) -> nn.Sequential:
     """LeNet in the sizes of d2l's section 13.5, 129,068 parameters: (B, 1, 28, 28) → (B, 10)."""
     with _seeded(seed):
         return nn.Sequential(
@@ -51,13 +49,14 @@ class Encoder(nn.Module):
     Its weights are random: it is here to be timed. Dropout is left out.
     """
 
-    def __init__(self, layers=12, hidden=768, heads=12, vocabulary=30_522, positions=512, classes=3, seed=0):
+    def __init__(
+        self, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30_522,
+        positions: int = 512, classes: int = 3, seed: int = 0,
+    ):  # fmt: skip
         super().__init__()
         check.count("layers", layers)
         if check.count("hidden", hidden) % check.count("heads", heads):
-            raise ValueError(
-                f"hidden is {hidden} and heads is {heads}; wanted hidden to be a multiple of heads"
-            )
+            raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
         with _seeded(seed):
             self.tokens = nn.Embedding(vocabulary, hidden)
             self.positions = nn.Embedding(positions, hidden)
@@ -69,7 +68,7 @@ class Encoder(nn.Module):
             for matrix in (p for p in self.parameters() if p.dim() == 2):
                 nn.init.normal_(matrix, 0, 0.02)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         T = tokens.shape[1]
         h = self.tokens(tokens) + self.positions.weight[:T] + self.segments.weight[0]  # (B, T) → (B, T, H)
         h = self.norm(h)
@@ -82,7 +81,7 @@ class Encoder(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention, then two linear layers; a sum and a LayerNorm after each: (B, T, H) → (B, T, H)."""
 
-    def __init__(self, hidden, heads):
+    def __init__(self, hidden: int, heads: int):
         super().__init__()
         self.heads = heads
         self.queries_keys_values = nn.Linear(hidden, 3 * hidden)
@@ -92,7 +91,7 @@ class EncoderLayer(nn.Module):
         self.narrow = nn.Linear(4 * hidden, hidden)
         self.norm2 = nn.LayerNorm(hidden)
 
-    def forward(self, h):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
         B, T, H = h.shape
         qkv = self.queries_keys_values(h).view(B, T, 3, self.heads, -1)  # (B, T, 3H) → (B, T, 3, heads, d)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # → three of (B, heads, T, d)

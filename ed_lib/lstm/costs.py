@@ -30,25 +30,25 @@ class Shape:
     directions: int = 1
     itemsize: int = 4
 
-    def below(self, layer):
+    def below(self, layer: int) -> int:
         """How many inputs a layer has: I, or the D · H answers of the one below."""
         return self.inputs if layer == 0 else self.directions * self.hidden
 
     @property
-    def weights(self):
+    def weights(self) -> int:
         """Numbers in all weights and biases: 4H (I + H + 2) for each layer and direction."""
         each = (4 * self.hidden * (self.below(n) + self.hidden + 2) for n in range(self.layers))
         return self.directions * sum(each)
 
 
-def flops(shape):
+def flops(shape: Shape) -> int:
     """Floating-point operations of the products as NVIDIA counted them: two for each weight, step and sample,
     biases among the weights; the pointwise work is not counted. One layer of H inputs: 16 T B H (H + 1).
     """
     return 2 * shape.steps * shape.batch * shape.weights
 
 
-def least_bytes(shape):
+def least_bytes(shape: Shape) -> int:
     """Bytes that a forward pass moves at the least: all weights and the input once, the output once. Nothing
     between the layers and nothing of the state need leave the chip.
     """

@@ -3,6 +3,7 @@ often the host waits for an answer. Counted by watching PyTorch's dispatcher; no
 a formula.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +29,12 @@ class Counts:
     waits: int = 0
 
     @property
-    def launches(self):
+    def launches(self) -> int:
         """Products and pointwise launches together."""
         return self.products + self.pointwise
 
 
-def count(function):
+def count(function: Callable) -> Counts:
     """The :class:`Counts` of one call of ``function()``.
 
     A launch is an operator of PyTorch's that computes; on a GPU a few of them take more than one kernel. An

@@ -17,6 +17,7 @@ whose time would be lost at each step.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 try:
@@ -24,12 +25,15 @@ try:
     import triton.language as tl
     from triton import jit
 except ImportError:  # as on macOS: the kernels can be read there, and not run
-    triton, jit = None, lambda function: function
+    triton, tl, jit = None, None, lambda function: function
 
 BLOCK = 256  # numbers of h that one program computes
 
 
-def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
+def cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor | None = None,
+) -> None:  # fmt: skip
     """One step from the products on, in place.
 
     gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
@@ -42,7 +46,9 @@ def cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
     step(gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output)
 
 
-def cell_backward(gates, c_before, c_after, dh, dc, dgates):
+def cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """The step backwards. gates (B, 4H) activated; c_before, c_after, dh (B, H) are read.
 
     dc (B, H): the gradient of c_after that came from later steps before, that of c_before after.
@@ -52,7 +58,7 @@ def cell_backward(gates, c_before, c_after, dh, dc, dgates):
     step(gates, c_before, c_after, dh, dc, dgates=dgates)
 
 
-def watched(tensor):
+def watched(tensor: Tensor) -> bool:
     """Whether work on this tensor has to go through PyTorch's dispatcher: on a CPU, which chooses the twin
     there, and while a dispatch mode or a profiler looks on.
     """
@@ -61,7 +67,10 @@ def watched(tensor):
     return torch.autograd._profiler_enabled()
 
 
-def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
+def plain_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor | None = None,
+) -> None:  # fmt: skip
     """The twin of ``cell_kernel``, in eleven of PyTorch's own operations."""
     size = h.shape[1]
     bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
@@ -76,7 +85,9 @@ def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
         output.copy_(h)
 
 
-def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+def plain_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """The twin of ``cell_backward_kernel``."""
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
@@ -89,7 +100,10 @@ def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
     dc.mul_(f)
 
 
-def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
+def triton_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor | None = None,
+) -> None:  # fmt: skip
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
     _check_triton(gates)
     batch, size = h.shape
@@ -101,7 +115,9 @@ def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None)
         )  # fmt: skip
 
 
-def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+def triton_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """``cell_backward`` by ``cell_backward_kernel``, on a GPU or in Triton's interpreter."""
     _check_triton(gates)
     batch, size = dh.shape

@@ -8,12 +8,16 @@ is written into memory allocated before; none of it is recorded by autograd (``m
 """
 
 from dataclasses import InitVar, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ed_lib.devices import fork
 from ed_lib.lstm import kernels
+
+Step = tuple[int, int, int]  # t, and where hidden and cells hold the state before it and after
+Pair = tuple[torch.Tensor, torch.Tensor]  # W_ih (I, 4H) and W_hh (H, 4H)
+Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # W_ih, W_hh, b_ih, b_hh
 
 
 class Kept(NamedTuple):
@@ -61,27 +65,27 @@ class Layer:
         self.cells[-1 if self.reverse else 0] = c
 
     @property
-    def kept(self):
+    def kept(self) -> Kept:
         return Kept(self.x, self.w_ih, self.w_hh, self.gates, self.hidden, self.cells)
 
-    def steps(self):
+    def steps(self) -> list[Step]:
         """The steps in order: see the function ``steps``."""
         return steps(len(self.x), self.reverse)
 
-    def blocks(self, length):
+    def blocks(self, length: int) -> list[list[Step]]:
         """The steps in blocks of ``length``, the last one perhaps shorter."""
         found = self.steps()
         return [found[start : start + length] for start in range(0, len(found), length)]
 
 
-def steps(count, reverse):
-    """(t, before, after) of each step in order: where hidden and cells hold the state before, and after."""
+def steps(count: int, reverse: bool) -> list[Step]:
+    """Each :data:`Step` in order."""
     if reverse:
         return [(t, t + 1, t) for t in reversed(range(count))]
     return [(t, t, t + 1) for t in range(count)]
 
 
-def baseline(layer):
+def baseline(layer: Layer) -> None:
     """Rung 1: the formula as it stands, eight products and 23 pointwise launches."""
     w_ih, w_hh = layer.w_ih.chunk(4), layer.w_hh.chunk(4)  # (H, I) and (H, H), four each
     for t, before, after in layer.steps():
@@ -94,7 +98,7 @@ def baseline(layer):
         separate_cell(layer, t, before, after)
 
 
-def combined_gemms(layer):
+def combined_gemms(layer: Layer) -> None:
     """Rung 2: one product for four gates, since they have the same input."""
     for t, before, after in layer.steps():
         # (B, I) (I, 4H) → (B, 4H)
@@ -104,7 +108,7 @@ def combined_gemms(layer):
         separate_cell(layer, t, before, after)
 
 
-def streamed_gemms(layer):
+def streamed_gemms(layer: Layer) -> None:
     """Rung 3: input products wait for no step. On their own stream they run ahead."""
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
@@ -121,7 +125,7 @@ def streamed_gemms(layer):
                 separate_cell(layer, t, before, after)
 
 
-def fused_pointwise(layer):
+def fused_pointwise(layer: Layer) -> None:
     """Rung 4: all pointwise work of a step in one launch."""
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
@@ -138,7 +142,7 @@ def fused_pointwise(layer):
                 fused_cell(layer, t, before, after)
 
 
-def pretransposed(layer):
+def pretransposed(layer: Layer) -> None:
     """Rung 5: the weights are transposed once, not read across in every product."""
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
@@ -156,7 +160,7 @@ def pretransposed(layer):
                 fused_cell(layer, t, before, after)
 
 
-def combined_inputs(layer, combine=2):
+def combined_inputs(layer: Layer, combine: int = 2) -> None:
     """Rung 6: one input product for ``combine`` steps at a time."""
     with fork(layer.x.device, 0, -1) as streams:
         weights = transposed(layer, *streams)
@@ -164,7 +168,7 @@ def combined_inputs(layer, combine=2):
             run_block(layer, block, weights, *streams)
 
 
-def run_block(layer, block, weights, inputs, recurrence):
+def run_block(layer: Layer, block: list[Step], weights: Pair, inputs: Any, recurrence: Any) -> Any:
     """A block's input product, then its steps → the event that they are done."""
     w_ih, w_hh = weights
     now = slice(min(block)[0], max(block)[0] + 1)  # k steps
@@ -181,7 +185,7 @@ def run_block(layer, block, weights, inputs, recurrence):
         return recurrence.record()
 
 
-def transposed(layer, inputs, recurrence):
+def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
     """W_ih (I, 4H) and W_hh (H, 4H), each copied on the stream that reads it."""
     with inputs.use():
         w_ih = layer.w_ih.t().contiguous()
@@ -189,7 +193,7 @@ def transposed(layer, inputs, recurrence):
         return w_ih, layer.w_hh.t().contiguous()
 
 
-def separate_cell(layer, t, before, after):
+def separate_cell(layer: Layer, t: int, before: int, after: int) -> None:
     """The pointwise work of step t in 23 launches, each of one operation."""
     gates, (kept, c) = layer.gates[t].chunk(4, 1), layer.spare  # (B, H) each
     others = (array.chunk(4, -1) for array in (layer.recurrent, layer.b_ih, layer.b_hh))
@@ -209,7 +213,7 @@ def separate_cell(layer, t, before, after):
     torch.mul(o, c, out=layer.output[t])
 
 
-def fused_cell(layer, t, before, after):
+def fused_cell(layer: Layer, t: int, before: int, after: int) -> None:
     """The same in one launch."""
     kernels.cell(
         layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[before],

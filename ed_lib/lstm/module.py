@@ -1,6 +1,8 @@
 """An LSTM like ``torch.nn.LSTM`` that runs any rung of the ladder, forward and backward."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -28,12 +30,11 @@ class LSTM(torch.nn.Module):
     rung: one of RUNGS or, in one direction, of BEYOND. combine: of how many steps the last two RUNGS compute
     the input products at once. bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the
     same numbers, and go the same way back. Under autocast give it what its weights are: nothing is cast.
-    TypeError or ValueError for a bad argument.
     """
 
     def __init__(
-        self, input_size, hidden_size, num_layers=1, *, rung="combined_gemms", bidirectional=False, combine=2,
-        device=None, dtype=None,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rung: str = "combined_gemms",
+        bidirectional: bool = False, combine: int = 2, device: Any = None, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
         self.input_size = check.count("input_size", input_size)
@@ -42,9 +43,7 @@ class LSTM(torch.nn.Module):
         self.combine = check.count("combine", combine)
         check.choice("rung", rung, (*RUNGS, *BEYOND))
         if bidirectional and rung in BEYOND:
-            raise ValueError(
-                f"bidirectional is {bidirectional} with the rung {rung!r}, which has one direction"
-            )
+            raise ValueError(f"bidirectional is {bidirectional}; wanted False for the rung {rung!r}")
         self.rung, self.bidirectional = rung, bool(bidirectional)
         self.directions = 2 if bidirectional else 1
         self.names = [  # of the parameters, a list for each layer and direction
@@ -54,7 +53,7 @@ class LSTM(torch.nn.Module):
         ]
         for n, (w_ih, w_hh, b_ih, b_hh) in enumerate(self.names):
             below = input_size if n < self.directions else self.directions * hidden_size
-            shapes = {w_ih: (4 * hidden_size, below), w_hh: (4 * hidden_size, hidden_size)}
+            shapes: dict[str, tuple] = {w_ih: (4 * hidden_size, below), w_hh: (4 * hidden_size, hidden_size)}
             shapes |= {b_ih: (4 * hidden_size,), b_hh: (4 * hidden_size,)}
             for name, shape in shapes.items():
                 setattr(self, name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
@@ -63,18 +62,16 @@ class LSTM(torch.nn.Module):
             torch.nn.init.uniform_(parameter, -bound, bound)
 
     @classmethod
-    def from_torch(cls, module, *, rung="combined_gemms", combine=2):
-        """An LSTM with copies of the weights of a ``torch.nn.LSTM``.
-
-        TypeError for another module. ValueError for one with batch_first, without biases, with dropout or
-        with projections, which no rung has.
+    def from_torch(cls, module: torch.nn.LSTM, *, rung: str = "combined_gemms", combine: int = 2) -> "LSTM":
+        """An LSTM with copies of the weights of a ``torch.nn.LSTM`` that has nothing that no rung has: no
+        batch_first, dropout or projections, and biases.
         """
         if not isinstance(module, torch.nn.LSTM):
             raise TypeError(f"module is a {type(module).__name__}; wanted a torch.nn.LSTM")
         for name, wanted in REFUSED.items():
             if (found := getattr(module, name)) != wanted:
                 raise ValueError(f"module has {name}={found}; wanted {name}={wanted}")
-        like = module.weight_ih_l0
+        like: Any = module.weight_ih_l0
         made = cls(
             module.input_size, module.hidden_size, module.num_layers, rung=rung, combine=combine,
             bidirectional=module.bidirectional, device=like.device, dtype=like.dtype,
@@ -82,9 +79,9 @@ class LSTM(torch.nn.Module):
         made.load_state_dict(module.state_dict())
         return made
 
-    def forward(self, x, state=None):
+    def forward(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
         """x (T, B, I), state (h0, c0), each (L · D, B, H), or None for zeros → output (T, B, D · H) and
-        (h_n, c_n), each (L · D, B, H). Errors name the argument, what came and what was wanted.
+        (h_n, c_n), each (L · D, B, H).
         """
         x, state = self._check(x, state)
         weights = [getattr(self, name).contiguous() for names in self.names for name in names]
@@ -139,14 +136,18 @@ class _Run(torch.autograd.Function):
         return None, dy, dh_0, dc_0, None, None, *grads
 
 
-def run(rung, x, h0, c0, weights, directions=1, combine=2):
+def run(
+    rung: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[ladder.Weights],
+    directions: int = 1, combine: int = 2,
+) -> tuple[torch.Tensor, list[ladder.Kept]]:  # fmt: skip
     """Runs all layers by a rung → output (T, B, D · H), and ``ladder.Kept`` of each layer and direction.
 
     weights: (w_ih, w_hh, b_ih, b_hh) for each layer and direction, as in :class:`LSTM`; h0, c0 (L · D, B, H).
     """
     if rung == "batched_wavefront":
         return batched_wavefront(x, h0, c0, weights)
-    levels, size = [], h0.shape[2]
+    levels: list[list[ladder.Layer]] = []
+    size = h0.shape[2]
     for first in range(0, len(weights), directions):
         output = x.new_empty(*x.shape[:2], directions * size)  # (T, B, D · H)
         levels.append(
@@ -164,7 +165,9 @@ def run(rung, x, h0, c0, weights, directions=1, combine=2):
     return x, [layer.kept for level in levels for layer in level]
 
 
-def layer_backward(kept, reverse, dy, dh, dc):
+def layer_backward(
+    kept: ladder.Kept, reverse: bool, dy: torch.Tensor, dh: torch.Tensor, dc: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """One layer in one direction on the way back: backpropagation through time.
 
     kept: the layer's ``ladder.Kept``; dy (T, B, H), dh and dc (B, H): the gradients of
@@ -188,14 +191,6 @@ def layer_backward(kept, reverse, dy, dh, dc):
 def _check_tensor(name, tensor, like, shape):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-    if 0 in tensor.shape[:2]:
-        raise ValueError(
-            f"{name} has the shape {tuple(tensor.shape)}; wanted at least one step and one sample"
-        )
     check.shape(name, tuple(tensor.shape), shape)
-    if tensor.dtype != like.dtype:
-        raise TypeError(f"{name} has the dtype {tensor.dtype}; wanted {like.dtype}, that of the weights")
-    if tensor.device != like.device:
-        raise ValueError(
-            f"{name} is on the device {tensor.device}; wanted {like.device}, that of the weights"
-        )
+    check.choice(f"{name}.dtype", tensor.dtype, (like.dtype,))
+    check.choice(f"{name}.device", tensor.device, (like.device,))

@@ -22,19 +22,15 @@ is padded with zeros to a multiple of ``rows`` and H to a power of two, so that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from ed_lib import check
-
-try:
-    import triton
-    import triton.language as tl
-    from triton import jit
-except ImportError:  # as on macOS: the kernel can be read there, and not run
-    triton, jit = None, lambda function: function
+from ed_lib.lstm.kernels import INTERPRETED, triton
+from ed_lib.lstm.persistent_kernel import kernel
 
 NAMES = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 EXACT = torch.float32, "ieee"  # is multiplied without tensor cores
@@ -55,11 +51,13 @@ class Grid:
     shared: int  # bytes of shared memory that a program takes at most: weights, h, four gates in float32
 
     @property
-    def programs(self):
+    def programs(self) -> int:
         return self.layers * self.groups * self.tiles
 
 
-def grid(layers, batch, hidden, dtype, precision, rows, units):
+def grid(
+    layers: int, batch: int, hidden: int, dtype: torch.dtype, precision: str, rows: int, units: int
+) -> Grid:
     """The :class:`Grid` with so many rows and units a program."""
     matrices = 1 if layers == 1 else 2  # W_hh, and above the first layer W_ih
     shared = (matrices * 4 * units + rows) * _padded(hidden) * dtype.itemsize + 4 * units * rows * 4
@@ -67,7 +65,15 @@ def grid(layers, batch, hidden, dtype, precision, rows, units):
     return Grid(layers, -(-batch // rows), -(-hidden // units), rows, units, _padded(hidden), warps, shared)
 
 
-def fit(layers, batch, hidden, dtype, precision, multiprocessors, shared):
+def fit(
+    layers: int,
+    batch: int,
+    hidden: int,
+    dtype: torch.dtype,
+    precision: str,
+    multiprocessors: int,
+    shared: int,
+) -> Grid | None:
     """The first :class:`Grid` of ``TILES`` that fits so many multiprocessors, a program on each, with so many
     bytes of shared memory. None if there is none, and for several layers without tensor cores, which keep the
     operands of a product in registers: those of two do not fit.
@@ -81,16 +87,14 @@ def fit(layers, batch, hidden, dtype, precision, multiprocessors, shared):
 class Weights:
     """The weights as the kernel reads them, padded: copies, to be packed anew when a weight changes."""
 
-    layers: list  # of (w_ih, w_hh, b_ih, b_hh), as given
+    layers: list[Sequence[torch.Tensor]]  # of (w_ih, w_hh, b_ih, b_hh), as given
     w_ih: torch.Tensor  # (L, 4, H, H), without the first layer's, which is not read
     w_hh: torch.Tensor  # (L, 4, H, H)
     bias: torch.Tensor  # (L, 4, H) float32
 
 
-def pack(weights):
-    """:class:`Weights` from (w_ih, w_hh, b_ih, b_hh) for each layer; errors as in ``forward``."""
-    if not weights or any(len(layer) != 4 for layer in weights):
-        raise ValueError(f"weights has {[*map(len, weights)]} tensors a layer; wanted w_ih, w_hh, b_ih, b_hh")
+def pack(weights: Sequence[Sequence[torch.Tensor]]) -> Weights:
+    """:class:`Weights` from (w_ih, w_hh, b_ih, b_hh) for each layer."""
     like = weights[0][1]
     half = torch.float16, torch.bfloat16  # the interpreter multiplies the bits of bfloat16 as whole numbers
     check.choice("weight_hh_l0.dtype", like.dtype, (torch.float32, *half[: 1 if INTERPRETED else 2]))
@@ -101,15 +105,18 @@ def pack(weights):
         for name, tensor, shape in zip(NAMES, layer, shapes, strict=True):
             _check(f"{name}_l{n}", tensor, like, shape)
     w_ih, w_hh, b_ih, b_hh = zip(*weights, strict=True)
-    w_ih = (torch.zeros_like(like), *w_ih[1:])
     bias = torch.stack(b_ih).float() + torch.stack(b_hh).float()  # (L, 4H)
     padded = len(w_hh), 4, _padded(hidden)
-    w_ih, w_hh = (torch.stack(w).unflatten(1, (4, hidden)) for w in (w_ih, w_hh))  # (L, 4, H, H)
-    w_ih, w_hh = (_pad(w, *padded, padded[2]) for w in (w_ih, w_hh))
-    return Weights(list(weights), w_ih, w_hh, _pad(bias.unflatten(1, (4, hidden)), *padded))
+    both = (torch.zeros_like(like), *w_ih[1:]), w_hh
+    gates = (torch.stack(w).unflatten(1, (4, hidden)) for w in both)  # (L, 4, H, H) each
+    upward, across = (_pad(w, *padded, padded[2]) for w in gates)
+    return Weights(list(weights), upward, across, _pad(bias.unflatten(1, (4, hidden)), *padded))
 
 
-def forward(x, state, weights, *, precision="ieee"):
+def forward(
+    x: torch.Tensor, state: Sequence[torch.Tensor] | None,
+    weights: Weights | Sequence[Sequence[torch.Tensor]], *, precision: str = "ieee",
+) -> tuple:  # fmt: skip
     """What ``torch.nn.LSTM`` answers, computed with the weights on chip: y (T, B, H), (h_n, c_n) (L, B, H).
 
     x (T, B, I); state: (h_0, c_0), each (L, B, H), or None for zeros; weights: from ``pack``, or for each
@@ -118,10 +125,7 @@ def forward(x, state, weights, *, precision="ieee"):
     and c are float32, but the input product of a launch's first layer, which is PyTorch's and follows its
     settings, is rounded to x's dtype. precision: tl.dot's input_precision for float32, "ieee" or "tf32".
     As many layers as fit are one launch: at H = 512, B = 64 on an H200 four in float16, one in float32.
-
-    Errors, before anything starts: ImportError without Triton (3.3 or later); ValueError for what does not
-    fit together, needs a gradient, is on the CPU (unless TRITON_INTERPRET=1 was set before this module was
-    imported), or for a layer too large to be on chip (before Ampere any is).
+    Before Ampere no layer fits. On a CPU it runs if TRITON_INTERPRET=1 was set before this was imported.
     """
     if triton is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
         raise ImportError("the persistent kernel needs triton 3.3 or later, which PyTorch 2.7 brings")
@@ -132,17 +136,16 @@ def forward(x, state, weights, *, precision="ieee"):
     if not x.is_cuda and not INTERPRETED:
         raise ValueError(f"x is on the device {x.device}; wanted CUDA, or TRITON_INTERPRET=1 at the start")
     steps, batch, _ = x.shape
-    state = (x.new_zeros(layers, batch, hidden),) * 2 if state is None else state
-    if len(state) != 2:
-        raise ValueError(f"state holds {len(state)} tensors; wanted (h_0, c_0)")
-    h_0, c_0 = state
-    _check("h_0", h_0, x, (layers, batch, hidden))
-    _check("c_0", c_0, x, (layers, batch, hidden))
-    grids = [_choose(n, batch, hidden, x, precision) for n in range(1, layers + 1)]
-    most = sum(g is not None for g in grids)  # layers at once
+    h_0, c_0 = (x.new_zeros(layers, batch, hidden),) * 2 if state is None else state
+    for name, tensor in (("h_0", h_0), ("c_0", c_0)):
+        _check(name, tensor, x, (layers, batch, hidden))
+    found = (choose(n, batch, hidden, x, precision) for n in range(1, layers + 1))
+    grids = [g for g in found if g is not None]
+    most = len(grids)  # layers at once
     if not most:
-        sizes = f"{hidden} units do not fit this GPU's chip with B = {batch} in {x.dtype}"
-        raise ValueError(f"weights of {sizes}")
+        raise ValueError(
+            f"weights of {hidden} units do not fit this GPU's chip with B = {batch} in {x.dtype}"
+        )
     h_n, c_n = [], []
     for start in range(0, layers, most):
         run = prepare(x, h_0, c_0, weights, start, grids[min(most, layers - start) - 1])
@@ -167,7 +170,7 @@ class Run:
     c: torch.Tensor  # (layers, B, H) float32: c_0, then c_n
     done: torch.Tensor  # (layers, groups) int32: steps finished, summed over the programs
 
-    def launch(self, precision, first=0, programs=None):
+    def launch(self, precision: str, first: int = 0, programs: int | None = None) -> None:
         """Runs the grid; or ``programs`` of it from number ``first`` on, when others run the rest."""
         g = self.grid
         kernel[(programs or g.programs,)](
@@ -178,7 +181,9 @@ class Run:
         )  # fmt: skip
 
 
-def prepare(x, h_0, c_0, weights, start, grid):
+def prepare(
+    x: torch.Tensor, h_0: torch.Tensor, c_0: torch.Tensor, weights: Weights, start: int, grid: Grid
+) -> Run:
     """The :class:`Run` of the layers from number ``start`` on; x is their input."""
     (steps, batch, _), hidden = x.shape, h_0.shape[2]
     rows, layers = grid.groups * grid.rows, slice(start, start + grid.layers)
@@ -194,83 +199,7 @@ def prepare(x, h_0, c_0, weights, start, grid):
     return Run(grid, x, weights.w_ih[layers], weights.w_hh[layers], weights.bias[layers], h, c, done)
 
 
-@jit
-def kernel(
-    x, w_ih, w_hh, bias, h, c, done, first, steps, groups, tiles, one, STACKED: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """All steps of UNITS hidden units of one layer, for ROWS rows of the batch; arrays
-    as in :class:`Run`. A product is W hᵀ, (4 · UNITS, H) @ (H, ROWS): a Hopper GPU's
-    tensor cores take 64 lines, and few columns.
-    """
-    number = first + tl.program_id(0)
-    tile, group, layer = number % tiles, number // tiles % groups, number // tiles // groups
-    unit = tile * UNITS + tl.arange(0, UNITS)  # (UNITS,)
-    row = group * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    k = tl.arange(0, HIDDEN)  # (HIDDEN,)
-    line = tl.arange(0, 4 * UNITS)  # (4 · UNITS,): UNITS of gate i, as many of f, g, o
-    line = line // UNITS * HIDDEN + tile * UNITS + line % UNITS  # where among the 4H
-    at_w = line[:, None] * HIDDEN + k[None, :]  # (4 · UNITS, HIDDEN)
-    at_x = line[:, None] + row[None, :] * (4 * HIDDEN)  # (4 · UNITS, ROWS)
-    at_h = k[:, None] + row[None, :] * HIDDEN  # (HIDDEN, ROWS): all units, read
-    at_new = unit[:, None] + row[None, :] * HIDDEN  # (UNITS, ROWS): the own, written
-    one = one.to(tl.int64)  # B · H, the numbers of one h; all of them may be over 2³¹
-    h += layer * (steps + 1) * one
-    c += layer * one
-    done += layer * groups + group
-    w = tl.load(w_hh + layer * (4 * HIDDEN * HIDDEN) + at_w)  # on chip from here on
-    if STACKED:
-        w_in = tl.load(w_ih + layer * (4 * HIDDEN * HIDDEN) + at_w)
-        b = tl.load(bias + layer * (4 * HIDDEN) + line)  # (4 · UNITS,)
-    cell = tl.load(c + at_new)  # (UNITS, ROWS)
-    if not STACKED:
-        x_t = tl.load(x + at_x)  # (4 · UNITS, ROWS)
-    for t in tl.range(steps, num_stages=1):  # not pipelined: no h may be read too early
-        if STACKED and layer > 0:
-            wait(done - groups, tiles * (t + 1))  # for step t of the layer below
-            below = tl.load(h - steps * one + at_h, cache_modifier=".cg")  # from L2, to which all write
-            z = tl.dot(w_in, below, input_precision=PRECISION) + b[:, None]  # (4 · UNITS, ROWS)
-        else:
-            z = (tl.load(x + at_x) if STACKED else x_t).to(tl.float32)
-        wait(done, tiles * t)  # for step t − 1 of the own layer
-        h_t = tl.load(h + at_h, cache_modifier=".cg")
-        z = tl.dot(w, h_t, z, input_precision=PRECISION)
-        x += (t + 1 < steps) * 4 * one  # after the last step, the last again
-        if not STACKED:  # the next step's: it comes while this program counts and waits
-            x_t = tl.load(x + at_x)  # (more layers have no registers to spare for it)
-        z = tl.permute(tl.reshape(z, (2, 2, UNITS, ROWS)), (2, 3, 0, 1))  # for tl.split
-        i_g, f_o = tl.split(z)  # (UNITS, ROWS, 2) each
-        i, g = tl.split(i_g)  # (UNITS, ROWS) each
-        f, o = tl.split(f_o)
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-        h += one
-        tl.store(h + at_new, (sigmoid(o) * tanh(cell)).to(h.dtype.element_ty))
-        tl.debug_barrier()  # all threads of this program have written
-        tl.atomic_add(done, 1, sem="release", scope="gpu")  # whoever sees the count sees h as well
-    tl.store(c + at_new, cell)
-
-
-@jit
-def wait(counter, count):
-    """Until ``count`` is reached; what the others wrote before they counted can be read afterwards."""
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < count:
-        pass
-
-
-@jit
-def sigmoid(z):
-    return 1 / (1 + tl.exp(-z))
-
-
-@jit
-def tanh(z):
-    return 2 * sigmoid(2 * z) - 1
-
-
-INTERPRETED = triton is not None and not isinstance(kernel, triton.JITFunction)
-
-
-def _choose(layers, batch, hidden, x, precision):
+def choose(layers: int, batch: int, hidden: int, x: torch.Tensor, precision: str) -> Grid | None:
     """The grid for so many layers at once; None if they do not fit."""
     if INTERPRETED:  # one program after another: none may wait for a later one, so one has a whole layer
         return grid(layers, batch, hidden, x.dtype, precision, 16, _padded(hidden))

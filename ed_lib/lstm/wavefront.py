@@ -4,42 +4,44 @@ Layer l can take step t as soon as layer l − 1 has taken it and layer l itself
 squares (l, t) of an anti-diagonal, l + t = constant, are ready at the same time.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from ed_lib import check
 from ed_lib.devices import fork
 from ed_lib.lstm import kernels
-from ed_lib.lstm.ladder import Kept, run_block, transposed
+from ed_lib.lstm.ladder import Kept, Layer, Weights, run_block, transposed
+
+Block = tuple[int, int, int]  # layer, direction, and which block of its steps
 
 
-def slots(blocks, layers, directions=1):
+def slots(blocks: int, layers: int, directions: int = 1) -> list[list[Block]]:
     """The schedule: slots, each a list of (layer, direction, block) that may run at once.
 
     One direction: blocks + layers − 1 slots. Of two directions, the layer above needs
     the last block of both before its first, so nothing is left but to run the two
     beside each other: layers · blocks slots.
     """
-    for name, count in (("blocks", blocks), ("layers", layers)):
-        check.count(name, count)
-    check.choice("directions", directions, (1, 2))
     if directions == 2:
         grid = [(layer, block) for layer in range(layers) for block in range(blocks)]
         return [[(layer, d, block) for d in range(2)] for layer, block in grid]
-    found = [[] for _ in range(blocks + layers - 1)]
+    found: list[list[Block]] = [[] for _ in range(blocks + layers - 1)]
     for layer in range(layers):
         for block in range(blocks):
             found[layer + block].append((layer, 0, block))
     return found
 
 
-def streamed_wavefront(levels, combine=2):
+def streamed_wavefront(levels: list[list[Layer]], combine: int = 2) -> None:
     """Runs all layers, each with streams of its own, in blocks of ``combine`` steps.
 
     levels: for each layer, from the lowest, a ``ladder.Layer`` for each direction.
     """
     each = {(n, d): layer for n, level in enumerate(levels) for d, layer in enumerate(level)}
     blocks = {key: layer.blocks(combine) for key, layer in each.items()}
-    count, directions, done = len(blocks[0, 0]), len(levels[0]), {}
+    count, directions = len(blocks[0, 0]), len(levels[0])
+    done: dict[Block, Any] = {}
     with fork(each[0, 0].x.device, *[0, -1] * len(each)) as streams:
         pairs = dict(zip(each, zip(streams[::2], streams[1::2], strict=True), strict=True))
         weights = {key: transposed(layer, *pairs[key]) for key, layer in each.items()}
@@ -53,7 +55,7 @@ def streamed_wavefront(levels, combine=2):
                 done[level, d, block] = event
 
 
-def needed(done, level, block, directions, count):
+def needed(done: dict[Block, Any], level: int, block: int, directions: int, count: int) -> list:
     """The events of the layer below that a block's input product waits for."""
     if level == 0:
         return []
@@ -62,7 +64,9 @@ def needed(done, level, block, directions, count):
     return [done[level - 1, direction, count - 1] for direction in range(2)]
 
 
-def batched_wavefront(x, h0, c0, weights):
+def batched_wavefront(
+    x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[Weights]
+) -> tuple[torch.Tensor, list[Kept]]:
     """The wavefront in three launches a slot, however many layers: two batched
     products and one pointwise kernel for all layers. One direction.
 
@@ -75,11 +79,10 @@ def batched_wavefront(x, h0, c0, weights):
     from whatever is there, and never read.
     """
     (steps, batch, _), (layers, _, size) = x.shape, h0.shape
-    w_ih, w_hh, b_ih, b_hh = zip(*weights, strict=True)
+    w_ih, w_hh, *biases = zip(*weights, strict=True)
     across = torch.stack([w.t() for w in w_hh])  # (L, H, 4H), contiguous
-    upward = [w.t() for w in w_ih[1:]]
-    upward = torch.stack(upward) if upward else across[:0]  # (L − 1, H, 4H)
-    b_ih, b_hh = torch.stack(b_ih), torch.stack(b_hh)  # (L, 4H)
+    upward = torch.stack([w.t() for w in w_ih[1:]]) if layers > 1 else across[:0]  # (L − 1, H, 4H)
+    b_ih, b_hh = map(torch.stack, biases)  # (L, 4H)
     slots = steps + layers - 1
     hidden, cells = x.new_zeros(2, slots + 1, layers, batch, size)
     gates = x.new_empty(slots, layers, batch, 4 * size)

@@ -17,9 +17,12 @@ that JAX's documentation describes (jax.experimental.rnn); on a GPU a test compa
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import nn
 
 from ed_lib import check
 
@@ -29,6 +32,7 @@ ORDERS = {  # of the gates
     "miopen": {"lstm": "ifog", "gru": "zrn"},  # AMD's library
 }
 CELLS = ("lstm", "gru")
+Tensors = Mapping[str, torch.Tensor]  # by name
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,17 @@ class Piece:
     shape: tuple[int, ...]
 
     @property
-    def size(self):
+    def size(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def end(self):
+    def end(self) -> int:
         return self.offset + self.size
 
 
-def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
+def layout(
+    cell: str, input_size: int, hidden_size: int, num_layers: int = 1, directions: int = 1
+) -> list[Piece]:
     """The table of cuDNN's flat buffer for a cell, "lstm" or "gru": a list of
     :class:`Piece`, in order.
 
@@ -57,96 +63,78 @@ def layout(cell, input_size, hidden_size, num_layers=1, directions=1):
     then what multiplies the state; in these the gates in cuDNN's order. Every matrix
     is (H, columns), row after row.
     """
-    check.choice("cell", cell, CELLS)
+    gates = _order(cell)
     i = check.count("input_size", input_size)
     h = check.count("hidden_size", hidden_size)
     layers = range(check.count("num_layers", num_layers))
     check.choice("directions", directions, (1, 2))
-    pieces, offset, ways = [], 0, ("", "_reverse")[:directions]
+    pieces: list[Piece] = []
+    offset, ways = 0, ("", "_reverse")[:directions]
     for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ways):
         inputs = i if layer == 0 else directions * h
-        for side, gate in itertools.product(("ih", "hh"), ORDERS["cudnn"][cell]):
-            columns = () if kind == "bias" else (inputs,) if side == "ih" else (h,)
-            name = f"{kind}_{side}_l{layer}{suffix}.{gate}"
-            pieces.append(Piece(name, offset, (h, *columns)))
+        for side, gate in itertools.product(("ih", "hh"), gates):
+            shape = (h,) if kind == "bias" else (h, inputs if side == "ih" else h)
+            pieces.append(Piece(f"{kind}_{side}_l{layer}{suffix}.{gate}", offset, shape))
             offset = pieces[-1].end
     return pieces
 
 
-def pack(pieces, gates):
-    """The flat buffer, a vector, of separate gates {name: tensor}, as the table ``pieces`` orders them.
-
-    ValueError when a gate is missing, unknown or of another shape, or when dtypes differ; TypeError for what
-    is no floating-point tensor. The message names the gate.
-    """
+def pack(pieces: list[Piece], gates: Tensors) -> torch.Tensor:
+    """The flat buffer, a vector, of separate gates {name: tensor}, as the table ``pieces`` orders them."""
     _check_names("gates", gates, [piece.name for piece in pieces])
-    first = gates[pieces[0].name]
     for piece in pieces:
-        _check_tensor(piece.name, gates[piece.name], piece.shape)
-        if gates[piece.name].dtype != first.dtype:
-            dtypes = f"{gates[piece.name].dtype}, but {pieces[0].name} {first.dtype}"
-            raise ValueError(f"{piece.name} has the dtype {dtypes}; wanted one dtype")
+        check.shape(piece.name, tuple(gates[piece.name].shape), piece.shape)
+    if len(dtypes := {gate.dtype for gate in gates.values()}) > 1:
+        raise ValueError(f"gates have the dtypes {', '.join(map(str, dtypes))}; wanted one")
     return torch.cat([gates[piece.name].reshape(-1) for piece in pieces])
 
 
-def unpack(pieces, flat):
-    """The separate gates {name: tensor} of a flat buffer: views of it, so that what writes one writes both.
-
-    ValueError for a buffer of another length than the table's, TypeError for no floating-point tensor.
-    """
-    _check_tensor("flat", flat, (pieces[-1].end,))
+def unpack(pieces: list[Piece], flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The separate gates {name: tensor} of a flat buffer: views, so that what writes one writes both."""
+    check.shape("flat", tuple(flat.shape), (pieces[-1].end,))
     return {piece.name: flat[piece.offset : piece.end].view(piece.shape) for piece in pieces}
 
 
-def split_gates(cell, parameters):
+def split_gates(cell: str, parameters: Tensors) -> dict[str, torch.Tensor]:
     """Parameters, gates stacked {"weight_ih_l0": (G·H, I)} → separate gates {"weight_ih_l0.i": (H, I)}."""
-    check.choice("cell", cell, CELLS)
-    gates = {}
+    gates: dict[str, torch.Tensor] = {}
     for name, tensor in parameters.items():
-        parts = _split(name, tensor, ORDERS["cudnn"][cell])
-        gates |= {f"{name}.{gate}": part for gate, part in parts.items()}
+        gates |= {f"{name}.{gate}": part for gate, part in _split(name, tensor, _order(cell)).items()}
     return gates
 
 
-def join_gates(cell, gates):
+def join_gates(cell: str, gates: Tensors) -> dict[str, torch.Tensor]:
     """Separate gates → parameters, gates stacked; the inverse of :func:`split_gates`."""
-    check.choice("cell", cell, CELLS)
-    order = ORDERS["cudnn"][cell]
+    order = _order(cell)
     names = list(dict.fromkeys(name.partition(".")[0] for name in gates))
     _check_names("gates", gates, [f"{name}.{gate}" for name in names for gate in order])
     return {name: torch.cat([gates[f"{name}.{gate}"] for gate in order]) for name in names}
 
 
-def reorder(cell, stacked, source, target):
+def reorder(cell: str, stacked: torch.Tensor, source: str, target: str) -> torch.Tensor:
     """``stacked`` (G·H, …) with its gates in the order of ``target``, not ``source``:
     "cudnn", "keras" or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
     """
-    check.choice("cell", cell, CELLS)
     for name, value in (("source", source), ("target", target)):
         check.choice(name, value, ORDERS)
-    parts = _split("stacked", stacked, ORDERS[source][cell])
-    return torch.cat([parts[gate] for gate in ORDERS[target][cell]])
+    parts = _split("stacked", stacked, _order(cell, source))
+    return torch.cat([parts[gate] for gate in _order(cell, target)])
 
 
-def from_keras(cell, weights, suffix="l0"):
+def from_keras(cell: str, weights: Sequence[np.ndarray], suffix: str = "l0") -> dict[str, torch.Tensor]:
     """Parameters of one layer and direction from a Keras layer's ``get_weights()``.
 
     ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a
     bias: (4·H,) for an LSTM, (2, 3·H) for a GRU. ``suffix`` ends the parameters'
     names: "l0", "l1_reverse". An LSTM's one bias becomes the input's, and the state's
-    is zero. ValueError for other shapes; so for a GRU made with ``reset_after=False``,
-    which has one bias: that is another cell, and cuDNN has no such one.
+    is zero. A GRU made with ``reset_after=False`` has one bias as well, and is refused:
+    it is another cell, and cuDNN has no such one.
     """
-    check.choice("cell", cell, CELLS)
-    if len(weights) != 3:
-        wanted = "wanted kernel, recurrent kernel and bias"
-        raise ValueError(f"weights holds {len(weights)} arrays; {wanted}")
     kernel, recurrent, bias = (torch.as_tensor(array) for array in weights)
-    _check_tensor("the recurrent kernel", recurrent, ("H", "G·H"))
-    rows = len(ORDERS["keras"][cell]) * recurrent.shape[0]  # G·H
-    _check_tensor("the kernel", kernel, ("I", rows))
-    _check_tensor("the recurrent kernel", recurrent, (recurrent.shape[0], rows))
-    _check_tensor("the bias", bias, (rows,) if cell == "lstm" else (2, rows))
+    h, rows = len(recurrent), len(_order(cell)) * len(recurrent)  # H, G·H
+    check.shape("the kernel", tuple(kernel.shape), ("I", rows))
+    check.shape("the recurrent kernel", tuple(recurrent.shape), (h, rows))
+    check.shape("the bias", tuple(bias.shape), (rows,) if cell == "lstm" else (2, rows))
     if cell == "lstm":
         bias = torch.stack([bias, torch.zeros_like(bias)])  # (2, G·H)
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -155,39 +143,35 @@ def from_keras(cell, weights, suffix="l0"):
     return {f"{name}_{suffix}": array for name, array in stacked.items()}
 
 
-def to_keras(cell, parameters, suffix="l0"):
+def to_keras(cell: str, parameters: Tensors, suffix: str = "l0") -> list[np.ndarray]:
     """[kernel, recurrent kernel, bias] for ``set_weights`` of a Keras layer: the inverse of
     :func:`from_keras`, for the one layer and direction that ``suffix`` names. An LSTM's biases are added.
     """
-    check.choice("cell", cell, CELLS)
     names = [f"{name}_{suffix}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-    if missing := [name for name in names if name not in parameters]:
-        raise ValueError(f"parameters lacks {', '.join(missing)}; it holds {', '.join(parameters)}")
     w, u, b_i, b_h = (reorder(cell, parameters[name].detach(), "cudnn", "keras") for name in names)
     bias = b_i + b_h if cell == "lstm" else torch.stack([b_i, b_h])
     return [tensor.contiguous().cpu().numpy() for tensor in (w.T, u.T, bias)]
 
 
-def merge_biases(cell, bias_ih, bias_hh):
+def merge_biases(
+    cell: str, bias_ih: torch.Tensor, bias_hh: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Two biases (G·H,) as one and a zero, for the same cell: (bias_ih + bias_hh, 0).
 
     In an LSTM both are added to the same sum, so this is always possible. In a GRU it holds for r and z, but
-    n = tanh(W x + b_ih + r · (U h + b_hh)): the candidate's state bias lies inside the reset gate. ValueError
-    unless that part of ``bias_hh`` is zero.
+    n = tanh(W x + b_ih + r · (U h + b_hh)): the candidate's state bias lies inside the reset gate, and has to
+    be zero.
     """
-    check.choice("cell", cell, CELLS)
-    _check_tensor("bias_ih", bias_ih, ("G·H",))
-    _check_tensor("bias_hh", bias_hh, tuple(bias_ih.shape))
     candidate = bias_hh.chunk(3)[2] if cell == "gru" else torch.zeros(1)
     if candidate.any():
         raise ValueError(
             "bias_hh is not zero for the candidate n: in a GRU the reset gate multiplies that bias, and not "
-            "bias_ih. Those of r and z add; wanted zeros in the last third"
+            "bias_ih; wanted zeros in the last third"
         )
     return bias_ih + bias_hh, torch.zeros_like(bias_hh)
 
 
-def layout_of(module):
+def layout_of(module: nn.RNNBase) -> list[Piece]:
     """The table for an ``nn.LSTM`` or ``nn.GRU`` with biases and without projection."""
     cell = _cell_of(module)
     if not module.bias or module.proj_size:
@@ -196,15 +180,15 @@ def layout_of(module):
     return layout(cell, module.input_size, module.hidden_size, module.num_layers, directions)
 
 
-def parameter_offsets(module):
+def parameter_offsets(module: nn.RNNBase) -> dict[str, int]:
     """Where each parameter of an ``nn.LSTM`` or ``nn.GRU`` begins in the flat buffer: {name: elements}."""
-    offsets = {}
+    offsets: dict[str, int] = {}
     for piece in layout_of(module):
         offsets.setdefault(piece.name.partition(".")[0], piece.offset)  # that of its first gate
     return offsets
 
 
-def is_flat(module):
+def is_flat(module: nn.RNNBase) -> bool:
     """Whether the parameters of an ``nn.LSTM`` or ``nn.GRU`` lie in one buffer, each where the table says.
 
     (In one *storage*: two arrays that an allocator happened to put side by side are no buffer.)
@@ -215,7 +199,7 @@ def is_flat(module):
 
 
 @torch.no_grad()
-def flatten(module):
+def flatten(module: nn.RNNBase) -> torch.Tensor:
     """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, on
     any device, and returns it; on a GPU ``flatten_parameters()`` does this. Values and
     names stay; the parameters become views of the buffer.
@@ -228,7 +212,7 @@ def flatten(module):
     return flat
 
 
-def why_not_persistent(module, batch, dtype, packed=False):
+def why_not_persistent(module: nn.RNNBase, batch: int, dtype: torch.dtype, packed: bool = False) -> list[str]:
     """Which of PyTorch's conditions for cuDNN's persistent kernel a call does not
     meet: a list of words, empty if it meets them all. ``module`` is an nn.LSTM or
     nn.GRU, ``batch`` the sequences, ``dtype`` what it computes in, ``packed`` whether
@@ -238,10 +222,7 @@ def why_not_persistent(module, batch, dtype, packed=False):
     8.0 or more, not x.6, with 98 multiprocessors or more. Volta has rules of its own;
     for all other GPUs PyTorch never asks for it.
     """
-    cell, batch = _cell_of(module), check.count("batch", batch)
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype is {dtype!r}; wanted one such as torch.float16")
-    h, i = module.hidden_size, module.input_size
+    cell, h, i = _cell_of(module), module.hidden_size, module.input_size
     conditions = {
         "an LSTM": cell == "lstm",
         "float16": dtype == torch.float16,
@@ -256,7 +237,9 @@ def why_not_persistent(module, batch, dtype, packed=False):
     return [name for name, met in conditions.items() if not met]
 
 
-def algorithm(module, batch, dtype, packed=False, backward=False):
+def algorithm(
+    module: nn.RNNBase, batch: int, dtype: torch.dtype, packed: bool = False, backward: bool = False
+) -> str:
     """What PyTorch asks cuDNN for in a forward or backward pass: "small persistent"
     (compute capability 6.0 or more), "persistent" or "standard". The small one comes
     first. Arguments and source: why_not_persistent.
@@ -269,6 +252,12 @@ def algorithm(module, batch, dtype, packed=False, backward=False):
     return "standard" if missed else "persistent"
 
 
+def _order(cell, library="cudnn"):
+    """The gates of a cell in the order of a library."""
+    check.choice("cell", cell, CELLS)
+    return ORDERS[library][cell]
+
+
 def _cell_of(module):
     cell = getattr(module, "mode", "").lower()
     if cell not in CELLS:
@@ -278,8 +267,7 @@ def _cell_of(module):
 
 def _split(name, tensor, order):
     """{gate: (H, …)} of a tensor (G·H, …) whose gates are stacked in that order."""
-    _check_tensor(name, tensor)
-    if tensor.ndim == 0 or tensor.shape[0] % len(order) or not tensor.numel():
+    if len(tensor) % len(order):
         shape = f"{name} has the shape {tuple(tensor.shape)}"
         raise ValueError(f"{shape}; wanted a first axis that {len(order)} gates share")
     return dict(zip(order, tensor.chunk(len(order)), strict=True))
@@ -290,11 +278,3 @@ def _check_names(what, given, wanted):
         raise ValueError(f"{what} lacks {', '.join(missing)}")
     if unknown := [name for name in given if name not in set(wanted)]:
         raise ValueError(f"{what} holds {', '.join(unknown)}, which the table has not")
-
-
-def _check_tensor(name, tensor, shape=None):
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-        kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise TypeError(f"{name} is {kind}; wanted a floating-point tensor")
-    if shape is not None:
-        check.shape(name, tuple(tensor.shape), shape)

@@ -6,8 +6,13 @@ under the names that the operations have in Python, with their aliases and what 
 has other, shorter lists.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch.overrides import TorchFunctionMode
+
+from ed_lib import check
 
 LOW = "low"  # few bits: products, which hardware does fast, and adds up in float32
 FLOAT32 = "float32"  # reductions, losses, and what grows or shrinks quickly
@@ -54,14 +59,10 @@ OPAQUE = """
     """.split()  # made of several classes
 
 
-def op_class(name):
-    """The class of an operation, by its name in torch, torch.nn.functional or torch.Tensor: "matmul" → "low".
-
-    ValueError for a name that none of them has.
-    """
+def op_class(name: str) -> str:
+    """The class of an operation, by its name in torch or one of its namespaces: "matmul" → "low"."""
     places = torch, torch.nn.functional, torch.Tensor, torch.linalg
-    known = name in CLASSES or any(hasattr(place, name) for place in places)
-    if not known:
+    if name not in CLASSES and not any(hasattr(place, name) for place in places):
         raise ValueError(f"name is {name!r}; wanted an operation of torch, such as 'matmul'")
     return CLASSES.get(name, FOLLOWS)
 
@@ -78,23 +79,21 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
     is left alone, and so are operations in place. Other than there, a weight that is used twice is rounded
     twice, since nothing is cached; and a loss or norm that Python puts together, and every interpolation, is
-    float32 from its first step to its last.
-
-    TypeError for a dtype other than torch.float16 and torch.bfloat16. RuntimeError, at the call, for
-    binary_cross_entropy, and for functions that hide several operations (multi-head attention, whole LSTMs,
-    powers of matrices).
+    float32 from its first step to its last. Functions that hide several operations (multi-head attention,
+    whole LSTMs, powers of matrices) are refused, since what is inside them is not seen from here.
     """
 
-    def __init__(self, dtype=torch.float16):
+    def __init__(self, dtype: torch.dtype = torch.float16):
         super().__init__()
-        if dtype not in DTYPES:
-            raise TypeError(f"dtype is {dtype!r}; wanted torch.float16 or torch.bfloat16")
+        check.choice("dtype", dtype, DTYPES)
         self.dtype = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         kind = CLASSES.get(name, FOLLOWS)
+        if kwargs.get("mode") == "area":
+            kind = FOLLOWS  # interpolation by means is pooling, which is in no list
         if name in OPAQUE and any(_eligible(t) for t in _tensors([args, kwargs])):
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
         if kind == FOLLOWS or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
@@ -113,7 +112,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
             return func(*args, **kwargs)
         return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
-    def product(self, func, args, kwargs):
+    def product(self, func: Callable, args: Sequence, kwargs: dict) -> Any:
         """A product with all its tensors in ``dtype``."""
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
         if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):

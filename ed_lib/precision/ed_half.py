@@ -3,10 +3,11 @@
 As on a GPU's half-precision units, products are summed in float32; what is stored is rounded.
 """
 
+import numpy as np
 import torch
 
 from ed_lib import arrays, check
-from ed_lib.ed import rules
+from ed_lib.ed import EDNetwork, rules
 from ed_lib.precision.formats import FORMATS
 
 HELD_IN = ("float32", "float16", "bfloat16")
@@ -24,10 +25,10 @@ class HalfED:
     each layer, input first) have changed, and ``lost`` holds for each layer the share of its updates, of
     those that are not zero, that changed no stored weight.
 
-    On a CPU, wherever ``net`` is. ValueError for an unknown format or store, and for bias cells.
+    On a CPU, wherever ``net`` is.
     """
 
-    def __init__(self, net, format="float16", store="nearest", seed=0):
+    def __init__(self, net: EDNetwork, format: str = "float16", store: str = "nearest", seed: int = 0):
         check.choice("format", format, HELD_IN)
         check.choice("store", store, STORES)
         check.choice("net.bias", net.bias, ("free",))
@@ -39,17 +40,17 @@ class HalfED:
         self.weights, self.biases = (self._layers(net.state_dict(), kind) for kind in ("weight", "bias"))
         if store != "master":
             self.weights = [self._round(weight) for weight in self.weights]
-        self.lost = []
+        self.lost: list[float] = []
 
-    def asarray(self, array):
+    def asarray(self, array: np.ndarray) -> torch.Tensor:
         """A NumPy array as a tensor of float32."""
         return self.space.asarray(array)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The outputs, x (B, n_inputs) → (B, K)."""
         return self._answers(x)[-1][:, 0, :, 0].T  # the excitatory cell's: (K, B) → (B, K)
 
-    def step(self, x, target):
+    def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``forward``, then one ED update: x (B, n_inputs), target (B, K) → the outputs before it, (B, K)."""
         answers = self._answers(x)
         output = answers[-1][:, 0, :, 0].T  # (K, B) → (B, K)
@@ -84,19 +85,16 @@ class HalfED:
         return self._round(weight)
 
     def _layers(self, state, kind):
-        first, hidden, last = (
-            self.asarray(state[f"{layer}.{kind}"]) for layer in ("input", "hidden", "output")
-        )
+        first, hidden, last = (self.asarray(state[f"{at}.{kind}"]) for at in ("input", "hidden", "output"))
         return [first, *hidden, last]
 
 
-def round_stochastically(x, format, random=None):
+def round_stochastically(x: torch.Tensor, format: str, random: torch.Generator | None = None) -> torch.Tensor:
     """Each x to the number of the format below or above it, the nearer more often, so that the mean is x.
 
     x: a tensor of float32 of any shape, within the format's largest number; so is what comes back. format: a
     name in FORMATS of at most 22 bits of mantissa. random: a torch.Generator; None: torch's own.
     """
-    check.choice("format", format, FORMATS)
     f = FORMATS[format]
     _, exponent = torch.frexp(x)  # |x| = m · 2^exponent, ½ ≤ m < 1
     spacing = torch.ldexp(torch.ones_like(x), exponent - 1 - f.mantissa).clamp(min=f.smallest)

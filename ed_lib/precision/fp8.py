@@ -4,35 +4,34 @@ FP8 is two formats: E4M3 for inputs and weights, whose precision counts, and E5M
 counts (Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433, 2022). Neither reaches far
 enough for a tensor as it comes, so each tensor is multiplied by a scale of its own that takes its largest
 number to the largest of the format. That is loss scaling again: tensor by tensor, and anew at each step.
+(One scale for a tensor is the cheapest to find, and lets one outlier push the small numbers to zero; recipes
+with a scale for each row or block of 128 pay for more scales with less of that.)
 
 A GPU from compute capability 8.9 on multiplies such numbers itself. Elsewhere the numbers are rounded to the
 same values, and multiplied in float32.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from ed_lib import check
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # of which the sizes of an FP8 product have to be multiples
 MOST = 2.0**126  # the largest scale, whose inverse is still a normal number of float32
 
 
-def to_float8(x, dtype=E4M3):
+def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> tuple[torch.Tensor, torch.Tensor]:
     """x (…) → (its numbers times a scale, as ``dtype`` (…); 1 / scale, float32 ()). Never waits for a GPU.
 
     The scale is the format's largest number, 448 or 57,344, over the largest absolute value of x; 1 for a
     tensor of zeros. An infinity or NaN in x makes all of it NaN, so that it shows in whatever is computed
-    from it: torch's own conversion would make it 448 on some devices. TypeError for a dtype that is neither
-    of the two, and for an x that is not of floating-point numbers.
+    from it: torch's own conversion would make it 448 on some devices.
     """
-    if dtype not in (E4M3, E5M2):
-        raise TypeError(f"dtype is {dtype}; wanted {E4M3} or {E5M2}")
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        came = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"x is of {came}; wanted a tensor of floating-point numbers")
-    if x.numel() == 0:
-        raise ValueError(f"x has the shape {tuple(x.shape)}; wanted at least one number")
+    check.choice("dtype", dtype, (E4M3, E5M2))
     largest = torch.linalg.vector_norm(x, float("inf")).float()  # (…) → (); NaN if x has one
     scale = (torch.finfo(dtype).max / largest).clamp(max=MOST)
     scale = torch.where(largest == 0, 1.0, scale)
@@ -41,37 +40,47 @@ def to_float8(x, dtype=E4M3):
     return scaled.to(dtype).view(x.shape), 1 / scale
 
 
-def product(a, b, dtype=torch.float32, *, fast=False):
+Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor in 8 bits, and 1 / scale
+
+
+def product(a: Pair, b: Pair, dtype: torch.dtype = torch.float32, *, fast: bool = False) -> torch.Tensor:
     """a (M, K) times b (N, K)ᵀ → (M, N) of ``dtype``; a and b are pairs as :func:`to_float8` returns them.
 
-    On a GPU K and N are multiples of 16. fast: sum in fewer bits than float32, where the GPU can.
+    On a GPU K and N are multiples of 16, and both operands lie in memory along K, the axis that is summed:
+    its tensor cores read 8-bit numbers in no other layout. So a transposed operand is copied first, which in
+    16 bits it need not be. fast: sum in fewer bits than float32, where the GPU can.
     """
-    (a, scale_a), (b, scale_b) = a, b
-    if in_hardware(a.device):
-        scales = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype, "use_fast_accum": fast}
-        return torch._scaled_mm(a.contiguous(), b.contiguous().t(), **scales)
-    with torch.autocast(a.device.type, enabled=False):
-        return (a.float() @ b.float().t() * (scale_a * scale_b)).to(dtype)
+    (a8, scale_a), (b8, scale_b) = a, b
+    if in_hardware(a8.device):
+        rows, columns = a8.contiguous(), b8.contiguous().t()
+        scales = dict(scale_a=scale_a, scale_b=scale_b)
+        return torch._scaled_mm(rows, columns, **scales, out_dtype=dtype, use_fast_accum=fast)
+    with torch.autocast(a8.device.type, enabled=False):
+        return (a8.float() @ b8.float().t() * (scale_a * scale_b)).to(dtype)
 
 
-def in_hardware(device):
+def in_hardware(device: torch.device | str) -> bool:
     """Whether a device multiplies FP8 numbers itself: a GPU of compute capability 8.9 (Ada) or more."""
     device = torch.device(device)
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-class _Linear(torch.autograd.Function):
-    """x (M, K), weight (N, K) → x weightᵀ (M, N) of ``dtype``: three products of 8-bit numbers in all."""
+class Product8(torch.autograd.Function):
+    """x (M, K), weight (N, K) → x weightᵀ (M, N) of ``dtype``: three products of 8-bit numbers in all.
+
+    What the backward pass needs is kept in 8 bits too: half of what autocast to 16 bits keeps. The scores may
+    be summed fast; gradients, which pass through every layer below, are summed in float32.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, dtype):
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         (x8, scale_x), (w8, scale_w) = to_float8(x), to_float8(weight)
         ctx.save_for_backward(x8, scale_x, w8, scale_w)
         ctx.dtypes = x.dtype, weight.dtype
         return product((x8, scale_x), (w8, scale_w), dtype, fast=True)
 
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:  # type: ignore[override]
         x8, scale_x, w8, scale_w = ctx.saved_tensors
         g8, scale_g = to_float8(g, E5M2)  # (M, N)
         of_x, of_weight = ctx.needs_input_grad[:2]
@@ -81,17 +90,13 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_w, None
 
 
-def fp8_linear(x, weight, bias=None):
+def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """As F.linear, with products of 8-bit numbers forward and backward: x (…, K), weight (N, K) → (…, N).
 
     K and N are multiples of 16. The result is of autocast's dtype where that is on, else of x's; gradients
-    are of the dtypes of x and of the weight. ValueError for other sizes.
+    are of the dtypes of x and of the weight.
     """
     N, K = weight.shape
-    if x.shape[-1] != K:
-        raise ValueError(
-            f"x has the shape {tuple(x.shape)}; wanted (…, {K}) for a weight {tuple(weight.shape)}"
-        )
     if K % MULTIPLE or N % MULTIPLE:
         raise ValueError(f"weight has the shape {(N, K)}; wanted multiples of {MULTIPLE}")
     device = x.device.type
@@ -99,7 +104,7 @@ def fp8_linear(x, weight, bias=None):
     rows = x.reshape(-1, K)  # (…, K) → (M, K)
     M = len(rows)
     rows = F.pad(rows, (0, 0, 0, -M % MULTIPLE))  # zeros below, for the product of the weight's gradient
-    scores = _Linear.apply(rows, weight, dtype)[:M]  # → (M, N)
+    scores = Product8.apply(rows, weight, dtype)[:M]  # → (M, N)
     scores = scores.view(*x.shape[:-1], N)
     return scores if bias is None else scores + bias.to(dtype)
 
@@ -107,11 +112,11 @@ def fp8_linear(x, weight, bias=None):
 class Float8Linear(nn.Linear):
     """nn.Linear by :func:`fp8_linear`. The weights stay in float32: they are their own masters."""
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return fp8_linear(x, self.weight, self.bias)
 
 
-def use_float8(model):
+def use_float8(model: nn.Module) -> int:
     """Makes the nn.Linear in a model whose sizes are multiples of 16 a :class:`Float8Linear` → how many.
 
     In place, and the parameters stay the same objects: an optimizer that has them keeps them. A layer of ten

@@ -18,18 +18,13 @@ class Int8(nn.Module):
 
     The inputs are rounded to codes, the sums of products are whole numbers, and are scaled once, at the end.
     Equal to the layer that it is made of but for the rounding of float32. It cannot be trained.
-
-    ValueError for a layer without quantized inputs, or whose padding is not zeros, given by numbers;
-    RuntimeError where this PyTorch has no such operations.
     """
 
-    def __init__(self, quantized):
+    def __init__(self, quantized: quantization.Quantized):
         super().__init__()
         layer, inputs = quantized.layer, quantized.inputs
         if inputs is None:
-            raise ValueError("quantized has inputs in float32; wanted one whose inputs are quantized too")
-        if not available():
-            raise RuntimeError("this PyTorch has no oneDNN products of 8 bits; wanted one for CPUs of x86")
+            raise ValueError("model has inputs in float32; wanted one whose inputs are quantized too")
         self.inputs, self.weights = inputs, quantized.weights
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.inputs_at = float(inputs.scale), int(inputs.zero_point)
@@ -47,36 +42,33 @@ class Int8(nn.Module):
         else:
             self.packed = torch.ops.onednn.qlinear_prepack(quantized.codes(), None)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         codes = x.mul(self.inverse).round_()  # as quantization.encode, in fewer calls
         codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
         codes = codes.clamp_(0, self.inputs.high).to(torch.uint8)
         grids = (*self.inputs_at, self.packed, self.weights.scale, self.weights.zero_point, self.bias)
-        out = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothing done to it after
+        out: tuple = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothing done to it after
         if self.convolution:
             return torch.ops.onednn.qconv_pointwise(codes, *grids, *self.convolution, *out)
         return torch.ops.onednn.qlinear_pointwise(codes, *grids, *out)
 
 
-def to_int8(model):
-    """A copy of a quantized model whose :class:`quantization.Quantized` layers compute in 8 bits, on a CPU.
-
-    ValueError if it has none, is not on the CPU, or as :class:`Int8`; RuntimeError as there.
-    """
+def to_int8(model: nn.Module) -> nn.Module:
+    """A copy of a quantized model whose quantized layers compute in 8 bits, on a CPU."""
+    if not available():
+        raise RuntimeError("this PyTorch has no oneDNN products of 8 bits; wanted one for CPUs of x86")
     model = copy.deepcopy(model)
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, quantization.Quantized)
-    }
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, quantization.Quantized)]
     if not layers:
         raise ValueError("model has no quantized layer; wanted one that quantize_model made")
     if (device := next(model.parameters()).device).type != "cpu":
         raise ValueError(f"model is on {device}; wanted one that was quantized on the CPU")
-    for name, layer in layers.items():
+    for name, layer in layers:
         model = quantization.replaced(model, name, Int8(layer))
     return model
 
 
-def available():
+def available() -> bool:
     """Whether this PyTorch has the operations."""
     names = ("qconv_prepack", "qconv_pointwise", "qlinear_prepack", "qlinear_pointwise")
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)

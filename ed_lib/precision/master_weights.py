@@ -5,10 +5,13 @@ away, however often it comes. In the copies such steps add up. Micikevicius and 
 Training" (2018), section 3.1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
+
+from ed_lib import check
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -28,28 +31,27 @@ class MasterWeights:
     (schedulers take that one).
 
     A step is three things: :meth:`pull_gradients`, the optimizer's step, :meth:`push_weights`.
-    ValueError for another dtype, no parameter, one that is given twice, or an optimizer of other tensors.
     """
 
-    def __init__(self, parameters, make_optimizer):
-        self.parameters = _check(parameters)
+    def __init__(
+        self,
+        parameters: nn.Module | Iterable[torch.Tensor],
+        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+    ):
+        self.parameters = _trained(parameters)
         if not callable(make_optimizer):
             kind = type(make_optimizer).__name__
             raise TypeError(f"make_optimizer is a {kind}; wanted a function from the masters to an optimizer")
         self.masters = [nn.Parameter(p.detach().float()) if p.dtype in LOW else p for p in self.parameters]
         self.optimizer = make_optimizer(self.masters)
-        if not hasattr(self.optimizer, "param_groups"):
-            kind = type(self.optimizer).__name__
-            raise TypeError(f"make_optimizer returned a {kind}; wanted an optimizer of the masters")
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         if {id(p) for p in stepped} != {id(p) for p in self.masters}:
             raise ValueError(
-                f"make_optimizer returned an optimizer of {len(stepped)} tensors that are not the masters; "
-                f"wanted one of the {len(self.masters)} masters that it is given"
+                f"make_optimizer steps {len(stepped)} tensors; wanted the masters, all and no others"
             )
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict]:
         """The optimizer's groups of masters, with the gradients of the latest backward pass.
 
         A scaler looks here for what to unscale, so they are pulled first. To clip without a scaler, call
@@ -59,12 +61,12 @@ class MasterWeights:
         return self.optimizer.param_groups
 
     @property
-    def state(self):
+    def state(self) -> dict:
         """The optimizer's state: {master: its tensors}."""
         return self.optimizer.state
 
     @torch.no_grad()
-    def pull_gradients(self):
+    def pull_gradients(self) -> None:
         """Copies each low-precision gradient to its master, as float32, if it is new: one that was pulled and
         has not changed since leaves its master's gradient alone, which may be unscaled and clipped by now.
         """
@@ -76,12 +78,12 @@ class MasterWeights:
                 p.grad.pulled = p.grad._version
 
     @torch.no_grad()
-    def push_weights(self):
+    def push_weights(self) -> None:
         """Rounds each master to its low-precision parameter, in place."""
         for p, master in self._copies():
             p.copy_(master)  # to the nearest, ties to even
 
-    def step(self):
+    def step(self) -> Any:
         """One step of the optimizer on the masters. Returns what the optimizer's step returns.
 
         The float32 gradients are freed after it: 4 bytes a parameter that only a step needs.
@@ -93,21 +95,17 @@ class MasterWeights:
             master.grad = None
         return result
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """Frees the gradients of parameters and masters."""
         for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """The masters, which the model's own state has only rounded, and the optimizer's state."""
         return {"masters": [m.detach() for m in self.masters], "optimizer": self.optimizer.state_dict()}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict) -> None:
         """Goes on from a ``state_dict``; the parameters are rounded from its masters."""
-        if missing := {"masters", "optimizer"} - state_dict.keys():
-            raise ValueError(
-                f"state_dict lacks {', '.join(sorted(missing))}; wanted what state_dict() returns"
-            )
         shapes, wanted = ([tuple(t.shape) for t in s] for s in (state_dict["masters"], self.masters))
         if shapes != wanted:
             raise ValueError(f"state_dict holds masters of the shapes {shapes}; wanted {wanted}")
@@ -122,21 +120,16 @@ class MasterWeights:
         return [(p, master) for p, master in pairs if p is not master]
 
 
-def _check(parameters):
-    """The tensors that require a gradient, as a list; ValueError or TypeError as the class says."""
-    if isinstance(parameters, torch.Tensor) or not isinstance(parameters, (nn.Module, Iterable)):
-        raise TypeError(f"parameters is a {type(parameters).__name__}; wanted a module or a list of tensors")
+def _trained(parameters):
+    """The tensors that require a gradient, as a list."""
     tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
     for i, p in enumerate(tensors):
-        if not isinstance(p, torch.Tensor):
-            raise TypeError(f"parameters[{i}] is a {type(p).__name__}; wanted a tensor")
-        if p.dtype not in (*LOW, torch.float32):
-            raise ValueError(f"parameters[{i}] is {p.dtype}; wanted float16, bfloat16 or float32")
+        check.choice(f"parameters[{i}].dtype", p.dtype, (*LOW, torch.float32))
         if not p.is_leaf:
             raise ValueError(f"parameters[{i}] is computed from others; wanted a leaf, which has a gradient")
-    if len({id(p) for p in tensors}) < len(tensors):
-        raise ValueError("parameters holds a tensor twice; wanted each once")
     trained = [p for p in tensors if p.requires_grad]
-    if not trained:
-        raise ValueError("parameters holds no tensor that requires a gradient; wanted at least one")
+    if not trained or len({id(p) for p in tensors}) < len(tensors):
+        raise ValueError(
+            "parameters holds a tensor twice, or none that requires a gradient; wanted each once"
+        )
     return trained

@@ -6,9 +6,12 @@ changes the one and the other differently.
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -31,34 +34,25 @@ class Memory:
     casts: int
 
     @property
-    def total(self):
+    def total(self) -> int:
         """The sum: more than is there at any one time, since activations are freed as gradients are made."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def account(model, optimizer, run, *inputs):
+def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tensor) -> Memory:
     """Makes one training step with the loss ``run(*inputs)``, and counts its bytes → :class:`Memory`.
 
     model: the module that is trained. optimizer: torch's, or a MasterWeights. inputs: tensors. The step is
     not scaled, and it changes the parameters. What is kept by other means than autograd's is not seen, such
     as what checkpointing keeps.
-    TypeError for inputs or a loss that are no tensors, ValueError for a loss without a gradient.
     """
-    for i, x in enumerate(inputs):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"inputs[{i}] is a {type(x).__name__}; wanted a tensor")
     optimizer.zero_grad()
     own, masters = [*model.parameters(), *model.buffers()], getattr(optimizer, "masters", [])
-    registry, casts = weakref.WeakSet(), _Casts(own)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor),
-        casts,
-    ):
+    registry: weakref.WeakSet = weakref.WeakSet()
+    casts = _Casts(own)
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor)
+    with keep, casts:
         loss = run(*inputs)
-    if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"run returned a {type(loss).__name__}; wanted the loss, a tensor")
-    if loss.numel() != 1 or not loss.requires_grad:
-        raise ValueError(f"run returned a tensor {tuple(loss.shape)}; wanted a loss () that has a gradient")
     saved = _storages(kept.tensor for kept in registry)  # without what was dropped on the way
     for storage in _storages([*own, *inputs]).keys() & saved.keys():
         del saved[storage]

@@ -8,6 +8,7 @@ After Jacob et al. (2018) and Krishnamoorthi (2018). A number is rounded to the 
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import nn
 
 from ed_lib import check
 
+BITS = range(2, 9)
 SCHEMES = ("symmetric", "asymmetric")
 SPANS = ("min-max", "mse")
 LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
@@ -35,11 +37,11 @@ class Grid:
     axis: int | None = None
 
     @property
-    def bits(self):
+    def bits(self) -> int:
         """Bits that a code takes."""
         return (self.high - self.low).bit_length()
 
-    def along(self, x):
+    def along(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and zero point, shaped so that they broadcast against x."""
         if self.axis is None:
             return self.scale, self.zero_point
@@ -48,23 +50,26 @@ class Grid:
         return self.scale.view(shape), self.zero_point.view(shape)  # (C,) → (1, …, C, …, 1)
 
 
-def choose_grid(x, bits=8, *, scheme="symmetric", axis=None, span="min-max"):
+def choose_grid(
+    x: torch.Tensor,
+    bits: int = 8,
+    *,
+    scheme: str = "symmetric",
+    axis: int | None = None,
+    span: str = "min-max",
+) -> Grid:
     """The :class:`Grid` for a float32 tensor, of any shape; with ``axis``, one for each slice along it.
 
     scheme: "symmetric" has its zero point at 0 and 2^bits − 1 codes, from −(2^(bits−1) − 1) up; "asymmetric"
     has the codes 0 to 2^bits − 1, and puts its zero point where the numbers are. 0 is always on the grid.
     span, of the numbers that are not clipped: "min-max" is all of them; "mse" that share of it, in
     hundredths, for which the squared error is least.
-
-    TypeError unless x is a float32 tensor; ValueError if it is empty or not finite, for bits outside 2 to 8,
-    for an unknown scheme or span, or an axis that x lacks.
     """
     _check(x)
-    _check_bits("bits", bits)
+    check.choice("bits", bits, BITS)
     check.choice("scheme", scheme, SCHEMES)
     check.choice("span", span, SPANS)
-    if axis is not None and not (isinstance(axis, int) and 0 <= axis < x.dim()):
-        raise ValueError(f"axis is {axis!r}; wanted None, or 0 to {x.dim() - 1}")
+    check.choice("axis", axis, (None, *range(x.dim())))
     x = x.detach()
     # → (1 or C, the rest)
     rows = x.reshape(1, -1) if axis is None else x.movedim(axis, 0).reshape(x.shape[axis], -1)
@@ -84,28 +89,27 @@ def choose_grid(x, bits=8, *, scheme="symmetric", axis=None, span="min-max"):
     return Grid(grid.scale, grid.zero_point, grid.low, grid.high, axis)
 
 
-def quantize(x, grid):
+def quantize(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     """The codes of a float32 tensor: int8, or uint8 if the grid's codes begin at 0; shaped as x.
 
-    Numbers outside the grid get its first or its last code. TypeError unless x is a float32 tensor,
-    ValueError if it is empty or not finite.
+    Numbers outside the grid get its first or its last code.
     """
     _check(x)
     return encode(x, grid)
 
 
-def encode(x, grid):
+def encode(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     """As :func:`quantize`, without looking at x first, for where that would take time."""
     return rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
 
 
-def dequantize(codes, grid):
+def dequantize(codes: torch.Tensor, grid: Grid) -> torch.Tensor:
     """The float32 numbers that codes stand for, shaped as they are; finite, where torch's may overflow."""
     scale, zero_point = grid.along(codes)
     return ((codes.to(torch.float32) - zero_point) * scale).clamp_(-LARGEST, LARGEST)
 
 
-def fake_quantize(x, grid):
+def fake_quantize(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     """dequantize(quantize(x)), for training: float32 in and out. The gradient goes *straight through* the
     rounding, as if it were not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
     """
@@ -116,13 +120,13 @@ class StraightThrough(torch.autograd.Function):
     """Rounding that lets the gradient through where nothing was cut off, and stops it elsewhere."""
 
     @staticmethod
-    def forward(ctx, x, grid):
+    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
         codes = rounded(x, grid)
         ctx.save_for_backward((codes >= grid.low) & (codes <= grid.high))
         return dequantize(codes.clamp_(grid.low, grid.high), grid)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:  # type: ignore[override]
         return gradient * ctx.saved_tensors[0], None
 
 
@@ -133,11 +137,11 @@ class Quantized(nn.Module):
     weights stay, and are rounded at each call. The products are float32: nothing gets faster by this.
     """
 
-    def __init__(self, layer, weights, inputs=None):
+    def __init__(self, layer: nn.Conv2d | nn.Linear, weights: Grid, inputs: Grid | None = None):
         super().__init__()
         self.layer, self.weights, self.inputs = layer, weights, inputs
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = fake_quantize(self.layer.weight, self.weights)
         if self.inputs is not None:
             x = fake_quantize(x, self.inputs)
@@ -145,27 +149,25 @@ class Quantized(nn.Module):
             return self.layer._conv_forward(x, weight, self.layer.bias)
         return F.linear(x, weight, self.layer.bias)
 
-    def codes(self):
+    def codes(self) -> torch.Tensor:
         """The codes of the weights: int8, shaped as they are."""
         return quantize(self.layer.weight.detach(), self.weights)
 
 
-def quantize_model(model, bits=8, *, inputs=None, images=None, span="min-max"):
+def quantize_model(
+    model: nn.Module, bits: int = 8, *, inputs: int | None = None, images: torch.Tensor | None = None,
+    span: str = "min-max",
+) -> nn.Module:  # fmt: skip
     """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, on grids that then stay.
 
     Weights: symmetric, ``bits`` bits, a grid for each filter or neuron, as ``span`` says. inputs: None, or
     the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …), the
     *calibration*. Used as it is, the copy is quantized after training; trained, it is quantization-aware.
-
-    ValueError if the model has no such layer or has been quantized; if bits or inputs lie outside 2 to 8; if
-    inputs come without images, or images without inputs.
     """
-    _check_bits("bits", bits)
+    check.choice("bits", bits, BITS)
+    check.choice("inputs", inputs, (None, *BITS))
     if (inputs is None) != (images is None):
-        missing = "images" if images is None else "inputs"
-        raise ValueError(f"{missing} is None; wanted inputs and images, or neither")
-    if inputs is not None:
-        _check_bits("inputs", inputs)
+        raise ValueError("one of inputs and images is None; wanted both or neither")
     if any(isinstance(module, Quantized) for module in model.modules()):
         raise ValueError("model is quantized already; wanted one in float32")
     model = copy.deepcopy(model)
@@ -179,11 +181,9 @@ def quantize_model(model, bits=8, *, inputs=None, images=None, span="min-max"):
     return model
 
 
-def unpacked(model):
+def unpacked(model: nn.Module) -> nn.Module:
     """A copy in which each layer with quantized weights is an ordinary one again, with the numbers of its
     grid for weights: how a network that is *stored* in few bits computes in float32.
-
-    ValueError for quantized inputs, which an ordinary layer does not have.
     """
     model = copy.deepcopy(model)
     for name, module in list(model.named_modules()):
@@ -195,7 +195,7 @@ def unpacked(model):
     return model
 
 
-def replaced(model, name, new):
+def replaced(model: nn.Module, name: str, new: nn.Module) -> Any:
     """The model with ``new`` in the place of its submodule ``name``; "" is the model itself."""
     if not name:
         return new
@@ -204,14 +204,14 @@ def replaced(model, name, new):
     return model
 
 
-def plain(layer, weight, bias):
+def plain(layer: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks.
 
     (Taking a mask off a *copy* by torch's ``remove_parametrizations`` breaks the original: the two share the
     class that it changes.)
     """
     kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
-    new = kind.__new__(kind)
+    new: Any = kind.__new__(kind)
     new.__dict__.update(layer.__dict__)
     tensors = {"weight": weight, "bias": bias}
     new._modules, new._buffers = {}, {}
@@ -225,7 +225,7 @@ def plain(layer, weight, bias):
     return new
 
 
-def make_grid(least, most, bits, scheme):
+def make_grid(least: torch.Tensor, most: torch.Tensor, bits: int, scheme: str) -> Grid:
     """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
     if scheme == "symmetric":
         high = 2 ** (bits - 1) - 1
@@ -237,7 +237,7 @@ def make_grid(least, most, bits, scheme):
     return Grid(scale, zero_point, 0, high, 0)
 
 
-def rounded(x, grid):
+def rounded(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     """round(x / scale) + zero_point in float32, not clamped yet; by a product with 1 / scale, as in torch."""
     scale, zero_point = grid.along(x)
     return (x * (1 / scale)).round_().add_(zero_point)
@@ -269,18 +269,7 @@ def _calibrate(model, layers, images, bits):
 
 def _check(x):
     if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
-        raise TypeError(f"x is {kind_of(x)}; wanted a tensor of float32")
-    if not x.numel():
-        raise ValueError(f"x is empty, of the shape {tuple(x.shape)}; wanted at least one number")
-    if not torch.isfinite(x).all():
-        raise ValueError("x holds NaN or infinity; wanted finite numbers")
-
-
-def kind_of(x):
-    """What an argument is, for a message."""
-    return f"a tensor of {x.dtype}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
-
-
-def _check_bits(name, bits):
-    if check.count(name, bits) not in range(2, 9):
-        raise ValueError(f"{name} is {bits}; wanted 2 to 8")
+        came = f"a {type(x).__name__} of {getattr(x, 'dtype', 'no dtype')}"
+        raise TypeError(f"x is {came}; wanted a tensor of float32")
+    if not x.numel() or not torch.isfinite(x).all():
+        raise ValueError(f"x {tuple(x.shape)} is empty, or holds NaN or infinity; wanted finite numbers")

@@ -9,6 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ class GradScaler:
     The scale starts at ``init_scale``. After a skip ``update`` multiplies it by ``backoff_factor``; after
     ``growth_interval`` updates in a row without one, by ``growth_factor``, if that is finite in float32.
     device: "cpu", or "cuda", which without a GPU disables the scaler, with a warning. A disabled one passes
-    all on. Bad arguments (ValueError, TypeError) and a wrong order (RuntimeError) change nothing.
+    all on. Bad arguments, and calls in a wrong order, raise and change nothing.
 
     torch's does not do these: warn once when the scale falls below 1; raise FloatingPointError after
     ``STUCK`` skips in a row, when the scale is down to 2⁻²⁴ or did not fall; tell by ``skipped`` whether the
@@ -44,8 +45,8 @@ class GradScaler:
     """
 
     def __init__(
-        self, device="cuda", init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000,
-        enabled=True,
+        self, device: str = "cuda", init_scale: float = 2.0**16, growth_factor: float = 2.0,
+        backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
     ):  # fmt: skip
         check.choice("device", device, ("cuda", "cpu"))
         if enabled and device == "cuda" and not torch.cuda.is_available():
@@ -57,12 +58,12 @@ class GradScaler:
         self.set_backoff_factor(backoff_factor)
         self.set_growth_interval(growth_interval)
         self._tracker = 0  # updates without a skip since the scale last changed
-        self._turns = {}  # {id(optimizer): _Turn}, since the last update()
+        self._turns: dict[int, _Turn] = {}  # by the optimizer's id, since the last update()
         self._started = False  # whether scale() was ever called
         self._skips, self._fell_from = 0, self._scale  # updates with a skip in a row; the scale before them
         self._warned = self.skipped = False
 
-    def scale(self, outputs):
+    def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at will."""
         if not self._enabled:
             return outputs
@@ -74,10 +75,10 @@ class GradScaler:
         scaled = map(self.scale, outputs)
         return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
-    def unscale_(self, optimizer):
+    def unscale_(self, optimizer: Any) -> None:
         """Divides the gradients of the optimizer's parameters by the scale, in place; looks for inf and NaN.
 
-        Does not wait for the device. ValueError, before any change, for a gradient that is float16 or sparse.
+        Does not wait for the device: what was found is a tensor there, which ``step`` waits for.
         """
         if not self._enabled:
             return
@@ -88,7 +89,7 @@ class GradScaler:
         turn.unscale(self._scale)
         self._turns[id(optimizer)] = turn
 
-    def step(self, optimizer, *args, **kwargs):
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``optimizer.step(*args, **kwargs)`` and what it returns, or None if a gradient is infinite or NaN.
 
         Calls ``unscale_`` if that was not done. Waits for the device, to see whether to skip.
@@ -109,11 +110,8 @@ class GradScaler:
         turn.stage, self.skipped = STEPPED, turn.overflow
         return result
 
-    def update(self, new_scale=None):
-        """Sets the scale for the next iteration, from what was found or to ``new_scale``; ends the iteration.
-
-        new_scale: a number above 0, or a tensor of one. FloatingPointError as the class says.
-        """
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Sets the next iteration's scale, from what was found or to ``new_scale``; ends this iteration."""
         if not self._enabled:
             return
         self._check_started("update()")
@@ -130,7 +128,7 @@ class GradScaler:
         if checked:
             self._watch(before, overflow, checked)
 
-    def adapt(self, overflow):
+    def adapt(self, overflow: bool) -> None:
         """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
         if overflow:
             self._scale, self._tracker = _float32(self._scale * self._backoff_factor), 0
@@ -150,7 +148,7 @@ class GradScaler:
             message = f"the loss scale fell to {self._scale:g}: gradients overflow that are not enlarged"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         if self._skips >= STUCK and (self._scale <= SMALLEST or self._scale >= self._fell_from):
-            places = [place for turn in turns for place in turn.where_not_finite()]
+            places = [turn.place(*at) for turn in turns for at, finite in turn.finite.items() if not finite]
             more = f"; and {len(places) - 8} more" if len(places) > 8 else ""
             tried = "no other would help" if self._scale <= SMALLEST else "a smaller one may help"
             raise FloatingPointError(
@@ -170,37 +168,37 @@ class GradScaler:
         if not self._started:
             raise RuntimeError(f"{method} came before any scale(); wanted scale(loss).backward() before")
 
-    def get_scale(self):
+    def get_scale(self) -> float:
         """The scale, a number; 1.0 if disabled."""
         return self._scale if self._enabled else 1.0
 
-    def get_growth_factor(self):
+    def get_growth_factor(self) -> float:
         return self._growth_factor
 
-    def set_growth_factor(self, new_factor):
+    def set_growth_factor(self, new_factor: float) -> None:
         if check.positive("growth_factor", new_factor) <= 1:
             raise ValueError(f"growth_factor is {new_factor}; wanted more than 1")
         self._growth_factor = new_factor
 
-    def get_backoff_factor(self):
+    def get_backoff_factor(self) -> float:
         return self._backoff_factor
 
-    def set_backoff_factor(self, new_factor):
+    def set_backoff_factor(self, new_factor: float) -> None:
         if check.positive("backoff_factor", new_factor) >= 1:
             raise ValueError(f"backoff_factor is {new_factor}; wanted less than 1")
         self._backoff_factor = new_factor
 
-    def get_growth_interval(self):
+    def get_growth_interval(self) -> int:
         return self._growth_interval
 
-    def set_growth_interval(self, new_interval):
+    def set_growth_interval(self, new_interval: int) -> None:
         """As in torch, an interval that the tracker has passed is not met before the next skip."""
         self._growth_interval = check.count("growth_interval", new_interval)
 
-    def is_enabled(self):
+    def is_enabled(self) -> bool:
         return self._enabled
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """The scale, settings and tracker, in torch's keys; {} if disabled. To be called after update()."""
         if not self._enabled:
             return {}
@@ -208,14 +206,12 @@ class GradScaler:
         state = {key: getattr(self, f"_{key}") for key in settings}
         return {"scale": self._scale, **state, "_growth_tracker": self._tracker}
 
-    def load_state_dict(self, state_dict):
-        """Goes on from a ``state_dict`` of this class or of torch's. RuntimeError if it is empty."""
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Goes on from a ``state_dict`` of this class or of torch's."""
         if not self._enabled:
             return
-        if not state_dict:
-            raise RuntimeError("state_dict is empty, as a disabled scaler's; wanted that of an enabled one")
         if missing := self.state_dict().keys() - state_dict.keys():
-            raise ValueError(f"state_dict lacks {', '.join(sorted(missing))}; wanted what state_dict() gives")
+            raise RuntimeError(f"state_dict lacks {', '.join(sorted(missing))}; wanted an enabled scaler's")
         *settings, tracker = [state_dict[key] for key in self.state_dict()]
         new = GradScaler("cpu", *settings)  # raises before anything changes
         self._tracker = check.count("_growth_tracker", tracker, least=0)
@@ -230,20 +226,20 @@ class StaticScaler(GradScaler):
     is :class:`GradScaler`'s; ``update(new_scale)`` does set another scale.
     """
 
-    def __init__(self, scale, device="cuda", enabled=True):
+    def __init__(self, scale: float, device: str = "cuda", enabled: bool = True):
         super().__init__(device, scale, enabled=enabled)
 
-    def adapt(self, overflow):
+    def adapt(self, overflow: bool) -> None:
         """It stays as it is."""
 
 
 class _Turn:
     """What happened to one optimizer since the last update()."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: Any):
         self.optimizer = optimizer
         self.stage = READY
-        self.finite = {}  # {(group, index): whether that gradient is, a bool tensor ()}
+        self.finite: dict[tuple[int, int], torch.Tensor] = {}  # by group and index: whether that gradient is
 
     def unscale(self, scale):
         """Fills ``finite``, then divides the gradients by the scale."""
@@ -263,12 +259,13 @@ class _Turn:
             for j, parameter in enumerate(group["params"]):
                 if parameter.grad is None or parameter.grad.numel() == 0:
                     continue
-                where = f"the gradient of group {i}, parameter {j}, shape {tuple(parameter.shape)}"
                 if parameter.grad.dtype == torch.float16:
                     fix = "let autocast cast float32 parameters, or step float32 copies (MasterWeights)"
-                    raise ValueError(f"{where} is float16, and would vanish if divided by the scale: {fix}")
+                    raise ValueError(
+                        f"{self.place(i, j)} has a float16 gradient, too small once unscaled: {fix}"
+                    )
                 if parameter.grad.layout != torch.strided:
-                    raise ValueError(f"{where} is sparse; wanted a dense one")
+                    raise ValueError(f"{self.place(i, j)} has a sparse gradient; wanted a dense one")
                 found[i, j] = parameter.grad.detach()
         return found
 
@@ -278,12 +275,10 @@ class _Turn:
         flags = list(self.finite.values())
         return not bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
 
-    def where_not_finite(self):
-        """The places of the gradients that were infinite or NaN, as texts."""
-        for (i, j), flag in self.finite.items():
-            if not flag:
-                shape = tuple(self.optimizer.param_groups[i]["params"][j].shape)
-                yield f"{type(self.optimizer).__name__}'s group {i}, parameter {j}, shape {shape}"
+    def place(self, i, j):
+        """A parameter, for a message."""
+        shape = tuple(self.optimizer.param_groups[i]["params"][j].shape)
+        return f"{type(self.optimizer).__name__}'s group {i}, parameter {j}, shape {shape}"
 
 
 def _float32(number):
@@ -292,7 +287,7 @@ def _float32(number):
 
 
 def _check_scale(name, scale):
-    """The scale as a float32 number. ValueError unless it is positive and finite there."""
+    """The scale as a float32 number, once it is known to be positive and finite there."""
     scale = scale.item() if isinstance(scale, torch.Tensor) else scale  # RuntimeError if it holds several
     rounded = _float32(check.positive(name, scale))
     if not 0 < rounded < math.inf:

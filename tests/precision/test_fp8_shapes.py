@@ -60,8 +60,8 @@ def test_a_gpu_accepts_the_products_of_a_layer_and_of_its_gradients(calls, K, N)
         rows = -(-M // 16) * 16  # as fp8_linear pads them
         context = SimpleNamespace(needs_input_grad=(True, True))
         context.save_for_backward = lambda *kept, c=context: setattr(c, "saved_tensors", kept)
-        y = fp8._Linear.forward(context, on_gpu(rows, K), weight, torch.bfloat16)
-        grad_x, grad_w, _ = fp8._Linear.backward(context, torch.empty_like(y))
+        y = fp8.Product8.forward(context, on_gpu(rows, K), weight, torch.bfloat16)
+        grad_x, grad_w, _ = fp8.Product8.backward(context, torch.empty_like(y))
         assert [t.shape for t in (y, grad_x, grad_w)] == [(rows, N), (rows, K), (N, K)]
         assert [t.dtype for t in (y, grad_x, grad_w)] == [torch.bfloat16, torch.bfloat16, torch.float32]
         products = [(a.dtype, a.shape, b.dtype, b.shape, more["use_fast_accum"]) for a, b, more, _ in calls]

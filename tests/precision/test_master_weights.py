@@ -249,53 +249,41 @@ def test_a_run_goes_on_from_its_state_bit_for_bit(name, tmp_path):
 
 # ---- bad input ----
 
+ONES = torch.ones(2, requires_grad=True)
+
 
 @pytest.mark.parametrize(
-    "parameters, error, message",
+    "parameters, message",
     [
-        ([], ValueError, "holds no tensor that requires a gradient; wanted at least one"),
-        ([torch.ones(2)], ValueError, "holds no tensor that requires a gradient"),
-        ([torch.ones(2, requires_grad=True), 3], TypeError, r"parameters\[1\] is a int; wanted a tensor"),
-        (torch.ones(2, requires_grad=True), TypeError, "parameters is a Tensor; wanted a module or a list"),
-        (3, TypeError, "parameters is a int; wanted a module or a list"),
-        (
-            [torch.ones(2, dtype=torch.float64)],
-            ValueError,
-            r"parameters\[0\] is torch.float64; wanted float16",
-        ),
-        ([torch.ones(2, dtype=torch.int64)], ValueError, r"parameters\[0\] is torch.int64"),
-        ([torch.ones(2, requires_grad=True) * 2], ValueError, r"parameters\[0\] is computed from others"),
-        ([torch.ones(2, requires_grad=True)] * 2, ValueError, "holds a tensor twice; wanted each once"),
+        ([], "parameters holds .* none that requires a gradient"),
+        ([torch.ones(2)], "parameters holds .* none that requires a gradient"),
+        ([torch.ones(2, dtype=torch.float64)], r"parameters\[0\].dtype is torch.float64; wanted one of"),
+        ([ONES * 2], r"parameters\[0\] is computed from others"),
+        (ONES, r"parameters\[0\] is computed from others"),
+        ([ONES] * 2, "parameters holds a tensor twice"),
     ],
 )
-def test_bad_parameters_are_named(parameters, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
         MasterWeights(parameters, OPTIMIZERS["sgd"])
 
 
 def test_an_optimizer_of_other_tensors_is_refused():
     model = models.mlp((3, 2)).half()
-    with pytest.raises(ValueError, match="2 tensors that are not the masters; wanted one of the 2 masters"):
-        MasterWeights(model, lambda masters: torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="not the masters"):
-        MasterWeights(model, lambda masters: torch.optim.SGD(masters[:1], lr=0.1))
+    for other in (lambda masters: OPTIMIZERS["sgd"](model.parameters()), lambda m: OPTIMIZERS["sgd"](m[:1])):
+        with pytest.raises(ValueError, match="make_optimizer steps [12] tensors; wanted the masters"):
+            MasterWeights(model, other)
     with pytest.raises(TypeError, match="make_optimizer is a SGD; wanted a function"):
-        MasterWeights(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(TypeError, match="make_optimizer returned a list; wanted an optimizer"):
-        MasterWeights(model, lambda masters: masters)
+        MasterWeights(model, OPTIMIZERS["sgd"](model.parameters()))
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
     ours = MasterWeights(models.mlp((3, 2)).half(), OPTIMIZERS["sgd"])
     other = MasterWeights(models.mlp((4, 2)).half(), OPTIMIZERS["sgd"])
+    groups = MasterWeights(models.mlp((3, 2)).half(), lambda m: torch.optim.SGD([{"params": [p]} for p in m]))
     before = copy.deepcopy(ours.masters)
     with pytest.raises(ValueError, match=r"shapes \[\(2, 4\), \(2,\)\]; wanted \[\(2, 3\), \(2,\)\]"):
         ours.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="state_dict lacks masters, optimizer; wanted what"):
-        ours.load_state_dict({})
-    groups = MasterWeights(
-        models.mlp((3, 2)).half(), lambda m: torch.optim.SGD([{"params": [p]} for p in m], lr=0.1)
-    )
     with pytest.raises(ValueError):
         ours.load_state_dict(groups.state_dict())
     assert_same(ours.masters, before)

