@@ -287,3 +287,8 @@ def is_bare(node, skip=0):
     static = any("staticmethod" in ast.unparse(decorator) for decorator in node.decorator_list)
     given = [*node.args.posonlyargs, *node.args.args][0 if static else skip :] + node.args.kwonlyargs
     return node.returns is None or any(argument.annotation is None for argument in given)
+
+
+def test_public_functions_say_their_types():
+    found = {p.relative_to(ROOT).as_posix(): list(unannotated(p)) for p in (ROOT / "ed_lib").rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}

@@ -235,7 +235,7 @@ def test_a_record_is_older_once_its_benchmark_reaches_other_code(record):
     assert not records.is_older(made)
     assert records.is_older(dataclasses.replace(made, benchmark="no_longer_there"))
     assert {"benchmarks.ed", "ed_lib.ed.rules", "ed_lib.ed.kernels"} <= set(made.provenance["modules"])
-    assert not {"benchmarks.lstm", "ed_lib.lstm", "tools.tables"} & set(made.provenance["modules"])
+    assert not {"benchmarks.lstm", "ed_lib.lstm", "tools.measurements"} & set(made.provenance["modules"])
 
 
 def test_the_provenance_names_versions_and_code_but_no_host_user_or_folder(record, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import venv
 import pytest
 from packaging.requirements import Requirement
 
+import ed_lib
 from conftest import ROOT
 from ed_lib import records
 from tools import notebooks
@@ -38,7 +39,12 @@ def repository(tmp_path_factory):
         ):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["commit", "-qm", "all"],
+        ["tag", f"v{ed_lib.__version__}"],
+    ):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         subprocess.run(["git", *identity, *command], cwd=folder, check=True)
     return folder

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 
+import ed_lib
 from tools import notebooks
 from tools.notebooks import ROOT
 
 CONFIG_LINE = re.compile(r"(?m)^(repository:\n\s+url: )(\S+)")
 CLONE_LINE = re.compile(r"(?m)^(git clone )(\S+)")
 CELL_LINE = re.compile(r'(?m)^(REPOSITORY = ")([^"]*)(")')
+VERSION_LINE = re.compile(r'(?m)^(VERSION = ")[^"]*(")')
 
 
 def addresses():
@@ -27,7 +29,9 @@ def addresses():
 
 
 def change(url):
-    """Writes ``url`` everywhere. ValueError, before anything is written, unless it is a https:// address."""
+    """Writes ``url`` everywhere, and ed_lib's version into the set-up cells. ValueError, before anything is
+    written, unless it is a https:// address.
+    """
     url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
@@ -39,6 +43,7 @@ def change(url):
         for cell in nb.cells:
             if "setup" in notebooks.tags(cell):
                 cell.source = CELL_LINE.sub(rf"\g<1>{url}\g<3>", cell.source)
+                cell.source = VERSION_LINE.sub(rf"\g<1>v{ed_lib.__version__}\g<2>", cell.source)
         notebooks.write(notebooks.canonical(nb), ROOT / path)
 
 
@@ -62,3 +67,4 @@ if __name__ == "__main__":
         sys.exit(str(error))
     for file, address in addresses().items():
         print(f"{address}  {file}")
+    print(f"Colab installs ed_lib as it was tagged: git tag v{ed_lib.__version__}, git push --tags")
