@@ -95,7 +95,7 @@ def test_code_cells_are_short_and_introduced(nb):
             assert len(lines) <= 15, f"{len(lines)} lines: {cell.source[:80]}"
             folded = {"hide-input", "hide-cell"} & set(tags(cell))
             assert folded or previous == "markdown", f"no sentence before: {cell.source[:80]}"
-            width = 88 if not folded else 130
+            width = 88 if not folded else 110
             assert max(map(len, lines)) <= width, f"wider than the page: {max(lines, key=len)}"
         previous = cell.cell_type
 
