@@ -51,17 +51,17 @@ def source(thing: Any) -> None:
     display(Code(inspect.getsource(thing), language="python"))
 
 
-def exercise(number: int) -> Callable:
+def exercise(number: int, returns: bool = True) -> Callable:
     """Decorates a check of an exercise, so that it prints "solved", or what is missing, and never raises.
 
-    The check takes the reader's function and asserts what a solution does; that the function returns
-    something is seen to here.
+    The check takes the reader's function and asserts what a solution does. That the function ``returns``
+    something, where it is to, is seen to here.
     """
 
     def decorate(check):
         def run(solution):
             def answered(*args, **options):
-                if (answer := solution(*args, **options)) is None:
+                if (answer := solution(*args, **options)) is None and returns:
                     raise AssertionError("the function returns nothing")
                 return answer
 
