@@ -25,7 +25,7 @@ pdf: book  ## print the whole book into one PDF (_build/book.pdf); needs Chromiu
 test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes
 	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
-	$(PY) -m pytest -n 2 --dist loadfile $(if $(SLOW),-m "slow or not slow") \
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
 gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv

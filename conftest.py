@@ -14,6 +14,8 @@ from tools import interpreter, notebooks
 
 ROOT = Path(__file__).resolve().parent
 
+LONG = ["test_pages", "why_it_learns", "test_compiled", "test_training", "test_launcher", "test_gpu"]
+
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("book")
@@ -24,7 +26,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks 
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters whose data cannot be had are not executed, and each says so."""
+    """Chapters whose data cannot be had are not executed, and each says so. Long files come first, so that
+    of two processes neither ends long after the other.
+    """
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if type(item).__name__ == "IPyNbCell" and (problem := _no_data(item.parent.path)):
             item.add_marker(pytest.mark.skip(f"{item.parent.path.stem}: {problem}"))

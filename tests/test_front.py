@@ -3,7 +3,6 @@
 import io
 import re
 import struct
-import tomllib
 
 import pytest
 
@@ -110,12 +109,9 @@ def test_a_long_description_is_cut_after_a_word():
     assert len(long) <= describe.LONGEST + 2 and long.endswith("word …")
 
 
-def test_the_citation_is_complete_and_of_this_version():
+def test_the_citation_is_complete_and_bears_the_books_title():
     citation = yaml.safe_load(text_of("CITATION.cff"))
-    project = tomllib.loads(text_of("pyproject.toml"))["project"]
     assert citation["cff-version"] == "1.2.0" and citation["message"] and citation["authors"][0]["name"]
-    assert citation["version"] == project["version"]
-    assert f"## {project['version']}" in text_of("CHANGELOG.md")
     assert citation["title"] == yaml.safe_load(text_of("_config.yml"))["title"]
     for page in PAGES:
         assert text_of(page).startswith(f"# {citation['title']}\n")

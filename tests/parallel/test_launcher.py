@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -209,12 +210,18 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def short_folder():
+    """A temporary folder whose path leaves room for the name of a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 @pytest.mark.parametrize("when, slow", [("starting *", 100), ("rank * spins", 0)])
-def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, how, when, slow):
-    (tmp_path / "temporary").mkdir()
+def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, short_folder, how, when, slow):
     (tmp_path / "script.py").write_text(SLOW.format(slow=slow))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
     parent = psutil.Popen([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=environment)
     deadline = time.monotonic() + LONG
     while len(list(tmp_path.glob(when))) < 2 and time.monotonic() < deadline:
@@ -226,4 +233,4 @@ def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, how, when
     for process in alive:
         process.kill()
     assert len(gone) == 5 and not alive
-    assert not list((tmp_path / "temporary").glob("ed_lib-*"))
+    assert not list(short_folder.glob("ed_lib-*"))

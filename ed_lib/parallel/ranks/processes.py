@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,8 +23,9 @@ from threadpoolctl import threadpool_limits
 # A fork of this process would inherit threads and locks of OpenMP and CUDA, and hang; a new process imports
 # PyTorch first, for seconds. So a server imports it once, computes nothing, and is forked. (Under macOS the
 # system's own libraries do not bear even that.)
-CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
-if sys.platform == "linux":
+FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
+CONTEXT: Any = get_context("forkserver" if FORKS else "spawn")
+if FORKS:
     CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.ranks.launcher"])
 GRACE = 1.0  # seconds that the others have to report, once one has failed, or to leave, once all is done
 # Ends the processes that it is told of, once the one that tells it is gone. Their own threads could not: an
