@@ -10,6 +10,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 QUIET := $(shell [ -t 2 ] || echo --quiet)
 NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 
+# Two test processes with two threads each, on two cores, would wait for each other most of the time.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup book pdf test gpu records outputs lint repository clean
 
@@ -25,7 +28,7 @@ pdf: book  ## print the whole book into one PDF (_build/book.pdf); needs Chromiu
 test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes
 	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
+	$(ONE_THREAD) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
 gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv
