@@ -22,6 +22,7 @@ hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
     interpreter.mend()
+os.environ.setdefault("ED_CEILINGS", str(ROOT / "_build" / "ceilings.json"))  # not the user's
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 

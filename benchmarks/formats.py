@@ -87,10 +87,10 @@ def set_float32(how):
 @restored()
 def ceilings(device, forms):
     """{rate: roofline.Ceilings} of all that the formats multiply in."""
-    found = {"float32": roofline.measure(device, "float32", seconds=1.0)}
+    found = {"float32": roofline.raised(device, "float32", seconds=1.0)}
     for form in forms:
         if form.rate in roofline.DTYPES and form.rate not in found:
-            found[form.rate] = roofline.measure(device, form.rate, seconds=1.0)
+            found[form.rate] = roofline.raised(device, form.rate, seconds=1.0)
         elif form.rate not in found:  # the same memory; the rate of the fastest product
             rate = max(2 * n**3 / product_seconds(form, n, device) for n in roofline.SIZES["cuda"])
             found[form.rate] = dataclasses.replace(found["float32"], dtype=form.rate, rate=rate)

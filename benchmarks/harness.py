@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ed_lib import data, devices, machine, records, roofline, timing
+from ed_lib import data, devices, gates, machine, records, roofline, timing
 from ed_lib.records import Row
 
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
@@ -135,18 +135,12 @@ def recorded(case, function, like):
 
 def higher(ceilings, others):
     """{name: roofline.Ceilings} with the higher bandwidth and rate of two, where both have them."""
-    found = {}
-    for name in ceilings | others:
-        mine = ceilings.get(name) or others[name]
-        other = others.get(name) or mine
-        best, rate = max(mine, other, key=lambda roof: roof.bandwidth), max(mine.rate, other.rate)
-        found[name] = dataclasses.replace(mine, bandwidth=best.bandwidth, access=best.access, rate=rate)
-    return found
+    return {name: (ceilings.get(name) or others[name]).higher(others.get(name)) for name in ceilings | others}
 
 
 def ceilings(device, dtypes=("float32", "float64")):
-    """{dtype: roofline.Ceilings}, measured now."""
-    found = {dtype: roofline.measure(device, dtype) for dtype in dtypes}
+    """{dtype: roofline.Ceilings}, the highest ever seen, measured now once more."""
+    found = {dtype: roofline.raised(device, dtype) for dtype in dtypes}
     print(*found.values(), sep="\n", flush=True)
     return found
 
@@ -295,7 +289,7 @@ def run(benchmark, device, out, *, size=None, wanted=(), resume=False, deadline=
         elif time.monotonic() > deadline:
             found[part] = "left: no time"
         else:
-            found[part] = measured(plan, part, work, made, code)
+            found[part] = measured(plan, part, work, made, code, quiet=device == "cpu" and size is None)
             write(name, plan, made, device, out)
         print(f"{name}, {part}: {found[part]}", flush=True)
     if any(state == "done" for state in found.values()):
@@ -322,12 +316,20 @@ def is_of(record, plan):
     return json.dumps(mine, sort_keys=True) == json.dumps(plan.parameters, sort_keys=True)
 
 
-def measured(plan, part, work, made, code):
-    """Runs one part: its rows stay if it ends, and none if it raises → what became of it."""
+def measured(plan, part, work, made, code, quiet=False):
+    """Runs one part: its rows stay if it ends, and none if it raises → what became of it.
+
+    quiet: waits for a quiet machine before it, and refuses a time below its floor.
+    """
     rows, start = len(plan.table.rows), time.monotonic()
     try:
+        if quiet:
+            gates.wait_for_quiet()
         with plan.context():
             work()
+        if quiet:
+            plan.table.raise_ceilings(plan.ceilings())
+            refuse_impossible(plan.table.rows[rows:])
     except Exception as error:  # of a driver, a compiler, or of ours
         del plan.table.rows[rows:]
         traceback.print_exc()
@@ -338,6 +340,14 @@ def measured(plan, part, work, made, code):
     seconds = round(time.monotonic() - start, 1)
     made[part] = {"code": code, "seconds": seconds, "date": time.strftime("%Y-%m-%d")}
     return "done"
+
+
+def refuse_impossible(rows):
+    """``gates.Busy`` if one of these rows took less than its floor."""
+    below = [row for row in rows if row.floor and row.completion.median < row.floor]
+    if below:
+        times = (f"{described(row.case)}: {timing.text(row.completion.median)}" for row in below)
+        raise gates.Busy(f"below the floor: {'; '.join(times)}")
 
 
 def write(name, plan, made, device, out):

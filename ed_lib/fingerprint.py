@@ -1,6 +1,7 @@
 """Which of our files decide a result: those of the modules that it names, and all that these import in turn.
 
-A chapter's outputs and a record each keep a hash over them, and are older than the code once it has changed.
+The machinery of two hashes that are kept elsewhere: a record's (``records.code_hash``, ``records.is_older``)
+and that of a chapter's outputs (``tools.notebooks.fingerprint``). Code that changes makes them old.
 Nothing is imported to find out; the sources are read.
 """
 

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from ed_lib import arrays, check
@@ -65,6 +66,20 @@ def name(device: str = "cpu") -> str:
 def threads() -> int:
     """How many of the processor's threads this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load(seconds: float = 1.0) -> float:
+    """How many of the machine's cores are at work, on average, in the next ``seconds``, which this sleeps."""
+    if not (stat := PROC / "stat").exists():
+        return os.getloadavg()[0]  # of the last minute
+    before = _ticks(stat)
+    time.sleep(seconds)
+    spent = [after - earlier for after, earlier in zip(_ticks(stat), before, strict=True)]
+    return (os.cpu_count() or 1) * (1 - (spent[3] + spent[4]) / max(sum(spent), 1))  # idle, waiting for disks
+
+
+def _ticks(stat):
+    return [int(number) for number in stat.read_text().split("\n", 1)[0].split()[1:9]]
 
 
 def gpu_facts(device: str) -> dict | None:

@@ -7,8 +7,10 @@ architectures", Communications of the ACM 52 (4), 2009.
 """
 
 import contextlib
-import functools
+import dataclasses
+import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,13 @@ class Ceilings:
             f"{self.rate / 1e9:.3g} GFLOP/s in {self.dtype}: {self.device}"
         )
 
+    def higher(self, other: "Ceilings | None") -> "Ceilings":
+        """Of these and others of the same device and dtype, the higher bandwidth and the higher rate."""
+        if other is None:
+            return self
+        best = max(self, other, key=lambda ceilings: ceilings.bandwidth)
+        return dataclasses.replace(best, rate=max(self.rate, other.rate))
+
     def floor(self, bytes: float, flops: float) -> float:
         """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the two.
 
@@ -52,14 +61,6 @@ class Ceilings:
         runs can be faster. TypeError for what is no number, ValueError for a negative or infinite one.
         """
         return max(_check_amount("bytes", bytes) / self.bandwidth, _check_amount("flops", flops) / self.rate)
-
-
-def floor(bytes: float, flops: float, ceilings: Ceilings | None = None) -> float:
-    """Seconds that moving ``bytes`` and doing ``flops`` takes at the least, as :meth:`Ceilings.floor`.
-
-    Without ``ceilings`` those of this machine's CPU in float32, measured at the first call.
-    """
-    return (_default() if ceilings is None else ceilings).floor(bytes, flops)
 
 
 def measure(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
@@ -87,9 +88,51 @@ def measure(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0
         return Ceilings(name, dtype, bandwidth, _rate(device, dtype, seconds / 2), access)
 
 
-@functools.cache
-def _default():
-    return measure()
+def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
+    """The :class:`Ceilings` of "cpu" or "cuda:1" that are kept: measured once, so that all pages print the
+    same. They lie in the user's cache, or in the file that ED_CEILINGS names.
+    """
+    return _kept(_key(device, dtype)) or raised(device, dtype)
+
+
+def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
+    """Measures a device, on a CPU with all of its threads and with one, and keeps the highest ever seen."""
+    import torch
+
+    found, threads = measure(device, dtype, seconds=seconds), torch.get_num_threads()
+    for other in {1, machine.threads()} - {threads} if device == "cpu" else ():
+        torch.set_num_threads(other)
+        found = measure(device, dtype, seconds=seconds).higher(found)
+    torch.set_num_threads(threads)
+    key = _key(device, dtype)
+    found = found.higher(_kept(key))
+    path = _file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(_all() | {key: dataclasses.asdict(found)}, indent=1, sort_keys=True) + "\n")
+    beside.replace(path)
+    return found
+
+
+def _key(device, dtype):
+    return f"{machine.name(device)}, {dtype}"
+
+
+def _kept(key):
+    return Ceilings(**kept) if (kept := _all().get(key)) else None
+
+
+def _all():
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        return json.loads(_file().read_text())
+    return {}
+
+
+def _file():
+    if path := os.environ.get("ED_CEILINGS"):
+        return Path(path)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ed_lib" / "ceilings.json"
 
 
 def _bandwidth(device, seconds):

@@ -35,7 +35,7 @@ ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in (
 
 @pytest.fixture
 def roofs(monkeypatch):
-    monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
+    monkeypatch.setattr(roofline, "raised", lambda device, dtype: ROOFS[dtype])
 
 
 def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
@@ -115,7 +115,7 @@ def few_digits(monkeypatch):
     monkeypatch.setattr(data, "load", functools.partial(data.load, offline=True))
     monkeypatch.setattr(accuracy, "RATES", {"sgd": (0.05, 0.2), "adam": (1e-3, 3e-3)})
     monkeypatch.setattr(accuracy, "SETS", ("mnist",))
-    monkeypatch.setattr(roofline, "measure", lambda device, dtype: ROOFS[dtype])
+    monkeypatch.setattr(roofline, "raised", lambda device, dtype: ROOFS[dtype])
     accuracy.images.cache_clear()
     with harness.one_thread():
         yield

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
-from ed_lib import data, figures, notebook  # noqa: E402
+from ed_lib import data, figures, gates, notebook  # noqa: E402
 from tools import book, notebooks  # noqa: E402
 from tools.notebooks import ROOT, code_cells  # noqa: E402
 
@@ -216,9 +216,11 @@ def test_a_second_build_ends_at_once_and_an_interrupted_one_leaves_no_kernel(sle
 
 
 def test_interrupting_the_command_that_writes_chapters_ends_it_in_a_line(monkeypatch, capsys):
-    def execute(nb, path):
+    def execute(nb, path, **environment):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
+    monkeypatch.setattr(gates, "wait_for_quiet", lambda patience: None)
     monkeypatch.setattr(notebooks, "execute", execute)
     monkeypatch.setattr(notebooks, "write", lambda nb, path: pytest.fail("written"))
     with pytest.raises(SystemExit) as ended:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ed_lib import figures
+from ed_lib import figures, gates
 from tools import citations, front, notebooks
 from tools.notebooks import ROOT, code_cells, tags
 from tools.pages import pages
@@ -39,6 +39,46 @@ def test_the_outputs_are_those_of_this_code(path, nb):
     assert (
         re.fullmatch(r"\d{4}-\d\d-\d\d", made.executed) and made.machine.startswith("CPU: ") and made.versions
     )
+
+
+FLOORS = ("every_layer_at_once", "honest_timing", "fast_forward", "one_step", "many_steps")  # that they print
+
+
+@chapters
+def test_no_time_is_below_its_floor(path, nb):
+    outputs = [output.get("data", {}) for cell in code_cells(nb) for output in cell.outputs]
+    found = [data[gates.TIMES] for data in outputs if gates.TIMES in data]
+    assert bool(found) == (path.stem in FLOORS)
+    for cell in found:
+        below = [name for name, seconds in cell["seconds"].items() if seconds < cell["floors"][name]]
+        assert not below and cell["seconds"]
+
+
+def test_all_pages_print_the_same_ceilings():
+    line, found = re.compile(r"[\d.]+ GB/s \(\w+\), [\d.]+ GFLOP/s in (float\d+): .*threads"), {}
+    for path in CHAPTERS:
+        for cell in code_cells(notebooks.read(ROOT / path)):
+            for match in line.finditer("".join(map(text_of, cell.outputs))):
+                found.setdefault(match[1], set()).add(match[0])
+    assert set(found) == {"float32", "float64"} and all(len(lines) == 1 for lines in found.values()), found
+
+
+def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(tmp_path, monkeypatch):
+    path = tmp_path / "chapter.ipynb"
+    code = "from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)"
+    notebooks.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
+    before, waited = path.read_text(), []
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
+    monkeypatch.setattr(gates, "wait_for_quiet", waited.append)
+    with pytest.raises(
+        SystemExit, match="chapter.ipynb: refused.* 3 tries.*a call took 1 s, below its floor"
+    ):
+        notebooks.main([str(path), "--patience", "5"])
+    assert path.read_text() == before and waited == [5, 5, 5]
+    monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "")
+    (cell,) = notebooks.execute(notebooks.read(path), path.relative_to(tmp_path)).cells
+    assert text_of(cell.outputs[-1]).startswith("This machine was busy while this cell ran")
 
 
 @chapters

@@ -14,7 +14,7 @@ ROOF = roofline.Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
     [(2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000)],
 )
 def test_the_floor_is_the_longer_of_moving_and_computing(size, flops, seconds):
-    assert ROOF.floor(size, flops) == roofline.floor(np.int64(size), flops, ROOF) == seconds
+    assert ROOF.floor(size, flops) == ROOF.floor(np.int64(size), flops) == seconds
 
 
 @pytest.mark.parametrize("name", ["bytes", "flops"])
@@ -33,14 +33,26 @@ def test_a_ceiling_is_above_0(name):
         roofline.Ceilings(**({"device": "x", "dtype": "float32", "bandwidth": 1, "rate": 1} | {name: 0}))
 
 
-def test_without_ceilings_those_of_the_cpu_are_measured_once(monkeypatch):
-    calls = []
-    monkeypatch.setattr(roofline, "measure", lambda: calls.append("measured") or ROOF)
-    roofline._default.cache_clear()
+def test_ceilings_are_measured_once_kept_and_only_ever_raised(monkeypatch, tmp_path):
+    name, found = machine.name("cpu"), iter([(5, 50), (7, 40), (6, 60), (1, 1), (2, 2)])
+    monkeypatch.setenv("ED_CEILINGS", str(tmp_path / "cache" / "ceilings.json"))
+    monkeypatch.setattr(machine, "threads", lambda: 1 + torch.get_num_threads())  # so: as set, one, and all
+    monkeypatch.setattr(
+        roofline, "measure", lambda device, dtype, seconds: roofline.Ceilings(name, dtype, *next(found))
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        assert [roofline.floor(2e9, 0), roofline.floor(0, 4e9)] == [2, 1] and calls == ["measured"]
+        first = roofline.ceilings()
+        assert (first.bandwidth, first.rate) == (7, 50)  # the best of one thread and of all
+        assert roofline.ceilings() == first  # from the file
+        assert roofline.raised().rate == 60 and roofline.ceilings().bandwidth == 7
+        (tmp_path / "cache" / "ceilings.json").write_text("{broken")
+        with pytest.raises(StopIteration):  # as none are kept, it measures
+            roofline.ceilings()
+            roofline.ceilings("cpu", "float64")
     finally:
-        roofline._default.cache_clear()
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 from nbclient.exceptions import CellExecutionError
 
-from ed_lib import figures, notebook
+from ed_lib import figures, gates, notebook
 from tools import citations, notebooks
 from tools.notebooks import ROOT, code_cells
 
@@ -172,6 +172,8 @@ def page(nb, path, banner=None):
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if gates.TIMES not in output.get("data", {})]
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
     if notebooks.read_copy(SOURCE / path) != nb:

@@ -3,7 +3,8 @@
 python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
 executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical
-form. A fingerprint in their metadata says which code made the outputs; a test fails when it no longer fits.
+form. It waits for a quiet machine before each, and refuses times that no quiet machine shows. A fingerprint
+in their metadata says which code made the outputs; a test fails when it no longer fits.
 
 Jupyter's libraries are imported where they are used: the page of measurements needs none of them.
 """
@@ -20,7 +21,7 @@ import re
 import sys
 from pathlib import Path
 
-from ed_lib import data, notebook
+from ed_lib import data, gates, notebook, roofline
 from ed_lib import fingerprint as fingerprints
 from tools import citations
 from tools.pages import ROOT, pages
@@ -103,7 +104,7 @@ def fingerprint(nb):
     return fingerprints.digest(fingerprints.reached(modules, ROOT), ROOT, digest).hexdigest()
 
 
-def execute(nb, path):
+def execute(nb, path, **environment):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
     Shows progress on a terminal. Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a
@@ -124,7 +125,7 @@ def execute(nb, path):
             record_timing=False,
             on_cell_executed=lambda **_: bar.update(),
         )
-        asyncio.run(_run(client))
+        asyncio.run(_run(client, environment))
     nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
         "machine": f"{notebook.cpu()} · {notebook.gpu()}",
@@ -134,7 +135,7 @@ def execute(nb, path):
     return canonical(nb)
 
 
-async def _run(client):
+async def _run(client, environment):
     """Executes all cells. At a SIGINT asyncio cancels this, and nbclient ends its kernel."""
     from nbclient.exceptions import DeadKernelError
 
@@ -143,7 +144,7 @@ async def _run(client):
 
     asyncio.get_running_loop().add_signal_handler = refuse
     try:
-        await client.async_execute(env=os.environ | {"TQDM_DISABLE": "1"})
+        await client.async_execute(env=os.environ | {"TQDM_DISABLE": "1"} | environment)
     except DeadKernelError:  # which nbclient says when it is cancelled within a cell
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from None
@@ -200,23 +201,50 @@ def write(nb, path):
     os.replace(beside, path)
 
 
+def make(path, patience, tries=3):
+    """The chapter with outputs of a quiet machine. ``gates.Busy`` if it gets none in so many tries."""
+    from nbclient.exceptions import CellExecutionError
+
+    for left in reversed(range(tries)):
+        gates.wait_for_quiet(patience)
+        try:
+            return execute(read(ROOT / path), path, ED_GATES="strict")
+        except CellExecutionError as error:
+            if error.ename != "Busy":
+                raise
+            if not left:
+                raise gates.Busy(f"{tries} tries, and still: {error.evalue}") from None
+            print(f"{path}: {error.evalue}; once more", flush=True)
+            raise_ceilings()  # what is faster than they are may be right
+
+
+def raise_ceilings():
+    for dtype in ("float32", "float64"):
+        print(roofline.raised(dtype=dtype), flush=True)
+
+
 def main(arguments=None):
     from nbclient.exceptions import CellExecutionError
 
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
+    parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a quiet machine")
     options = parser.parse_args(arguments)
-    for path in [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters():
-        try:
-            write(execute(read(ROOT / path), path), ROOT / path)
-        except CellExecutionError as error:
-            sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
-        except BrokenNotebook as error:
-            sys.exit(str(error))
-        except KeyboardInterrupt:
-            print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
-            sys.exit(130)
-        print(f"{path}: outputs written")
+    paths, path = [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters(), None
+    try:
+        raise_ceilings()
+        for path in paths:
+            write(make(path, options.patience), ROOT / path)
+            print(f"{path}: outputs written", flush=True)
+    except CellExecutionError as error:
+        sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
+    except gates.Busy as error:
+        sys.exit(f"\n{path}: refused, and the file stays as it was. {error}")
+    except BrokenNotebook as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,10 @@ def replacements():
         (torch._C, "_cuda_hasPrimaryContext", lambda index: True),
         (torch.accelerator, "current_accelerator", nothing),
         (roofline, "SIZES", {"cpu": (64,), "cuda": (64,)}),
-        (roofline, "measure", lambda device, dtype, seconds=0: ceilings(device, dtype, seconds=1e-3)),
+        *(
+            (roofline, name, lambda device, dtype="float32", seconds=0: ceilings(device, dtype, seconds=1e-3))
+            for name in ("measure", "raised", "ceilings")
+        ),  # of a rehearsal, nothing is kept
         (torch.nn.RNNBase, "flatten_parameters", nothing),
         (devices.Graph, "__call__", lambda graph: graph.function()),
         (timing, "by_events", once),

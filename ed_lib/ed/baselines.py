@@ -1,4 +1,4 @@
-"""What the chapters compare the ED network with: the source article's formulas, and backpropagation.
+"""What the chapters compare the ED network with: the source article's network, and backpropagation.
 
 All of them take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on from there, so that two ways of
 training start from the same place.
@@ -19,10 +19,11 @@ LOSSES = ("squared", "cross_entropy")
 
 
 class ArticleNetwork:
-    """The source article's formulas, written afresh: four products a layer, and a batch axis in the update.
+    """The source article's network: the calls of its listing, one for one and in its order, in our words.
 
-    Takes over the weights of ``net``, an EDNetwork with one output and free biases, in NumPy or CuPy. Its
-    rule is "signed". Unlike the article's, its step α is the same in all layers, as in ``net``.
+    A test holds the list of them. Takes over the weights of ``net``, an EDNetwork with one output and free
+    biases, in NumPy or CuPy, and its dtype (the article's is float64). Its rule is "signed". Unlike the
+    article's, its step α is the same in all layers, as in ``net``.
     """
 
     def __init__(self, net: EDNetwork):
@@ -31,61 +32,66 @@ class ArticleNetwork:
             raise ValueError(f"net is unlike the article's; wanted {wanted}")
         self.net, self.u0, self.alpha = net, net.u0, net.alpha
         state = {name: net.asarray(value) for name, value in net.state_dict().items()}
-        for name in ("input", "output"):  # like a stack of one layer
-            state |= {f"{name}.{part}": state[f"{name}.{part}"][None] for part in ("weight", "bias")}
-        # (layers, 2, 2, I, O) and (layers, 2, 1, O)
-        self.state = {name: value[:, 0] for name, value in state.items()}
+        # (2, 2, I, O) and (2, 1, O); of the hidden layers (D, 2, 2, W, W) and (D, 2, 1, W)
+        self.state = {name: value[:, 0] if "hidden" in name else value[0] for name, value in state.items()}
+        self.signs = net.asarray(np.array([[[1.0]], [[-1.0]]]))  # of the receivers, (2, 1, 1)
 
     def forward(self, x: Array) -> Array:
         """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
-        lib = arrays.library(x)
-        both, self.senders, self.answers = lib.stack([x, x]), {}, {}  # (2, B, I)
-        for name in ("input", "hidden", "output"):
-            sent, answered = [], []
-            for weight, bias in zip(self.state[f"{name}.weight"], self.state[f"{name}.bias"], strict=True):
-                sent.append(both)
-                both = self.layer(both, weight, bias)
-                answered.append(both)
-            if sent:
-                self.senders[name] = lib.stack(sent)  # (layers, 2, B, I)
-                self.answers[name] = lib.stack(answered)  # (layers, 2, B, O)
-        return both[0]
+        state = self.state
+        given = x[None].repeat(2, 0)  # (B, I) → (2, B, I)
+        states = [self.layer(given, state["input.weight"], state["input.bias"])]
+        for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
+            states.append(self.layer(states[-1], weight, bias))
+        output = self.layer(states[-1], state["output.weight"], state["output.bias"])  # (2, B, 1)
+        all_states = arrays.library(x).asarray(states)  # (D + 1, 2, B, W)
+        self.senders = {"input": given, "hidden": all_states[:-1], "output": states[-1]}
+        self.answers = {"input": states[0], "hidden": all_states[1:], "output": output}
+        return output[0]
 
     def layer(self, x: Array, weight: Array, bias: Array) -> Array:
-        """One layer, as the article: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
-        lib, answers = arrays.library(x), []
-        for p, sign in enumerate((1, -1)):
-            u = sign * (x[0] @ weight[p, 0] + x[1] @ weight[p, 1] + bias[p])
-            with np.errstate(over="ignore"):
-                answers.append(1 / (1 + lib.exp(-2 * u / self.u0)))
-        return lib.stack(answers)
+        """One layer, twelve calls: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
+        u = ((x @ weight).sum(1) + bias) * self.signs  # → (2, 2, B, O) → (2, B, O)
+        return self.sigmoid(u)
+
+    def sigmoid(self, u: Array) -> Array:
+        """σ(u) with no exponential of a positive number, so that none overflows. Writes into u."""
+        lib = arrays.library(u)
+        u *= 2 / self.u0
+        return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
 
     def update(self, error: Array, products: Callable | None = None) -> None:
         """One step from error (B, 1), with ``products``, one of this module's ways to form the weights'."""
+        einsum = arrays.library(error).einsum
         for name, x in self.senders.items():
-            y, step = self.answers[name], self.alpha / len(error)
-            received = error * y * (1 - y)  # (layers, 2, B, O)
-            self.state[f"{name}.weight"] += step * (products or with_batch_axis)(x, received)
-            self.state[f"{name}.bias"] += step * received.sum(axis=2, keepdims=True)
+            y = self.answers[name]
+            received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)
+            weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
+            weight += self.alpha * (products or with_batch_axis)(x, received)
+            bias += self.alpha * received.mean(-2, keepdims=True)
 
 
 def with_batch_axis(x: Array, received: Array) -> Array:
-    """Σ_b x_q[b] · received_p[b] as the article forms it: every product first, then the sum over the batch.
+    """mean_b x_q[b] · received_p[b] as the article forms it: every product first, then the mean.
 
-    x (D, 2, B, I), received (D, 2, B, O) → (D, 2, 2, I, O), by way of (D, 2, 2, B, I, O).
+    x (…, 2, B, I), received (…, 2, B, O) → (…, 2, 2, I, O), by way of (…, 2, 2, B, I, O).
     """
-    return (x[:, None, :, :, :, None] * received[:, :, None, :, None, :]).sum(axis=3)
+    return arrays.library(x).einsum("...pbo,...qbi->...pqbio", received, x).mean(-3)
 
 
 def by_einsum(x: Array, received: Array) -> Array:
-    """The same sum, with the batch axis summed on the way."""
-    return arrays.library(x).einsum("dqbi,dpbo->dpqio", x, received)
+    """The same mean, with the batch axis summed on the way."""
+    mean = arrays.library(x).einsum("...qbi,...pbo->...pqio", x, received)
+    mean /= x.shape[-2]
+    return mean
 
 
 def by_product(x: Array, received: Array) -> Array:
-    """The same sum, as one batched matrix product: 4D products of (I, B) and (B, O)."""
-    sent = x.swapaxes(-1, -2)[:, None]  # (D, 1, 2, I, B)
-    return sent @ received[:, :, None]  # @ (D, 2, 1, B, O) → (D, 2, 2, I, O)
+    """The same mean, as one batched matrix product: four products of (I, B) and (B, O) for a layer."""
+    sent = x.swapaxes(-1, -2)[..., None, :, :, :]  # (…, 1, 2, I, B)
+    mean = sent @ received[..., :, None, :, :]  # @ (…, 2, 1, B, O) → (…, 2, 2, I, O)
+    mean /= x.shape[-2]
+    return mean
 
 
 class Backprop:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ed_lib.ed import EDNetwork, baselines
+from ed_lib.ed.calls import Logged
 
 WAYS = (baselines.with_batch_axis, baselines.by_einsum, baselines.by_product)
 
@@ -14,9 +15,9 @@ def batch(rng, net, size=6):
     return net.asarray(rng.random((size, net.n_inputs))), net.asarray(target)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("products", WAYS)
-def test_the_articles_formulas_give_the_same_network(products, depth, rng):
+def test_the_articles_network_is_ours(products, depth, rng):
     net = EDNetwork(7, 3, depth, rule="signed", init="half_normal", dtype="float64")
     article = baselines.ArticleNetwork(net)
     for _ in range(3):
@@ -25,8 +26,31 @@ def test_the_articles_formulas_give_the_same_network(products, depth, rng):
         article.update(target - output, products)
         np.testing.assert_allclose(output, net.step(x, target), rtol=1e-12)
     for name, value in net.state_dict().items():
-        mine = article.state[name] if name.startswith("hidden") else article.state[name][0]
-        np.testing.assert_allclose(mine, value[:, 0] if name.startswith("hidden") else value[0], atol=1e-13)
+        wanted = value[:, 0] if name.startswith("hidden") else value[0]
+        np.testing.assert_allclose(article.state[name], wanted, atol=1e-13)
+
+
+LAYER = ["matmul", "sum", "add", "multiply"]  # what the article's listing calls, in its order
+LAYER += ["multiply", "minimum", "exp", "absolute", "negative", "exp", "add", "divide"]  # the sigmoid
+UPDATE = ["subtract", "multiply", "einsum", "einsum", "mean", "multiply", "add", "mean", "multiply", "add"]
+
+
+def test_the_articles_network_makes_the_listings_calls(rng):
+    net = EDNetwork(7, 3, 2, rule="signed", dtype="float64")
+    article = baselines.ArticleNetwork(net)
+    article.state = {name: value.view(Logged) for name, value in article.state.items()}
+    Logged.calls.clear()
+    output = article.forward(batch(rng, net, size=5)[0].view(Logged))
+    assert [name for name, _ in Logged.calls if name != "asarray"] == 4 * LAYER  # two of them hidden ones
+    assert Logged.calls[12:16] == [("matmul", (2, 2, 5, 3)), *[(name, (2, 5, 3)) for name in LAYER[1:4]]]
+    error = (1 - output).view(Logged)
+    for group in (article.senders, article.answers):
+        group |= {name: np.asarray(array).view(Logged) for name, array in group.items()}
+    Logged.calls.clear()
+    article.update(error)
+    assert [name for name, _ in Logged.calls] == 3 * UPDATE
+    largest = [shape for _, shape in Logged.calls if len(shape) == 6]
+    assert largest == [(2, 2, 2, 5, 3, 3)]  # all products of the hidden layers, with their batch axis
 
 
 def loss_of(state, x, target, u0):

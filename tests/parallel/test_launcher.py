@@ -224,9 +224,11 @@ def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, short_fol
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
     parent = psutil.Popen([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=environment)
     deadline = time.monotonic() + LONG
-    while len(list(tmp_path.glob(when))) < 2 and time.monotonic() < deadline:
+    children = []  # two ranks, their guard, two helpers of multiprocessing
+    while len(list(tmp_path.glob(when))) < 2 or len(children) < 5:
+        assert time.monotonic() < deadline, children
         time.sleep(0.1)
-    children = parent.children(recursive=True)  # two ranks, their guard, two helpers of multiprocessing
+        children = parent.children(recursive=True)
     getattr(parent, how)()
     parent.wait()
     gone, alive = psutil.wait_procs(children, timeout=3)

@@ -31,7 +31,7 @@ def ceilings(device, dtype, seconds):
 def record(tmp_path_factory):
     """All of it at a tiny size."""
     with harness.one_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roofline, "measure", ceilings)
+        patch.setattr(roofline, "raised", ceilings)
         return measured(precision, TINY, tmp_path_factory.mktemp("steps"))
 
 
@@ -45,7 +45,7 @@ def learned(tmp_path_factory):
 
 @pytest.fixture
 def roofs(monkeypatch):
-    monkeypatch.setattr(roofline, "measure", ceilings)
+    monkeypatch.setattr(roofline, "raised", ceilings)
     with harness.one_thread():
         yield
 
@@ -172,7 +172,7 @@ def test_a_record_has_every_format_right_and_survives_a_round_trip(record):
 def test_floors_come_from_each_formats_own_and_the_higher_ceiling(monkeypatch, tmp_path):
     seen = iter([1e10, 1e11, 1e12] + [2e10, 5e10, 3e12])
     monkeypatch.setattr(
-        roofline, "measure", lambda device, dtype, seconds: roofline.Ceilings("m", dtype, 1e3, next(seen))
+        roofline, "raised", lambda device, dtype, seconds: roofline.Ceilings("m", dtype, 1e3, next(seen))
     )
     size = dataclasses.replace(TINY, products=(16,), mlp=(), lenet=(), encoder=())
     record = measured(precision, size, tmp_path)
