@@ -105,13 +105,12 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0)
         found = measure(device, dtype, seconds=seconds).higher(found)
     torch.set_num_threads(threads)
     key = _key(device, dtype)
-    found = found.higher(_kept(key))
-    path = _file()
+    found, path = found.higher(_kept(key)), _file()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(_all() | {key: dataclasses.asdict(found)}, indent=1, sort_keys=True) + "\n")
     beside.replace(path)
-    return found
+    return _kept(key)
 
 
 def _key(device, dtype):
@@ -119,7 +118,14 @@ def _key(device, dtype):
 
 
 def _kept(key):
-    return Ceilings(**kept) if (kept := _all().get(key)) else None
+    """What is kept, with the best bandwidth that was seen of the device: it is that of any dtype."""
+    kept = {name: Ceilings(**values) for name, values in _all().items()}
+    if mine := kept.get(key):
+        memory = max(
+            (one for one in kept.values() if one.device == mine.device), key=lambda one: one.bandwidth
+        )
+        return dataclasses.replace(mine, bandwidth=memory.bandwidth, access=memory.access)
+    return None
 
 
 def _all():
