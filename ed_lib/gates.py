@@ -14,6 +14,7 @@ from ed_lib.timing import Timing, text
 
 TIMES = "application/vnd.ed_lib.times+json"  # the times and floors of a cell, in its output, for a test
 ADD_UP = 0.15  # relative: how far the sum of the parts may be from the whole
+SPREAD = 1.6  # how far apart the quartiles of a time may be
 OTHERS = 0.15  # of one core: what other programs may use
 REACHED = 0.75  # of the ceilings: what a quiet machine reaches at once
 
@@ -23,7 +24,14 @@ class Busy(RuntimeError):
 
 
 def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, float]) -> None:
-    """None of these times, in seconds, is below its floor: one for all, or one by each name."""
+    """None of these times, in seconds, is below its floor: one for all, or one by each name. Those that are a
+    :class:`~ed_lib.timing.Timing` vary little.
+    """
+    _judge(
+        f"{name} took {time}, which is far from steady"
+        for name, time in times.items()
+        if isinstance(time, Timing) and time.q3 > SPREAD * time.q1
+    )
     seconds = {name: median(time) for name, time in times.items()}
     least = dict(floor) if isinstance(floor, Mapping) else dict.fromkeys(seconds, floor)
     _publish(seconds, least)

@@ -10,6 +10,7 @@ GOOD = {"slow": 3.0, "fast": timing.Timing(1.0, 0.9, 1.1, 5)}
 BAD = [
     (partial(gates.floors, GOOD, 1.5), "fast took 1 s, below its floor of 1.5 s"),
     (partial(gates.floors, GOOD, {"slow": 3.1, "fast": 0.5}), "slow took 3 s, below its floor of 3.1 s"),
+    (partial(gates.floors, {"a": timing.Timing(1.0, 0.9, 1.5, 9)}, 0.5), "which is far from steady"),
     (partial(gates.order, GOOD, "fast", "slow"), "slow took 3 s, no less than fast with 1 s"),
     (partial(gates.order, {"a": 1.0, "b": 1.0}, "a", "b"), "b took 1 s, no less than a with 1 s"),
     (partial(gates.parts, 1.0, 0.5, 0.34), "parts of 840 ms make a whole of 1 s"),
