@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tools import measurements
 from tools.pages import ROOT, pages
 
 yaml = pytest.importorskip("yaml")
@@ -71,3 +72,8 @@ def test_sections_and_globs_of_the_table_of_contents_follow_their_page(tmp_path)
     for name in ("2.5_y", "1_x"):
         (tmp_path / "a" / f"{name}.md").touch()
     assert pages(tmp_path) == ["r", "a", "a/1_x", "a/2.5_y", "b", "c"]
+
+
+def test_every_record_has_its_page():
+    made = {path.stem for path in (ROOT / "records").glob("*/*.json")} - {"gpu"}
+    assert made <= set(measurements.BENCHMARKS), "tools/measurements.py shows no others"
