@@ -68,20 +68,24 @@ def prepare(device="cpu", size=None):
 def messages(size):
     """Seconds of a message between two ranks: {table: "message", bytes} → rows.
 
-    Results: "predicted", α + nβ; "link", α and β fitted to all of them.
+    Results: "predicted", α + nβ; "link", α and β fitted to all of them, γ and the contention.
     """
     arguments = size.messages, size.rounds, size.repeats
-    found = np.array(launch(time_messages, 2, *arguments, timeout=size.timeout)[0])  # (rounds, sizes)
-    link = costs.fit(size.messages, np.median(found, axis=0))
-    for bytes, seconds in zip(size.messages, found.T, strict=True):
-        results = {"predicted": [link.seconds(bytes)], "link": [link.alpha, link.beta]}
+    links, found = zip(*launch(time_messages, 2, *arguments, timeout=size.timeout)[0], strict=True)
+    gamma, contention = (
+        float(np.median([getattr(one, name) for one in links])) for name in ("gamma", "contention")
+    )
+    fitted = costs.fit(size.messages, np.median(found, axis=0))
+    link = Link(fitted.alpha, fitted.beta, gamma, contention)
+    for bytes, seconds in zip(size.messages, np.transpose(found), strict=True):  # (sizes, rounds)
+        results = {"predicted": [link.seconds(bytes)], "link": list(dataclasses.astuple(link))}
         case = {"table": "message", "bytes": bytes}
         yield Row(case, summary(seconds), bytes=bytes, results=results)
 
 
 def time_messages(sizes, rounds, repeats):
-    """What each of two ranks does: [[seconds for each size] for each round]."""
-    return [costs.ping_pong(sizes, repeats) for _ in range(rounds)]
+    """What each of two ranks does: [(Link, [seconds for each size]) for each round]."""
+    return [costs.measure(sizes, repeats) for _ in range(rounds)]
 
 
 def all_reduces(size, link):

@@ -2,9 +2,10 @@
 
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
 that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch, so
-few samples at a time are dear. What can be sent while a device computes is: gradients during the backward
-pass, a pipeline's messages. Memory is that of parameters, gradients and the inputs of all layers; an
-optimizer's state would be added. It is meant for choosing, not for predicting to the percent.
+few samples at a time are dear. What can be sent while a device computes is: a pipeline's messages; gradients
+during the backward pass, in buckets, of which the last has nothing left to hide behind. Memory is that of
+parameters, gradients and the inputs of all layers; an optimizer's state would be added. It is meant for
+choosing, not for predicting to the percent.
 """
 
 from dataclasses import dataclass, fields
@@ -118,11 +119,11 @@ def alone(job: Job, devices: Devices) -> Plan:
 
 
 def data(job: Job, devices: Devices) -> Plan:
-    """Each device has all parameters and 1/p of the batch; a ring sums gradients during the backward pass."""
+    """Each device has all parameters and 1/p of the batch; rings sum gradients during the backward pass."""
     p, name = devices.count, "data parallel"
     computing = 3 * job.layers * layer(job, devices, job.batch / p, job.width)
-    ring = costs.all_reduce("ring", job.parameters, p, devices.link)
-    seconds = computing / 3 + max(2 / 3 * computing, ring)
+    backward, _ = costs.overlapped(2 / 3 * computing, job.parameters, p, devices.link, most=job.layers)
+    seconds = computing / 3 + backward
     memory = 2 * job.parameters + job.layers * job.activations / p
     return _plan(name, seconds, computing, memory, devices, (job.batch, "samples"))
 

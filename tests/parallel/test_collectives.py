@@ -55,6 +55,15 @@ def test_the_busiest_rank_of_each_algorithm_is_that_of_its_cost(traffic):
         assert traffic[p, "halving_doubling", 840][0].messages == 2 * levels
 
 
+@pytest.mark.parametrize("each", [2, 3])
+def test_two_levels_sum_alike_and_send_between_nodes_only_a_share(each):
+    nodes, bytes = 6 // each, 840 * 4
+    for sent in launch(ranks.check_two_levels, 6, each, timeout=300.0):
+        inside, between = sent[840]
+        assert inside == Traffic(2 * (each - 1), 2 * (each - 1) * bytes // each)
+        assert between == Traffic(2 * (nodes - 1), 2 * (nodes - 1) * bytes // each // nodes)
+
+
 def test_ranks_that_call_different_things_all_get_an_error_and_none_hangs(found):
     for _, messages in found[:3]:
         for text in ("float32 (3,)", "(4,)", "float64", "tree"):

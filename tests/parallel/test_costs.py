@@ -25,6 +25,54 @@ def test_all_reduce_costs_what_the_textbook_says(p, n):
         assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx(halving)
 
 
+@given(st.integers(2, 64), st.integers(1, 10**9))
+def test_where_all_messages_share_one_way_every_algorithm_takes_as_long_for_its_bytes(p, n):
+    shared = costs.Link(0, BETA, contention=2)
+    for algorithm in costs.ALGORITHMS:  # all send 2 (p − 1) n bytes together
+        assert costs.all_reduce(algorithm, n, p, shared) == pytest.approx(2 * (p - 1) * n * BETA)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_what_is_added_one_after_another_is_half_of_the_path(p):
+    n, link = 24, costs.Link(0, 0, gamma=1.0)
+    q = costs.power_of_two(p)
+    assert costs.all_reduce("naive", n, p, link) == (p - 1) * n  # rank 0 adds every tensor
+    assert costs.all_reduce("tree", n, p, link) == math.ceil(math.log2(p)) * n
+    assert costs.all_reduce("ring", n, p, link) == pytest.approx((p - 1) / p * n)
+    folded = 0 if q == p else n
+    assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx((q - 1) / q * n + folded)
+
+
+@given(st.integers(2, 2048), st.integers(1, 10**10))
+def test_two_pipelined_trees_take_the_best_number_of_pieces(p, n):
+    depth, link = math.ceil(math.log2(p)), costs.Link(ALPHA, BETA)
+    every = [2 * (depth + k - 1) * (2 * ALPHA + n / k * BETA) for k in range(1, 200)]
+    found = costs.two_trees(n, p, link)
+    assert found <= min(every) * 1.02 and found >= 2 * n * BETA
+    assert found >= 2 * depth * 2 * ALPHA
+
+
+def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
+    n, inside, between = 10**9, costs.Link(0, 1e-12), costs.Link(0, 1e-11)
+    by_hand = 2 * 7 / 8 * n * 1e-12 + 2 * 3 / 4 * n / 8 * 1e-11
+    assert costs.two_levels(n, 4, 8, inside, between) == pytest.approx(by_hand)
+    assert by_hand < costs.all_reduce("ring", n, 32, between) / 4
+    assert costs.two_levels(n, 1, 8, inside, between) == costs.all_reduce("ring", n, 8, inside)
+
+
+@given(st.floats(1e-4, 1), st.integers(10**3, 10**9), st.integers(2, 64))
+def test_buckets_hide_what_they_can(backward, n, p):
+    link = costs.Link(ALPHA, BETA)
+    seconds, buckets = costs.overlapped(backward, n, p, link, 32)
+    for k in range(1, 33):  # played bucket by bucket
+        ring, free = costs.all_reduce("ring", n / k, p, link), 0.0
+        for bucket in range(1, k + 1):
+            free = max(free, bucket * backward / k) + ring
+        assert free >= seconds * (1 - 1e-9)
+        if k == buckets:
+            assert free == pytest.approx(seconds)
+
+
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]
@@ -65,6 +113,12 @@ def test_both_ranks_measure_a_link():
     for times in launch(costs.ping_pong, 2, sizes, 5, timeout=120.0):
         assert len(times) == 3 and all(t > 0 for t in times)
         assert costs.fit(sizes, times).beta > 0
+
+
+def test_a_link_is_measured_whole():
+    for link, seconds in launch(costs.measure, 2, [64, 10**5, 10**6], 5, timeout=120.0):
+        assert len(seconds) == 3 and link.alpha >= 0 and link.beta > 0
+        assert link.gamma > 0 and link.contention >= 1
 
 
 def test_all_algorithms_are_timed_and_all_ranks_agree_on_the_times():

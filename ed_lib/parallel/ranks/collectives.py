@@ -165,6 +165,17 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
         wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
 
 
+def two_levels(flat: torch.Tensor, inside: Wire, between: Wire) -> None:
+    """The sum over all nodes, where links ``inside`` a node are faster than those ``between`` nodes.
+
+    Ring by ring: each rank gets a part of its node's sum, adds it up with the ranks of its number in the
+    other nodes, and gives it to its node. 1/inside.size of the bytes leave a node by each of its ranks.
+    """
+    ring_reduce_scatter(flat, inside)
+    ring(flat.tensor_split(inside.size)[inside.rank], between)
+    ring_all_gather(flat, inside)
+
+
 def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
     """Ranks swap halves, then quarters, …, adding; and then the same way back, copying.
 

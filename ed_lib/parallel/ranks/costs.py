@@ -1,8 +1,9 @@
-"""What sending costs: the α–β model of a link, and of the collectives that are built on it.
+"""What sending costs: the α–β–γ model of a link, and of the collectives that are built on it.
 
-A message of n bytes takes α + nβ seconds: α is the *latency*, β the time for one byte, 1/β the *bandwidth*.
-Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in
-MPICH" (2005), section 3.
+A message of n bytes takes α + nβ seconds: α is the *latency*, β the time for one byte, 1/β the *bandwidth*;
+adding what arrived takes nγ. Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
+communication operations in MPICH" (2005), section 3. The term for contention is this book's: it was needed
+for ranks that share one machine.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,18 @@ from ed_lib.parallel.ranks.launcher import device
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two devices: ``alpha`` seconds for a message, and ``beta`` seconds for each byte."""
+    """A link between two devices: ``alpha`` seconds for a message, ``beta`` for each byte in it, ``gamma``
+    for each byte that is added once it is there.
+
+    ``contention``: how many times as long a byte takes when a second message is on its way. 1: every device
+    has links of its own, one for each direction. 2: all messages pass through one thing, one after another,
+    as between processes that share a machine's memory and cores.
+    """
 
     alpha: float
     beta: float
+    gamma: float = 0.0
+    contention: float = 1.0
 
     def __str__(self):
         bandwidth = 1e-9 / self.beta if self.beta else float("inf")
@@ -73,8 +82,54 @@ def path_bytes(algorithm: str, bytes: float, p: int) -> float:
 
 
 def all_reduce(algorithm: str, bytes: float, p: int, link: Link) -> float:
-    """The seconds that an all-reduce of a tensor of so many bytes takes over p ranks, in the model."""
-    return rounds(algorithm, p) * link.alpha + path_bytes(algorithm, bytes, p) * link.beta
+    """The seconds that an all-reduce of a tensor of so many bytes takes over p ranks, in the model.
+
+    What is on its way at the same time, and what is added, follow from the path: half of its bytes are added.
+    """
+    path = path_bytes(algorithm, bytes, p)
+    beside = 2 * (p - 1) * bytes - path  # what all ranks send, less what is sent one after another
+    contended = (link.contention - 1) * link.beta * beside
+    return rounds(algorithm, p) * link.alpha + path * (link.beta + link.gamma / 2) + contended
+
+
+def two_trees(bytes: float, p: int, link: Link) -> float:
+    """The seconds of an all-reduce by two binary trees, pipelined, in the model; full bandwidth, few rounds.
+
+    Each tree carries half of the bytes, in the best number of pieces, up to rank 0 and down again. Whoever is
+    inside one tree is a leaf of the other, so each rank sends and receives two pieces in a round. Source:
+    P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+    scan" (2009). A model only: this book has no such collective. NCCL's trees are of this kind.
+    """
+    depth = (p - 1).bit_length()
+    best = (max(depth - 1, 0) * bytes * link.beta / (2 * link.alpha)) ** 0.5 if link.alpha else bytes
+    pieces = max(1, round(best))
+    once = (depth + pieces - 1) * (2 * link.alpha + bytes / pieces * (link.beta + link.gamma / 2))
+    return 2 * once if p > 1 else 0.0
+
+
+def two_levels(bytes: float, nodes: int, each: int, inside: Link, between: Link) -> float:
+    """The seconds of an all-reduce over nodes of ``each`` devices, with a link ``between`` nodes a device.
+
+    Rings inside the nodes leave every device with 1/each of its node's sum; rings between nodes add those
+    up; rings inside copy the sums. See :func:`ed_lib.parallel.ranks.collectives.two_levels`.
+    """
+    parts = all_reduce("ring", bytes / each, nodes, between)
+    return all_reduce("ring", bytes, each, inside) + parts
+
+
+def overlapped(backward: float, bytes: float, p: int, link: Link, most: int) -> tuple[float, int]:
+    """The seconds of a backward pass and of the rings that sum its gradients beside it → (seconds, buckets).
+
+    backward: its seconds alone. The gradients go in equal buckets, at most so many, each once its part of the
+    backward pass is done and the ring before it has ended: more buckets begin sooner, and pay more latency.
+    """
+
+    def seconds(buckets):
+        ring = all_reduce("ring", bytes / buckets, p, link)
+        return max(backward + ring, backward / buckets + buckets * ring)
+
+    best = min(range(1, most + 1), key=seconds)
+    return seconds(best), best
 
 
 def traffic(algorithm: str, bytes: int, p: int) -> Traffic:
@@ -97,6 +152,18 @@ def power_of_two(p: int) -> int:
     return 1 << (p.bit_length() - 1)
 
 
+def measure(sizes: Sequence[int], repeats: int = 20) -> tuple[Link, list[float]]:
+    """What ranks 0 and 1 measure: their :class:`Link`, and the seconds of a message of each size (bytes).
+
+    Contention is that of two messages of the largest size, one in each direction; γ is for float32 numbers.
+    To be called by both ranks of a group of two.
+    """
+    seconds = ping_pong(sizes, repeats)
+    link, largest = fit(sizes, seconds), max(sizes)
+    contention = max(1.0, both_ways(largest, repeats) / seconds[list(sizes).index(largest)])
+    return Link(link.alpha, link.beta, addition(largest, repeats) / largest, contention), seconds
+
+
 def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
     """What ranks 0 and 1 measure: the seconds of a message, for each of the sizes (bytes).
 
@@ -116,6 +183,20 @@ def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
 
         found.append(_quartiles({"": there_and_back}, repeats)[""] / 2)
     return found
+
+
+def both_ways(bytes: int, repeats: int = 20) -> float:
+    """What ranks 0 and 1 measure: the seconds of two messages of so many bytes, one in each direction."""
+    wire = Wire()
+    sent, received = torch.zeros(2, bytes, dtype=torch.uint8, device=device())
+    other = 1 - wire.rank
+    return _quartiles({"": lambda: wire.exchange(sent, other, received, other)}, repeats)[""]
+
+
+def addition(bytes: int, repeats: int = 20) -> float:
+    """The seconds that a rank needs to add so many bytes of float32 numbers to as many others."""
+    total, other = torch.zeros(2, bytes // 4, device=device())
+    return _quartiles({"": lambda: total.add_(other)}, repeats)[""]
 
 
 def time_all_reduces(sizes: Sequence[int], repeats: int = 10) -> dict[str, list[float]]:
