@@ -33,9 +33,9 @@ agree with a float64 reference; its *deviation* says how well it did.
 
 - **time**: the median of repeated runs after a warm-up, until the work was done, on a GPU by its own
   clock. Under it are the quartiles, and the *launch* where that is another time: until the call returned.
-- **× floor**: the time as a multiple of the *floor*, the time under it, which nothing can beat on that
-  machine: the bytes that must be moved over its bandwidth, or the operations over its rate, whichever is
-  longer.
+- **× floor**: the time as a multiple of the *floor*, the time under it, the least that the work could take
+  on that machine: the bytes that must be moved over its bandwidth, or the operations over its rate,
+  whichever is longer.
 - **× something else**: as the page says; a speed, so many times as fast, or the time as a multiple of a
   model's.
 - **accuracy**: on the test images, the mean over the seeds; under it the lowest and highest, and how many
