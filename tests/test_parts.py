@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import harness
-from ed_lib import machine, records, roofline
+from ed_lib import gates, machine, records, roofline
 from ed_lib.timing import Timing
 
 
@@ -62,8 +62,9 @@ class Fake:
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Three parts; the repository's records are none."""
+    """Three parts; the repository's records are none, and the machine is quiet."""
     monkeypatch.setattr(records, "REPOSITORY", tmp_path / "repository")
+    monkeypatch.setattr(gates, "wait_for_quiet", lambda: None)
     found = Fake("a", "b", "c")
     found.folder = tmp_path / "out"
     return found
