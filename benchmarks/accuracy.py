@@ -22,7 +22,7 @@ from ed_lib.ed.routing import RoutedNetwork
 
 BATCH = 64
 METHODS = (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"), ("cross_entropy", "signed"))
-RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)}
+RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
 STARTS = ("half_normal", "uniform", "fan_in")
 SETS = ("mnist", "fashion-mnist")
 FROZEN = (None, ("input",), ("hidden",), ("output",))  # the layers that learn; None: all

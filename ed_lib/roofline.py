@@ -106,10 +106,15 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0)
     torch.set_num_threads(threads)
     key = _key(device, dtype)
     found, path = found.higher(_kept(key)), _file()
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(_all() | {key: dataclasses.asdict(found)}, indent=1, sort_keys=True) + "\n")
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _all() | {key: dataclasses.asdict(found)}
+        beside.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        beside.replace(path)
+    except OSError as error:  # a home that is read-only, say
+        print(f"This machine's ceilings are not kept: {error}")
+        return found
     return _kept(key)
 
 

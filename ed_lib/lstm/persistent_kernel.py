@@ -63,6 +63,9 @@ def kernel(
 
 @jit
 def wait(counter, count):
-    """Until ``count`` is reached; what the others wrote before they counted can be read afterwards."""
+    """Until ``count`` is reached; what the others wrote before they counted can be read afterwards.
+
+    Written as an addition of 0, which Triton compiles for NVIDIA's GPUs to a load with acquire.
+    """
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < count:
         pass

@@ -3,12 +3,12 @@
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
 that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch, so
 few samples at a time are dear. What can be sent while a device computes is: a pipeline's messages; gradients
-during the backward pass, in buckets, of which the last has nothing left to hide behind. Memory is that of
-parameters, gradients and the inputs of all layers; an optimizer's state would be added. It is meant for
-choosing, not for predicting to the percent.
+during the backward pass, in buckets, of which the last has nothing left to hide behind; a sharded layer's
+weights, once the layer before it computes. Memory is that of parameters, gradients, the optimizer's state and
+the inputs of all layers. It is meant for choosing, not for predicting to the percent.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ed_lib import check
 from ed_lib.parallel.model_parallel import schedules
@@ -20,21 +20,29 @@ WORTH = 0.9  # of one device's time, at most, is what a way to split it may take
 
 @dataclass(frozen=True)
 class Job:
-    """A training step: ``layers`` of ``width`` cells, a ``batch`` of samples, ``itemsize`` bytes a number."""
+    """A training step: ``layers`` of ``width`` cells, a ``batch`` of samples, ``itemsize`` bytes a number;
+    and an optimizer that keeps ``moments`` numbers for each weight: two, as Adam does.
+    """
 
     layers: int
     width: int
     batch: int
     itemsize: int = 4
+    moments: int = 2
 
     def __post_init__(self):
-        for field in fields(self):
-            check.count(field.name, getattr(self, field.name))
+        for name in ("layers", "width", "batch", "itemsize"):
+            check.count(name, getattr(self, name))
 
     @property
     def parameters(self) -> int:
         """Bytes of all parameters."""
         return self.layers * self.width**2 * self.itemsize
+
+    @property
+    def state(self) -> int:
+        """Bytes of all parameters, their gradients and the optimizer's moments."""
+        return (2 + self.moments) * self.parameters
 
     @property
     def activations(self) -> int:
@@ -81,7 +89,7 @@ class Plan:
 
 def plans(job: Job, devices: Devices) -> list[Plan]:
     """Every way to do the job → a list of :class:`Plan`: one device, and the ways to split it."""
-    return [alone(job, devices), data(job, devices), pipeline(job, devices), tensor(job, devices)]
+    return [way(job, devices) for way in (alone, data, sharded, pipeline, tensor)]
 
 
 def recommend(job: Job, devices: Devices) -> tuple[Plan, list[str]]:
@@ -114,7 +122,7 @@ def layer(job: Job, devices: Devices, rows: float, cells: float) -> float:
 def alone(job: Job, devices: Devices) -> Plan:
     """All on one device."""
     seconds = 3 * job.layers * layer(job, devices, job.batch, job.width)
-    memory = 2 * job.parameters + job.layers * job.activations
+    memory = job.state + job.layers * job.activations
     return _plan("one device", seconds, seconds, memory, devices)
 
 
@@ -124,8 +132,25 @@ def data(job: Job, devices: Devices) -> Plan:
     computing = 3 * job.layers * layer(job, devices, job.batch / p, job.width)
     backward, _ = costs.overlapped(2 / 3 * computing, job.parameters, p, devices.link, most=job.layers)
     seconds = computing / 3 + backward
-    memory = 2 * job.parameters + job.layers * job.activations / p
+    memory = job.state + job.layers * job.activations / p
     return _plan(name, seconds, computing, memory, devices, (job.batch, "samples"))
+
+
+def sharded(job: Job, devices: Devices) -> Plan:
+    """Data parallel with 1/p of the weights, gradients and moments on each device (ZeRO-3, FSDP).
+
+    A layer's weights are gathered, forward and backward, while the layer before it computes; its gradients
+    are summed to where they belong while the next one does. Each of these is half a ring.
+    """
+    p, name = devices.count, "sharded data parallel"
+    forward = layer(job, devices, job.batch / p, job.width)  # of one layer; backward takes twice that
+    of_layer = job.parameters / job.layers
+    half = costs.all_reduce("ring", of_layer, p, devices.link) / 2
+    seconds = (
+        job.layers * (max(forward, half) + max(2 * forward, 2 * half)) + 2 * half
+    )  # first and last alone
+    memory = (job.state + job.layers * job.activations) / p + 2 * of_layer  # the layer at work, and the next
+    return _plan(name, seconds, 3 * job.layers * forward, memory, devices, (job.batch, "samples"))
 
 
 def pipeline(job: Job, devices: Devices) -> Plan:
@@ -135,7 +160,7 @@ def pipeline(job: Job, devices: Devices) -> Plan:
     times = {m: _one_f_one_b(job, devices, m) for m in numbers}
     m = min(times, key=times.__getitem__)
     computing = 3 * m * _stage(job, devices, m)
-    memory = 2 * job.parameters / p + min(m, p) / m * job.layers / p * job.activations
+    memory = job.state / p + min(m, p) / m * job.layers / p * job.activations
     return _plan(name, times[m], computing, memory, devices, (job.layers, "layers"))
 
 
@@ -164,7 +189,7 @@ def tensor(job: Job, devices: Devices) -> Plan:
     pairs = -(-job.layers // 2)
     seconds = computing + 2 * pairs * costs.all_reduce("ring", job.activations, p, devices.link)
     # The inputs of a pair are whole on every device, the cells between its two layers are split.
-    memory = 2 * job.parameters / p + (pairs + (job.layers - pairs) / p) * job.activations
+    memory = job.state / p + (pairs + (job.layers - pairs) / p) * job.activations
     return _plan(name, seconds, computing, memory, devices, (job.width, "cells in a layer"))
 
 

@@ -120,15 +120,16 @@ def round_to(x: Array, format: str, *, saturate: bool = False) -> Array:
         return _float32(nearest(_float64(x), FORMATS[format], saturate))
 
 
-def round_blocks(x: Array, format: str) -> Array:
+def round_blocks(x: Array, format: str, *, up: bool = False) -> Array:
     """x as a block format of BLOCK_FORMATS keeps it: each block of the last axis divided by its scale,
     rounded to the element's format, and multiplied again.
 
     x: a NumPy array or tensor of float32 (…, n), n a multiple of the block's size; so is what comes back.
-    MX formats (OCP, 2023, section 6.3): the scale is the power of two that brings the block's largest number
-    to the largest exponent; what is then still too large saturates. nvfp4: the scale brings the block's
-    largest number to 6, and is itself rounded to e4m3, after one of float32 for all blocks that brings the
-    largest scale to 448.
+    MX formats: the scale is a power of two. OCP's rule (2023, section 6.3) brings the block's largest number
+    to the largest exponent; what is then still too large saturates. ``up``: twice that scale where it would,
+    so that nothing does (Mishra and others, "Recipes for pre-training LLMs with MXFP8", 2025). nvfp4: the
+    scale brings the block's largest number to 6, and is itself rounded to e4m3, after one of float32 for all
+    blocks that brings the largest scale to 448.
     """
     check.choice("format", format, BLOCK_FORMATS)
     _check(x)
@@ -140,7 +141,7 @@ def round_blocks(x: Array, format: str) -> Array:
     xp = arrays.library(x)
     blocks = _float64(x).reshape(-1, f.size)  # (…, n) → (blocks, size)
     largest = xp.amax(abs(blocks), axis=1, keepdims=True)  # → (blocks, 1)
-    scale = _power_of_two(largest, f.element) if f.scale == "power of two" else _two_scales(largest, f)
+    scale = _power_of_two(largest, f.element, up) if f.scale == "power of two" else _two_scales(largest, f)
     rounded = nearest(_quotient(blocks, scale), f.element, saturate=True) * scale  # (blocks, size)
     return _float32(rounded.reshape(x.shape))
 
@@ -173,10 +174,13 @@ def _floor_power(x):
     return (x.view(xp.int64) & EXPONENT).view(xp.float64)
 
 
-def _power_of_two(largest, element):
+def _power_of_two(largest, element, up):
     """Scales of blocks, as MX formats have them: (blocks, 1) → (blocks, 1), powers of two."""
-    top = 2.0 ** np.floor(np.log2(element.largest))
-    return arrays.library(largest).clip(_floor_power(largest) / top, 2.0**-127, 2.0**127)
+    xp, top = arrays.library(largest), 2.0 ** np.floor(np.log2(element.largest))
+    scale = _floor_power(largest) / top
+    if up:
+        scale = xp.where(largest > element.largest * scale, 2 * scale, scale)
+    return xp.clip(scale, 2.0**-127, 2.0**127)
 
 
 def _two_scales(largest, f):

@@ -12,7 +12,7 @@ GPU = advice.Devices(8, rate=1e14, bandwidth=3e12, launch=5e-6, memory=80 * 2**3
 
 def best(devices=GPU, **job):
     plan, because = advice.recommend(advice.Job(**job), devices)
-    assert because[0].startswith(plan.name) and len(because) == 4
+    assert because[0].startswith(plan.name) and len(because) == 5
     return plan.name
 
 
@@ -34,10 +34,12 @@ def test_over_a_slow_link_what_sends_least_wins():
 
 
 def test_a_model_that_does_not_fit_is_never_put_on_one_device():
-    job = advice.Job(layers=128, width=20_000, batch=64)  # 205 GB of parameters, and as much of gradients
+    job = advice.Job(
+        layers=128, width=16_384, batch=64
+    )  # 137 GB of parameters, 550 GB with what training adds
     obstacles = {plan.name: plan.obstacle for plan in advice.plans(job, GPU)}
     assert "GiB of the 80 GiB" in obstacles["one device"] and "GiB" in obstacles["data parallel"]
-    assert obstacles["pipeline"] == obstacles["tensor parallel"] == ""
+    assert all(obstacles[way] == "" for way in ("pipeline", "tensor parallel", "sharded data parallel"))
     assert advice.recommend(job, GPU)[0].name in ("pipeline", "tensor parallel")
 
 
@@ -61,8 +63,23 @@ def test_the_times_by_hand():
     m = 2  # with this latency, few micro-batches are best: two full bubbles' worth of stages and messages
     assert found["pipeline"].seconds >= compute / 2 * (m + 1) / m
     free = dataclasses.replace(devices, link=Link(0, 0))
-    pipe = advice.plans(job, free)[2]
+    pipe = advice.plans(job, free)[3]
     assert pipe.seconds == pytest.approx(compute / 2 * (16 + 1) / 16)  # the bubble of 8p micro-batches
+
+
+def test_sharding_divides_the_memory_and_sends_half_as_much_again():
+    free = dataclasses.replace(GPU, link=Link(0, 1e-11), memory=1e15, launch=0)
+    job = advice.Job(layers=100, width=8192, batch=64)  # so few samples that sending decides
+    found = {plan.name: plan for plan in advice.plans(job, free)}
+    whole, shards = found["data parallel"], found["sharded data parallel"]
+    ring = 2 * 7 / 8 * job.parameters * 1e-11
+    assert shards.seconds == pytest.approx(1.5 * ring, rel=0.02)
+    assert whole.seconds == pytest.approx(ring, rel=0.2) and whole.computing == shards.computing
+    assert shards.memory == pytest.approx(job.state / 8, rel=0.1)
+    assert whole.memory == job.state + 100 * job.activations / 8 and job.state == 4 * job.parameters
+    many = advice.Job(layers=100, width=8192, batch=2**17)  # and so many that computing does
+    found = {plan.name: plan for plan in advice.plans(many, free)}
+    assert found["sharded data parallel"].seconds == pytest.approx(found["data parallel"].computing, rel=0.02)
 
 
 def test_reading_the_weights_and_launching_bound_few_samples():
@@ -80,8 +97,9 @@ def test_reading_the_weights_and_launching_bound_few_samples():
 
 def test_what_cannot_be_divided_is_an_obstacle_and_bad_arguments_are_named():
     obstacles = [plan.obstacle for plan in advice.plans(advice.Job(3, 5, 2), GPU)]
-    assert obstacles[:3] == ["", "2 samples for 8 devices", "3 layers for 8 devices"]
-    assert obstacles[3] == "5 cells in a layer for 8 devices"
+    assert obstacles[:2] == ["", "2 samples for 8 devices"] == ["", obstacles[2]]
+    assert obstacles[3] == "3 layers for 8 devices"
+    assert obstacles[4] == "5 cells in a layer for 8 devices"
     with pytest.raises(ValueError, match="no way to do this job: one device: takes"):
         advice.recommend(advice.Job(10**4, 10**5, 1), GPU)
     with pytest.raises(ValueError, match="width is 0; wanted at least 1"):

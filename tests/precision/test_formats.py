@@ -135,8 +135,8 @@ def test_shape_kind_and_argument_are_kept():
     assert torch.equal(round_to(x.contiguous(), "e4m3"), y)
 
 
-def blocks_one_by_one(x, name):
-    """Block formats in plain loops, with ml_dtypes' elements and scales."""
+def blocks_one_by_one(x, name, up=False):
+    """Block formats in plain loops, with ml_dtypes' elements and scales. up: NVIDIA's rule, a ceiling."""
     f = BLOCK_FORMATS[name]
     element, top = ML[f.element.name], f.element.largest
     overall = np.float64(np.float32(np.abs(x.astype(float)).max() / (top * 448)))
@@ -145,6 +145,8 @@ def blocks_one_by_one(x, name):
         largest = np.abs(block).max()
         if f.scale == "power of two":
             power = math.frexp(largest)[1] - math.frexp(top)[1] if largest else -127
+            if up and largest:
+                power = math.ceil(math.log2(largest / top))
             scale = float(np.float64(2.0 ** max(power, -127)).astype(ml_dtypes.float8_e8m0fnu))
         else:
             kept = np.float64(min(largest / top / overall, 448)).astype(ml_dtypes.float8_e4m3fn)
@@ -163,6 +165,8 @@ def test_blocks_are_those_of_a_loop(name, spread):
     x[0, 0, :32] = 0
     assert np.array_equal(round_blocks(x, name), blocks_one_by_one(x, name))
     assert np.array_equal(round_blocks(torch.from_numpy(x), name), blocks_one_by_one(x, name))
+    assert np.array_equal(round_blocks(x, name, up=True), blocks_one_by_one(x, name, up=True))
+    assert np.array_equal(round_blocks(torch.from_numpy(x), name, up=True), round_blocks(x, name, up=True))
 
 
 def test_blocks_of_nothing_but_zeros_stay_zeros():
