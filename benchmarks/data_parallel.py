@@ -142,15 +142,16 @@ def source(size=None):
     """The source's run on one device and on two, simulated in one process, and as two processes → rows.
 
     {table: "source", how, devices, batch, lr, epochs, images}. One after the other, with one thread for each
-    process: their seconds, of an epoch of training, may be compared.
+    process, and once with two for the one device: their seconds, of an epoch, may be compared.
     """
     size = size or Training()
-    for how, devices in (("simulated", 1), ("simulated", 2), ("processes", 2)):
+    for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             options = size.batch, LR, size.epochs, size.images, 0, size.offline
             found = launch(training.train, devices, *options, timeout=size.timeout)[0]
         else:
-            found = scaled(devices, "fixed", 0, size, size.epochs, times=1)
+            threads = 2 if how == "two threads" else 1
+            found = scaled(devices, "fixed", 0, size, size.epochs, times=1, threads=threads)
         case = {"table": "source", "how": how, "devices": devices, "batch": size.batch, "lr": LR}
         case |= {"epochs": size.epochs, "images": size.images or 60_000}
         yield row(case, summary(found["seconds"]), {key: [value] for key, value in found.items()})
@@ -171,14 +172,15 @@ def scaling(size=None):
         yield row(case, seconds, found, steps=True)
 
 
-def scaled(devices, policy, seed, size, epochs, times=None):
-    """A run on simulated devices, with a batch as many times the usual as there are, and one thread."""
+def scaled(devices, policy, seed, size, epochs, times=None, threads=1):
+    """A run on simulated devices, with a batch as many times the usual as there are."""
     k = times or devices
     (x, y), test = images("fashion-mnist", size.offline, data.tensors)
     n = size.images or len(x)
     steps = -(-n // (k * size.batch))  # in an epoch
     lr = rate(policy, k, max(1, round(size.warm_up * steps)))
     with one_thread():
+        torch.set_num_threads(threads)
         run = by_hand.train(["cpu"] * devices, k * size.batch, lr, epochs, x[:n], y[:n], test, seed)
     losses = np.array(run.loss).reshape(epochs, steps).mean(axis=1)
     found = {"accuracy": run.accuracy[1:], "seconds": run.seconds[1:]}

@@ -41,7 +41,7 @@ def test_the_sources_run_and_the_larger_batches():
         list, (data_parallel.source(data_parallel.FEW), data_parallel.scaling(data_parallel.FEW))
     )
     assert [(row.case["how"], row.case["devices"]) for row in source] == [
-        ("simulated", 1), ("simulated", 2), ("processes", 2)
+        ("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)
     ]  # fmt: skip
     first = np.array(source[0].results["loss"])
     for row in source:  # the same run, but for rounding
