@@ -16,6 +16,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -29,6 +31,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
 EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
 
 FOR_THE_PAGE = "text/vnd.ed_lib.figure"  # the kind of output that tools.book puts into the page
+MOST_SAID = 12  # sentences on the data of a figure, for those who cannot see it
 INK = "#010203"  # a colour that nothing else uses; ``show`` replaces it by the page's own
 
 STYLE = {
@@ -62,8 +65,8 @@ def use_style() -> None:
 def show(figure: Figure, alt: str, caption: str | None = None) -> None:
     """Shows a Matplotlib figure and closes it: a drawing for the book's page, a picture everywhere else.
 
-    ``alt`` says in words what one sees in it; ``caption`` is what stands below it, without: the first
-    sentence of ``alt``. ValueError when ``alt`` is empty.
+    ``alt`` says in words what is drawn; what the curves and bars show is added, from their data. ``caption``
+    is what stands below it, without: the first sentence of ``alt``. ValueError when ``alt`` is empty.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
@@ -73,7 +76,10 @@ def show(figure: Figure, alt: str, caption: str | None = None) -> None:
     html = to_html(figure, alt, caption)
     figure.savefig(drawn, format="png", dpi=144, facecolor="white", metadata={"Software": None})
     picture = base64.b64encode(drawn.getvalue()).decode()
-    display({FOR_THE_PAGE: html, "image/png": picture, "text/plain": alt}, raw=True)
+    display(
+        {FOR_THE_PAGE: html, "image/png": picture, "text/plain": " ".join([alt.strip(), *in_words(figure)])},
+        raw=True,
+    )
     plt.close(figure)
 
 
@@ -81,6 +87,7 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, and a caption."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
+    label = html.escape(" ".join([alt.strip(), *in_words(figure)]))
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
@@ -90,11 +97,62 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     width = float(re.findall(r'width="([\d.]+)pt"', svg)[0]) * 4 / 3  # points to CSS pixels
     svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    label = html.escape(alt)
     style = f"display:block;width:100%;max-width:{width:.0f}px;height:auto;margin:auto"
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
     below = html.escape(caption or re.split(r"(?<=[.!?])\s", alt.strip())[0], quote=False)
     return f'<figure class="figure">\n{svg}<figcaption>{below}</figcaption>\n</figure>'
+
+
+def in_words(figure: Figure) -> list[str]:
+    """What the labelled curves and the bars of a figure show, a sentence for each: where a curve begins and
+    ends, and its extremes between; the length of each bar.
+    """
+    from matplotlib.container import BarContainer
+
+    said = []
+    for axes in figure.axes:
+        bars: list[Any] = [one for one in axes.containers if isinstance(one, BarContainer)]
+        curves = [one for one in axes.lines if not str(one.get_label()).startswith("_")]
+        for one in (*bars, *curves):
+            label = str(one.get_label())
+            label = "" if label.startswith("_") else label
+            words = _bars(axes, one) if one in bars else _curve(axes, one)
+            said.append(": ".join(filter(None, (axes.get_title(), label, words))).replace("\n", " ") + ".")
+    return said[:MOST_SAID]
+
+
+def _curve(axes, line):
+    x, y = (np.asarray(values, float).ravel() for values in line.get_data(orig=False))
+    if line.get_transform() != axes.transData:  # a line across the whole panel
+        return f"a line at {_place(axes.yaxis, y[0]) if y[0] == y[-1] else _place(axes.xaxis, x[0])}"
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    if not len(y):
+        return "nothing"
+    first, last = (f"{y[n]:.3g} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
+    extremes = {"lowest": y.min(), "highest": y.max()}
+    between = [f"{what} {value:.3g}" for what, value in extremes.items() if value not in (y[0], y[-1])]
+    return ", ".join([first if len(y) == 1 else f"from {first} to {last}", *between])
+
+
+def _bars(axes, bars):
+    if bars.orientation == "horizontal":
+        found = [(axes.yaxis, bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in bars]
+    else:
+        found = [(axes.xaxis, bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
+    return ", ".join(f"{_place(axis, middle)} {length:.3g}" for axis, middle, length in found)
+
+
+def _place(axis, value):
+    """A place on an axis as its tick names it, or as a number."""
+    from matplotlib.category import StrCategoryLocator
+    from matplotlib.ticker import FixedLocator
+
+    if isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator):
+        ticks = np.asarray(axis.get_ticklocs())
+        name = axis.get_major_formatter().format_ticks(ticks)[np.abs(ticks - value).argmin()]
+        if re.search("[a-z]{2}", name, re.IGNORECASE) and "$" not in name:
+            return str(name)
+    return f"{value:.3g}"
 
 
 def _own_ids(svg):

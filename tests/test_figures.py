@@ -21,7 +21,7 @@ def style():
 
 def draw():
     figure, ax = plt.subplots()
-    ax.plot([0, 1], [0, 1], label="a < b & c")
+    ax.plot([0, 1], [0, 1])
     ax.set(xlabel="time (s)")
     return figure
 
@@ -121,3 +121,28 @@ def test_helpers_for_many_figures_set_ticks_draw_bands_and_one_legend():
     )
     assert [text.get_text() for text in figures.legend_above(figure).get_texts()] == ["both"]
     plt.close(figure)
+
+
+def test_what_the_data_show_is_said_with_the_text():
+    """Curves by their ends and extremes, lines across a panel, bars by the names of their ticks."""
+    figure, (left, right) = plt.subplots(1, 2)
+    left.plot([1, 2, 4, 5], [3, 9, float("nan"), 1.5], label="one")
+    left.plot([1, 2], [1, 1])  # no label: a help for the eye
+    left.axhline(2, label="floor")
+    left.set_title("time")
+    right.barh(["slow", "fast"], [3, 0.125])
+    found = figures.in_words(figure)
+    assert found == [
+        "time: one: from 3 at 1 to 1.5 at 5, highest 9.",
+        "time: floor: a line at 2.",
+        "slow 3, fast 0.125.",
+    ]
+    assert 'aria-label="Two panels. time: one: from 3' in figures.to_html(figure, "Two panels.")
+    figure, axes = plt.subplots()
+    axes.bar([0, 1], [1, 2], label="live")
+    axes.set_xticks([0, 1], ["first", "last\none"])
+    assert figures.in_words(figure) == ["live: first 1, last one 2."]
+
+
+def test_a_diagram_without_data_has_its_text_alone():
+    assert figures.in_words(drawing.cell_pair()) == []

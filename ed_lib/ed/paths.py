@@ -64,8 +64,13 @@ def obstacle(path: str, space: Space, width: int) -> str | None:
 
 def kernels(space: Space) -> ModuleType:
     """The module with the kernels for arrays of this space."""
-    name = "kernels" if space.is_gpu else "cpu_kernels"
-    return importlib.import_module(f"ed_lib.ed.{name}")
+    if space.is_gpu:
+        from ed_lib.ed import kernels as gpu_kernels
+
+        return gpu_kernels
+    from ed_lib.ed import cpu_kernels
+
+    return cpu_kernels
 
 
 def walk(path: str, space: Space, states: Array, weight: Array, bias: Array, u0: float) -> Callable[[], None]:
