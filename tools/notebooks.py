@@ -248,11 +248,11 @@ def main(arguments=None):
         sys.exit(f"\n{path}: refused, and the file stays as it was. {error}")
     except BrokenNotebook as error:
         sys.exit(str(error))
-    finally:
-        gates.REACHED = of_records
     except KeyboardInterrupt:
         print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gates.REACHED = of_records
 
 
 if __name__ == "__main__":
