@@ -139,7 +139,11 @@ def _bars(axes, bars):
         found = [(axes.yaxis, bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in bars]
     else:
         found = [(axes.xaxis, bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
-    return ", ".join(f"{_place(axis, middle)} {length:.3g}" for axis, middle, length in found)
+    lengths = [f"{length:.3g}" for _, _, length in found]
+    if not len(found[0][0].get_ticklocs()):  # names stand elsewhere in the figure
+        return ", ".join(lengths)
+    names = [_place(axis, middle) for axis, middle, _ in found]
+    return ", ".join(map(" ".join, zip(names, lengths, strict=True)))
 
 
 def _place(axis, value):
@@ -149,6 +153,8 @@ def _place(axis, value):
 
     if isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator):
         ticks = np.asarray(axis.get_ticklocs())
+        if not len(ticks):
+            return f"{value:.3g}"
         name = axis.get_major_formatter().format_ticks(ticks)[np.abs(ticks - value).argmin()]
         if re.search("[a-z]{2}", name, re.IGNORECASE) and "$" not in name:
             return str(name)

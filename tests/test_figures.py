@@ -142,6 +142,8 @@ def test_what_the_data_show_is_said_with_the_text():
     axes.bar([0, 1], [1, 2], label="live")
     axes.set_xticks([0, 1], ["first", "last\none"])
     assert figures.in_words(figure) == ["live: first 1, last one 2."]
+    axes.set_xticks([])
+    assert figures.in_words(figure) == ["live: 1, 2."]
 
 
 def test_a_diagram_without_data_has_its_text_alone():
