@@ -140,7 +140,7 @@ def _bars(axes, bars):
     else:
         found = [(axes.xaxis, bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
     lengths = [f"{length:.3g}" for _, _, length in found]
-    if not len(found[0][0].get_ticklocs()):  # names stand elsewhere in the figure
+    if not found or not len(found[0][0].get_ticklocs()):  # names stand elsewhere in the figure
         return ", ".join(lengths)
     names = [_place(axis, middle) for axis, middle, _ in found]
     return ", ".join(map(" ".join, zip(names, lengths, strict=True)))
@@ -155,9 +155,12 @@ def _place(axis, value):
         ticks = np.asarray(axis.get_ticklocs())
         if not len(ticks):
             return f"{value:.3g}"
-        name = axis.get_major_formatter().format_ticks(ticks)[np.abs(ticks - value).argmin()]
-        if re.search("[a-z]{2}", name, re.IGNORECASE) and "$" not in name:
-            return str(name)
+        near = np.abs(ticks - value).argmin()
+        name = str(axis.get_major_formatter().format_ticks(ticks)[near])
+        number = name.replace("\N{MINUS SIGN}", "-").replace(",", "")
+        is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", number)
+        if name and "$" not in name and not (is_number and np.isclose(float(number), ticks[near])):
+            return name
     return f"{value:.3g}"
 
 

@@ -144,6 +144,8 @@ def test_what_the_data_show_is_said_with_the_text():
     assert figures.in_words(figure) == ["live: first 1, last one 2."]
     axes.set_xticks([])
     assert figures.in_words(figure) == ["live: 1, 2."]
+    axes.set_xticks([0, 1], [8, 16])  # numbers as names
+    assert figures.in_words(figure) == ["live: 8 1, 16 2."]
 
 
 def test_a_diagram_without_data_has_its_text_alone():
