@@ -1,4 +1,5 @@
-"""How well ED learns: against backpropagation, by depth and start, with layers frozen, with routed errors.
+"""How well ED learns: against backpropagation in its own architecture and against an ordinary network of as
+many cells, by depth and start, with layers frozen, with routed errors.
 
 Runs of one configuration that differ in their seed (the start, and the order of the images) make one row:
 the accuracy on the test images for each seed. The last of the training images are held out: all choices
@@ -8,6 +9,7 @@ threads, with one thread each.
 
 import dataclasses
 import functools
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +18,21 @@ from benchmarks import harness
 from benchmarks.harness import Plan, Shown, Table, by_seed, mean_of
 from ed_lib import data, records, timing
 from ed_lib.ed import EDNetwork, training
-from ed_lib.ed.baselines import LogisticRegression
+from ed_lib.ed.baselines import Ordinary
 from ed_lib.ed.learner import Learner, mask
 from ed_lib.ed.routing import RoutedNetwork
 
 BATCH = 64
 METHODS = (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"), ("cross_entropy", "signed"))
+ORDINARY = ("ordinary", "")  # as many cells, joined as usual, by backpropagation: as many FLOPs in a step
 RATES = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "adam": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
 STARTS = ("half_normal", "uniform", "fan_in")
 SETS = ("mnist", "fashion-mnist")
+# Epochs by (inputs, hidden cells): Kaneko's tables, and his program, compiled without its graphics and run
+# with the seeds 1 to 100: mean and standard error.
+PUBLISHED = {(2, 8): 75.14, (2, 16): 28.00, (2, 32): 8.26, (2, 64): 5.97, (2, 128): 5.09, (2, 256): 4.62,
+             (2, 512): 4.47, (3, 128): 10.04, (3, 512): 7.94, (4, 256): 22.09, (4, 512): 17.09}  # fmt: skip
+PROGRAM = {(3, 128): (9.02, 0.21), (3, 512): (6.93, 0.15), (4, 256): (13.96, 0.53), (4, 512): (12.32, 0.35)}
 FROZEN = (None, ("input",), ("hidden",), ("output",))  # the layers that learn; None: all
 VARIANTS = ("plain", "walls", "walls, centred")  # of a routed network
 
@@ -43,11 +51,12 @@ class Size:
     article: int = 4096
     depths: tuple = (0, 1, 2, 4, 8, 16, 32)
     seeds: int = 3
+    starts: int = 100  # of each network that learns parity
     seconds: float = 3.0  # for which a step is timed
     workers: int | None = None  # None: as many as the machine has threads
 
 
-TINY = Size(128, 6_000, 1, 1, 3, 5, 2, 4, (0, 1), 1, 0.01)  # of a rehearsal
+TINY = Size(128, 6_000, 1, 1, 3, 5, 2, 4, (0, 1), 1, 2, 0.01)  # of a rehearsal
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ def prepare(device="cpu", size=None):
         "best": lambda: widest(size, rows("ten")),
     }
     works = {name: lambda find=find: measured(find(), device, size) for name, find in runs.items()}
+    works["parity"] = lambda: parity(size)
     works["seconds"] = lambda: step_times(device, size)
     parameters = dataclasses.asdict(size) | {"rates": RATES, "batch": BATCH, "flush_denormal": True}
     context = functools.partial(harness.one_thread, flush_denormal=True)
@@ -103,7 +113,7 @@ def rates_of_ten(size):
     return [
         Run("rates", of, "ten classes", *method, optimizer, rate, size.width, few=size.few)
         for of in SETS
-        for method in METHODS
+        for method in (*METHODS, ORDINARY)
         for optimizer, rates in RATES.items()
         for rate in rates
     ]
@@ -114,7 +124,7 @@ def long_runs(size, rates):
     return [
         again(best(rates, data=of, method=method, rule=rule, optimizer=optimizer), "ten", size)
         for of in SETS
-        for method, rule in METHODS
+        for method, rule in (*METHODS, ORDINARY)
         for optimizer in RATES
     ]
 
@@ -125,7 +135,7 @@ def rates_of_tasks(size):
         Run("rates, two classes", of, task, *method, optimizer, rate, few=size.few)
         for of in SETS
         for task in ("zero or one", "even or odd")
-        for method in METHODS
+        for method in (*METHODS, ORDINARY)
         for optimizer, rates in RATES.items()
         for rate in rates
     ]
@@ -137,7 +147,7 @@ def two_classes(size, rates):
         again(best(rates, data=of, task=task, method=method, rule=rule), "tasks", size)
         for of in SETS
         for task in ("zero or one", "even or odd")
-        for method, rule in METHODS
+        for method, rule in (*METHODS, ORDINARY)
     ]
 
 
@@ -151,12 +161,11 @@ def logistic(size):
 
 def by_depth(size):
     """Even or odd by depth, for each start, method and rate: short runs."""
-    methods = [method for method in METHODS if method[0] != "squared"]
+    methods = [(init, method) for init in STARTS for method in METHODS if method[0] != "squared"]
     return [
         Run("depth", "mnist", "even or odd", *method, optimizer, rate, 32, depth, init, few=size.few)
-        for init in STARTS
+        for init, method in [*methods, ("", ORDINARY)]
         for depth in size.depths
-        for method in methods
         for optimizer, rates in (("sgd", RATES["sgd"]), ("adam", RATES["adam"][1:4]))
         for rate in rates
     ]
@@ -191,7 +200,9 @@ def routing(size, rates):
 def widest(size, ten):
     """The ten-class task with wider networks and more passes, at the rates of the long runs."""
     wider = {"width": size.best_width, "passes": size.best_passes}
-    runs = [Run(**best(ten, data="mnist", method=method).case) for method in ("ed", "cross_entropy")]
+    runs = [
+        Run(**best(ten, data="mnist", method=method).case) for method in ("ed", "cross_entropy", "ordinary")
+    ]
     return [dataclasses.replace(one, table="best", **wider) for one in runs]
 
 
@@ -243,8 +254,10 @@ def do(one, seed, device, held_out):
 def a_learner(one, seed, device, steps, classes):
     """The learner of a run; ``steps`` of them in all."""
     k = classes if classes > 2 else 1
-    if one.method == "logistic":
-        return LogisticRegression(784, k, rate=one.rate, steps=steps, seed=seed, device=device)
+    decay = steps if one.decay else None
+    if one.method in ("logistic", "ordinary"):
+        hidden = [2 * one.width * k] * (one.depth + 1) if one.method == "ordinary" else []
+        return Ordinary((784, *hidden, k), one.optimizer, one.rate, steps=decay, seed=seed, device=device)
     sizes = 784, one.width, one.depth, k
     options = {"rule": one.rule, "init": one.init, "seed": seed, "device": device}
     if one.network == "one a class":
@@ -252,7 +265,6 @@ def a_learner(one, seed, device, steps, classes):
     else:
         net = RoutedNetwork(*sizes, walls="walls" in one.network, centred="centred" in one.network, **options)
     learns = None if one.learns is None else mask(net, *one.learns)
-    decay = steps if one.decay else None
     return Learner(net, one.method, one.optimizer, one.rate, steps=decay, layers=learns)
 
 
@@ -267,10 +279,22 @@ def images(name, task):
     return [(inputs, labels % 2 if task == "even or odd" else labels) for inputs, labels in pairs]
 
 
+def parity(size):
+    """Kaneko's own tasks with his network: the epochs that each of many starts needs."""
+    options = {"n_outputs": size.starts, "bias": "cells", "seed": 1, "dtype": "float64"}
+    for bits, cells in PUBLISHED:
+        start = time.perf_counter()
+        nets = EDNetwork(bits, cells // 2, 0, **options)
+        epochs = training.epochs_to_solve(nets, *training.parity(bits))
+        seconds = harness.summary([time.perf_counter() - start])
+        case = {"table": "parity", "inputs": bits, "hidden cells": cells}
+        yield records.Row(case, seconds, results={"epochs": epochs.tolist()})
+
+
 def step_times(device, size):
     """The time of a training step of the ten-class task, all methods and optimizers in turns."""
     runs = [Run("seconds", "mnist", "ten classes", *method, optimizer, 1e-6, size.width)
-            for method in METHODS for optimizer in RATES]  # fmt: skip
+            for method in (*METHODS, ORDINARY) for optimizer in RATES]  # fmt: skip
     rng = np.random.default_rng(0)
     x, target = rng.random((BATCH, 784)), data.one_hot(rng.integers(0, 10, BATCH), 10)
     learners = [a_learner(one, 0, device, 1, classes=10) for one in runs]
@@ -284,19 +308,22 @@ def step_times(device, size):
 TITLE = "What ED learns"
 MEANING = """The accuracy on the test images. All choices (rates, optimizers) were made on training images
 that were held out, by the short runs listed under *every rate*, which give the mean accuracy on those
-images. *W* counts pairs of cells in a hidden layer of one network; *one a class* has ten such networks.
-Runs shared the machine, one thread each, so their seconds are only a guide; steps timed in turns stand
-last."""
+images. *W* counts pairs of cells in a hidden layer of one network; *one a class* has ten such networks, and
+an ordinary network as many cells in a layer as all of them. Runs shared the machine, one thread each, so
+their seconds are only a guide; steps timed in turns stand last."""
 HOW = {
     "ed": "ED, {}",
     "squared": "backpropagation, squared error",
     "cross_entropy": "backpropagation, cross-entropy",
+    "ordinary": "an ordinary network, cross-entropy",
     "logistic": "logistic regression",
 }
+OURS = [method for method, _ in METHODS]  # in the architecture of ED
 LEARNER = (
-    *(("images", "data"), "task", "network"),
+    *(("images", "data"), "task"),
+    ("network", lambda row: row.case["network"] if row.case["method"] in OURS else ""),
     ("learns by", lambda row: HOW[row.case["method"]].format(row.case["rule"])),
-    ("start", lambda row: row.case["init"].replace("_", "-")),
+    ("start", lambda row: row.case["init"].replace("_", "-") if row.case["method"] in OURS else ""),
     *(("W", "width"), ("D", "depth")),
 )
 LAYERS = "layers that learn", lambda row: ", ".join(row.case["learns"] or ["all"])
@@ -312,6 +339,17 @@ def best_by_depth(rows):
     for row in rows:
         best[row.case["depth"]] = max(held_out(row), best.get(row.case["depth"], 0))
     return ", ".join(f"{depth}: {found:.1%}" for depth, found in best.items())
+
+
+def with_error(row):
+    epochs = np.array(row.results["epochs"])
+    return f"{epochs.mean():.2f} ± {epochs.std() / len(epochs) ** 0.5:.2f}"
+
+
+def by_kaneko(row):
+    key = row.case["inputs"], row.case["hidden cells"]
+    program = "his program {:.2f} ± {:.2f}".format(*PROGRAM[key]) if key in PROGRAM else ""
+    return f"{PUBLISHED[key]:.2f}", program
 
 
 def short(title):
@@ -337,6 +375,10 @@ PAGE = {
     "rates, routing": [short("Routed errors, every rate: short runs")],
     "routing": [long("Routed errors, at the best rate: five passes")],
     "best": [long("Ten classes, wider, at the same rates: eight passes")],
+    "parity": [
+        Shown("Epochs until parity is solved, from many starts: mean and standard error (two inputs: XOR)",
+              ("inputs", "hidden cells"), (("here", with_error), ("Kaneko 1999", by_kaneko))),
+    ],
     "seconds": [
         Shown("A step of the ten-class task, in turns, one thread", (*LEARNER, "optimizer"), ("time",))
     ],

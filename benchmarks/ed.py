@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks import ed_variants, harness
+from benchmarks import ed_compiled, ed_variants, harness
 from benchmarks.harness import Plan, Shown, Table, Version
 from ed_lib import arrays, machine
 from ed_lib.ed import EDNetwork, baselines, costs, paths
@@ -64,6 +64,7 @@ def prepare(device, size=None):
         "article, float64": lambda: articles_formulas(table, article, "float64", device),
         "article, float32": lambda: articles_formulas(table, article, "float32", device),
         "backpropagation": lambda: backpropagation(table, article, device),
+        "compilers": lambda: [compilers(table, one, device) for one in (article, smaller)],
         "depth": swept("depth", depth=size.depths),
         "networks": swept("networks", n_outputs=size.networks),
         "width": swept("width", width=size.widths),
@@ -122,6 +123,13 @@ def every_path(table, shape, device):
             ])  # fmt: skip
 
 
+def compilers(table, shape, device):
+    """What torch.compile and JAX make of the hidden layers, beside this book's loop and kernel."""
+    net = network(shape, "numpy" if device == "cpu" else "torch", device, path="layers")
+    net.forward(a_batch(shape, net)[0])
+    ed_compiled.measure(table, net, shape, ROUNDING["float32"])
+
+
 def call_of(what, net, shape, device):
     """What is timed of a network: a method of it, on a batch.
 
@@ -157,7 +165,7 @@ def turns(bytes, device):
 
 def how_swept(net):
     swept = net.swept
-    return {"sweeps": [swept.sweeps], "change": [swept.change], "walk": [int(swept.walk)]}
+    return {"sweeps": [swept.sweeps], "layers": [swept.layers], "walk": [int(swept.walk)]}
 
 
 def backpropagation(table, shape, device):
@@ -279,6 +287,7 @@ TITLES = {
     "paths": "The paths through the network",
     "by hand": "ED and backpropagation by hand",
     "autograd": "ED and PyTorch's autograd",
+    "compilers": "The hidden layers, as compilers make them",
     "depth": "A step, by depth",
     "width": "A step, by width",
     "networks": "A step, by number of networks",

@@ -38,7 +38,8 @@ def roofs(monkeypatch):
     monkeypatch.setattr(roofline, "raised", lambda device, dtype: ROOFS[dtype])
 
 
-def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_path, capsys):
+def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch, "compile", lambda function: function)  # which takes seconds a piece
     again = measured(ed, TINY, tmp_path)
     assert "not timed" not in capsys.readouterr().out
     assert [path.name for path in tmp_path.rglob("*.json")] == ["ed.json"]
@@ -54,6 +55,9 @@ def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, tmp_p
     for part in ("forward", "chain", "update", "step"):
         assert again.select(table="by hand", what=part) and again.parameters["article"]["depth"] == 32
     assert {row.case["depth"] for row in again.select(table="depth")} == {8, 16}
+    for what in ("forward", "update"):
+        compiled = {row.case["how"] for row in again.select(table="compilers", what=what)}
+        assert compiled >= {"loop over layers", "torch.compile", "kernel"}
     assert [row.case["n_outputs"] for row in again.select(table="networks")] == [1, 3]
     for case in ({"table": "paths"}, {"table": "article"}, {"table": "by hand"}, {"table": "autograd"}):
         assert {row.case["depth"] for row in again.select(**case)} == {32, 4}
@@ -124,7 +128,7 @@ def few_digits(monkeypatch):
 
 def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits, tmp_path, capsys):
     record = measured(accuracy, dataclasses.replace(accuracy.TINY, seeds=2, workers=1), tmp_path)
-    learned = [row for row in record.rows if row.case["table"] != "seconds"]
+    learned = [row for row in record.rows if row.case["table"] not in ("parity", "seconds")]
     for row in learned:
         assert len(row.results["accuracy"]) == len(row.results["held_out"]) == row.completion.n == 2
         assert all(0 <= value <= 1 for value in row.results["accuracy"])
@@ -138,9 +142,11 @@ def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits
     assert frozen == wanted | {(0, "all")}
     networks = {row.case["network"] for row in record.select(table="routing")}
     assert networks == {"one a class", *accuracy.VARIANTS}
-    assert [row.case["width"] for row in record.select(table="best")] == [5, 5]
+    assert [row.case["width"] for row in record.select(table="best")] == [5, 5, 5]
     assert len(record.select(table="tasks", method="logistic")) == 3
-    assert len(record.select(table="seconds")) == 8
+    assert len(record.select(table="seconds")) == 10
+    parity = record.select(table="parity")
+    assert len(parity) == len(accuracy.PUBLISHED) and all(len(row.results["epochs"]) == 2 for row in parity)
     page = measurements.page(record)
     assert all(shown.title in page for tables in accuracy.PAGE.values() for shown in tables)
 

@@ -174,10 +174,31 @@ def page(nb, path, banner=None):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if gates.TIMES not in output.get("data", {})]
+    nb.cells = joined(nb.cells)
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
     if notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
+
+
+def joined(cells):
+    """The cells of a page: folded code without outputs goes into the folded cell after it."""
+    kept, before = [], []
+    for cell in cells:
+        folded = cell.cell_type == "code" and "hide-input" in notebooks.tags(cell)
+        if folded and not cell.outputs:
+            before.append(cell)
+            continue
+        if folded and before:
+            cell.source = "\n\n\n".join(one.source for one in (*before, cell))
+            look = cell.metadata.setdefault("mystnb", {})
+            look["code_prompt_show"] = re.sub(
+                r", part \d$", "", look.get("code_prompt_show", "Show the code")
+            )
+        else:
+            kept += before
+        kept, before = [*kept, cell], []
+    return kept + before
 
 
 def render():

@@ -57,6 +57,7 @@ STAGES = (
           needs=("pytest", "hypothesis", "array_api_compat", "ml_dtypes")),
     measured("precision: encoder, products", "precision", 200, "encoder", "products"),
     measured("ED: sizes", "ed", 200, "depth", "networks", "width", "smaller"),
+    measured("ED: compilers", "ed", 240, "compilers"),
     measured("LSTM: training, sizes", "lstm", 200, "training, 1 layers", "training, 4 layers", "combine",
              "batch", "hidden"),
     measured("precision: MLP, LeNet", "precision", 200, "MLP", "LeNet"),

@@ -19,6 +19,7 @@ import hashlib
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from ed_lib import data, gates, notebook, roofline
@@ -240,8 +241,9 @@ def main(arguments=None):
         if not options.chapter:  # all pages print the same ones
             raise_ceilings()
         for path in paths:
+            start = time.monotonic()
             write(make(path, options.patience), ROOT / path)
-            print(f"{path}: outputs written", flush=True)
+            print(f"{path}: outputs written after {time.monotonic() - start:.0f} s", flush=True)
     except CellExecutionError as error:
         sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
     except gates.Busy as error:

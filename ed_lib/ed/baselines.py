@@ -1,7 +1,8 @@
-"""What the chapters compare the ED network with: the source article's network, and backpropagation.
+"""What the chapters compare the ED network with: the source article's network, backpropagation in ED's own
+architecture, and an ordinary network.
 
-All of them take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on from there, so that two ways of
-training start from the same place.
+All but the last take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on from there, so that two
+ways of training start from the same place.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ed_lib import arrays, check
+from ed_lib import arrays, check, models
 from ed_lib.arrays import Array
 from ed_lib.ed import folded
 from ed_lib.ed.network import EDNetwork
@@ -214,41 +215,46 @@ class Autograd:
         return [parameter for layer in self.layers for parameter in layer]
 
 
-class LogisticRegression:
-    """The yardstick: one layer of weights and no hidden cell, trained by Adam on cross-entropy.
+class Ordinary:
+    """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
 
-    For :func:`ed_lib.ed.training.train`. One output tells two classes apart, K outputs K of them (softmax).
-    The rate falls from ``rate`` to zero along half a cosine in ``steps`` steps.
+    Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
+    it is logistic regression. For :func:`ed_lib.ed.training.train`. One output tells two classes apart, K
+    outputs K of them (softmax). optimizer: "sgd" or "adam". The rate falls from ``rate`` to zero along half a
+    cosine in ``steps`` steps; None: it is constant.
     """
 
-    def __init__(self, n_inputs: int, n_outputs: int, *, rate: float = 2e-3, steps: int, seed: int = 0,
-                 device: str = "cpu"):  # fmt: skip
-        self.net, self.n_inputs, self.n_outputs = self, n_inputs, n_outputs
+    def __init__(self, widths: tuple[int, ...], optimizer: str = "adam", rate: float = 1e-3, *,
+                 steps: int | None = None, seed: int = 0, device: str = "cpu"):  # fmt: skip
+        check.choice("optimizer", optimizer, ("sgd", "adam"))
+        self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
         self.space = arrays.space("torch", device)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.layer = torch.nn.Linear(n_inputs, n_outputs).to(self.space.device)
-        self.optimizer = torch.optim.Adam(self.layer.parameters(), lr=rate)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.layers = models.mlp(widths, seed).to(self.space.device)
+        kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+        self.optimizer = kind(self.layers.parameters(), lr=check.positive("rate", rate))
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+        self.schedule = cosine(self.optimizer, steps) if steps is not None else None
 
     def asarray(self, array: np.ndarray) -> torch.Tensor:
         """A NumPy array as a tensor of this device."""
         return self.space.asarray(array)
 
+    @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs) → the probabilities, (B, K)."""
-        return self.probabilities(self.layer(x))
+        return self.probabilities(self.layers(x))
 
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
         """Of scores (B, K)."""
         return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """One step of Adam: x (B, n_inputs), target (B, K) → the probabilities before it."""
+        """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
         loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
-        scores = self.layer(x)
+        scores = self.layers(x)
         self.optimizer.zero_grad()
         loss(scores, target).backward()
         self.optimizer.step()
-        self.schedule.step()
-        return self.probabilities(scores).detach()
+        if self.schedule:
+            self.schedule.step()
+        return self.probabilities(scores.detach())

@@ -1,8 +1,12 @@
 """What the network is compared with does what it says: the article's formulas, backpropagation by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from ed_lib.ed import EDNetwork, baselines
 from ed_lib.ed.calls import Logged
@@ -103,3 +107,26 @@ def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
 def test_a_network_that_a_baseline_does_not_know_is_refused(baseline, options, message):
     with pytest.raises(ValueError, match=message):
         baseline(EDNetwork(3, 2, 1, **{"rule": "signed"} | options))
+
+
+@pytest.mark.parametrize("optimizer, k", [("sgd", 3), ("adam", 1)])
+def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
+    torch.manual_seed(0)
+    x = torch.rand(20, 5)
+    labels = torch.randint(0, max(k, 2), (20,))
+    target = F.one_hot(labels, k).float() if k > 1 else labels[:, None].float()
+    ours = baselines.Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
+    theirs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, k))
+    theirs.load_state_dict(ours.layers.state_dict())
+    steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](theirs.parameters(), lr=0.05)
+    for n in range(4):
+        steps.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * n / 4)) / 2
+        scores = theirs(x)
+        loss = F.cross_entropy(scores, labels) if k > 1 else F.binary_cross_entropy(scores.sigmoid(), target)
+        chances = scores.softmax(1) if k > 1 else scores.sigmoid()
+        torch.testing.assert_close(ours.step(x, target), chances.detach(), atol=1e-6, rtol=0)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    for mine, right in zip(ours.layers.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, right, atol=1e-6, rtol=1e-5)
