@@ -18,7 +18,6 @@ from ed_lib.lstm.atomics import arrived, as_float32, store_release
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
 FEW = 6  # samples for which the loops below are faster than BLAS, which has to pack its operands in each call
 UNROLLED = 8  # rows of W that one pass over the sums takes in
-VECTOR = 16  # numbers in a vector register
 PATIENCE = 10**9  # looks at a counter, some seconds
 FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True)
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
@@ -26,41 +25,12 @@ P0, P1, P2, P3, P4, P5, P6, P7 = [F(np.log(2) ** n / np.prod(np.arange(1.0, n + 
 LOG2 = F(-1 / np.log(2))
 
 
-def width_of(size: int, threads: int) -> int:
-    """U: H / p, rounded up to whole vectors where H allows it."""
-    width = -(-size // threads)
-    return -(-width // VECTOR) * VECTOR if size >= VECTOR * threads else width
-
-
-def pack(w_hh: np.ndarray, threads: int) -> np.ndarray:
-    """W_hh (4H, H) → (p, H, 4U): for each thread what leads to its part, row by row as it reads it; what lies
-    beyond H is zero.
-    """
-    size = w_hh.shape[1]
-    width = width_of(size, threads)
-    packed = np.zeros((threads, size, 4, width), w_hh.dtype)
-    gates = w_hh.reshape(4, size, size)  # (4, H, H): gate, to, from
-    for n in range(threads):
-        part = gates[:, n * width : (n + 1) * width]  # (4, U, H)
-        packed[n, :, :, : part.shape[1]] = part.transpose(2, 0, 1)
-    return packed.reshape(threads, size, 4 * width)
-
-
-def pack_back(w_hh: np.ndarray, threads: int) -> np.ndarray:
-    """W_hh (4H, H) → (p, 4H, U): for each thread what leads back to its part."""
-    size = w_hh.shape[1]
-    width = width_of(size, threads)
-    padded = np.zeros((4 * size, threads * width), w_hh.dtype)
-    padded[:, :size] = w_hh
-    return np.ascontiguousarray(padded.reshape(4 * size, threads, width).swapaxes(0, 1))
-
-
 @njit(parallel=True, **FAST)
 def forward(gates, hidden, cells, w, counters):
     """All steps of a layer → whether all threads arrived at the end.
 
     gates (T, B, 4H): W_ih x + b before, activated after. hidden, cells (T + 1, B, H): [0] is read, the rest
-    is written. w: of :func:`pack`. counters (p, n): zeros.
+    is written. w: of :func:`packing.pack`. counters (p, n): zeros.
     """
     threads = counters.shape[0]
     ended = np.zeros(threads, np.bool_)
@@ -84,12 +54,37 @@ def forward_part(n, gates, hidden, cells, w, counters, patience):
 
 
 @njit(parallel=True, **FAST)
+def forward_in_few_bits(gates, hidden, cells, w, scale, counters):
+    """``forward`` with weights held in fewer bits than they are computed in: w (p, H, 4U) int8, times scale
+    (p, 4U), or int16 that holds bfloat16's bits. float32 otherwise.
+    """
+    threads = counters.shape[0]
+    ended = np.zeros(threads, np.bool_)
+    for n in prange(threads):
+        ended[n] = few_bits_part(n, gates, hidden, cells, w[n], scale[n], counters, PATIENCE)
+    return ended.all()
+
+
+@njit(**FAST)
+def few_bits_part(n, gates, hidden, cells, w, scale, counters, patience):
+    """What thread n does; False if another does not arrive."""
+    (steps, batch, _), width = gates.shape, w.shape[1] // 4
+    sums = np.empty((batch, 4 * width), gates.dtype)
+    for t in range(steps):
+        widened_product(hidden[t], w, scale, sums)
+        cell(gates[t], sums, cells[t], cells[t + 1], hidden[t + 1], n * width, width)
+        if not meet(n, t + 1, counters, patience):
+            return False
+    return True
+
+
+@njit(parallel=True, **FAST)
 def backward(gates, cells, dy, dh, dc, dgates, w, counters):
     """Backpropagation through time: all steps from the last → whether all threads arrived at the end.
 
     gates and cells as ``forward`` left them; dy (T, B, H): the gradient of the output. dh, dc (B, H): those
     of the last state before, of the first after. dgates (T, B, 4H) is written: of W_ih x + b. w: of
-    :func:`pack_back`. counters (p, n): zeros.
+    :func:`packing.pack_back`. counters (p, n): zeros.
     """
     threads = counters.shape[0]
     ended = np.zeros(threads, np.bool_)
@@ -185,6 +180,33 @@ def product(h, w, sums):
         for k in range(whole, size):
             for j in range(out.size):
                 out[j] += h[b, k] * w[k, j]
+
+
+@njit(**FAST)
+def widened_product(h, w, scale, sums):
+    """``product`` with w in few bits: each weight becomes float32 in a register, and no sooner."""
+    batch, size = h.shape
+    whole = size // UNROLLED * UNROLLED
+    for b in range(batch):
+        out = sums[b]
+        for j in range(out.size):
+            out[j] = 0
+        for first in range(0, whole, UNROLLED):
+            for j in range(out.size):
+                total = out[j]
+                for k in range(UNROLLED):
+                    total += h[b, first + k] * widened(w, first + k, j)
+                out[j] = total
+        for k in range(whole, size):
+            for j in range(out.size):
+                out[j] += h[b, k] * widened(w, k, j)
+        for j in range(out.size):
+            out[j] *= scale[j]
+
+
+@njit(**FAST)
+def widened(w, k, j):
+    return F(w[k, j]) if w.itemsize == 1 else as_float32(I(w[k, j]) * I(2**16))
 
 
 @njit(**FAST)

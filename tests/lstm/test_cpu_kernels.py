@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba")
 
-from ed_lib.lstm import cpu_kernels  # noqa: E402
+from ed_lib.lstm import cpu_kernels, packing  # noqa: E402
 
 SIZE = st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
+FEWER = settings(max_examples=15)  # threads that wait for each other are slow where others want their cores
 
 
 def both(steps, batch, hidden, threads, dtype):
@@ -33,15 +34,16 @@ def both(steps, batch, hidden, threads, dtype):
     gates = inputs.detach().numpy().copy()
     states, cells = np.full((2, steps + 1, batch, hidden), np.nan, gates.dtype)
     states[0], cells[0] = h[0].detach(), c[0].detach()
-    packed = cpu_kernels.pack(w_hh.numpy(), threads)
+    packed = packing.pack(w_hh.numpy(), threads)
     assert cpu_kernels.forward(gates, states, cells, packed, np.zeros((threads, 8), np.int64))
     dh, dc, dgates = np.zeros_like(cells[0]), dc[0].numpy().copy(), np.empty_like(gates)
-    back, zeros = cpu_kernels.pack_back(w_hh.numpy(), threads), np.zeros((threads, 8), np.int64)
+    back, zeros = packing.pack_back(w_hh.numpy(), threads), np.zeros((threads, 8), np.int64)
     assert cpu_kernels.backward(gates, cells, dy.numpy(), dh, dc, dgates, back, zeros)
     ours = states[1:], cells[-1], dgates, dh[None], dc[None]
     return [(one, other.detach()) for one, other in zip(ours, theirs, strict=True)]
 
 
+@FEWER
 @given(steps=st.integers(1, 6), batch=st.integers(1, 9), hidden=SIZE, threads=THREADS)
 def test_all_steps_equal_pytorch(steps, batch, hidden, threads):
     for ours, theirs in both(steps, batch, hidden, threads, torch.float64):
@@ -50,6 +52,7 @@ def test_all_steps_equal_pytorch(steps, batch, hidden, threads):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-6)
 
 
+@FEWER
 @given(
     steps=st.integers(1, 6),
     batch=st.integers(1, 9),
@@ -79,17 +82,43 @@ def test_layers_side_by_side_equal_pytorch(steps, batch, hidden, layers, threads
 @given(hidden=SIZE, threads=st.integers(1, 5))
 def test_every_weight_is_packed_once(hidden, threads):
     weight = np.arange(1.0, 4 * hidden**2 + 1).reshape(4 * hidden, hidden)
-    there, back = cpu_kernels.pack(weight, threads), cpu_kernels.pack_back(weight, threads)
+    there, back = packing.pack(weight, threads), packing.pack_back(weight, threads)
     assert there.shape[:2] == (threads, hidden) and back.shape[:2] == (threads, 4 * hidden)
     for packed in (there, back):
         assert packed.flags.c_contiguous and sorted(packed[packed != 0]) == weight.ravel().tolist()
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@FEWER
+@given(steps=st.integers(1, 6), batch=st.integers(1, 3), hidden=SIZE, threads=THREADS)
+def test_weights_in_few_bits_are_the_rounded_weights(bits, steps, batch, hidden, threads):
+    torch.manual_seed(steps)
+    w = torch.randn(4 * hidden, hidden)
+    few, scale = packing.in_few_bits(w.numpy(), bits)
+    if bits == 8:
+        rounded = few.astype(np.float32) * scale[:, None]
+        assert np.abs(rounded - w.numpy()).max() <= scale.max() / 2 * (1 + 1e-5), "rounded to nearest"
+    else:
+        rounded = w.bfloat16().float().numpy()
+    gates = torch.randn(steps, batch, 4 * hidden).numpy()
+    found = []
+    for weight in (few, rounded):
+        states, cells = np.zeros((2, steps + 1, batch, hidden), np.float32)
+        packed, zeros = packing.pack(weight, threads), np.zeros((threads, 8), np.int64)
+        if weight is few:
+            scales = packing.pack_scale(scale, threads)
+            assert cpu_kernels.forward_in_few_bits(gates.copy(), states, cells, packed, scales, zeros)
+        else:
+            assert cpu_kernels.forward(gates.copy(), states, cells, packed, zeros)
+        found.append((states, cells))
+    np.testing.assert_allclose(*found, rtol=0, atol=2e-4)  # of sums of H terms in another order
 
 
 def test_a_thread_that_does_not_come_is_not_waited_for_forever():
     steps, batch, hidden = 3, 1, 4
     gates, counters = np.zeros((steps, batch, 4 * hidden)), np.zeros((2, 8), np.int64)
     state, cells = np.zeros((2, steps + 1, batch, hidden))
-    packed = cpu_kernels.pack(np.ones((4 * hidden, hidden)), 2)
+    packed = packing.pack(np.ones((4 * hidden, hidden)), 2)
     assert not cpu_kernels.forward_part(0, gates, state, cells, packed[0], counters, 1000)
     assert counters[0, 0] == 1, "it did its first step, and no more"
 
