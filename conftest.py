@@ -14,7 +14,7 @@ from tools import interpreter, notebooks
 
 ROOT = Path(__file__).resolve().parent
 
-LONG = ["test_pages", "why_it_learns", "test_compiled", "test_training", "test_launcher", "test_gpu"]
+LONG = ["test_pages", "what_depth_does", "test_compiled", "test_training", "test_launcher", "test_gpu"]
 
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)

@@ -31,7 +31,7 @@ FORWARD, UPDATE, RTX_3070 = 3.02, 1.10e-3, 0.317e12
 M40 = 3072 * 2 * 1.114
 
 EASY = "error_diffusion honest_timing splitting_the_work amp_in_practice smaller_models".split()
-HARD = "forward_at_once why_it_learns ed_on_many_devices many_steps".split()
+HARD = "forward_at_once why_it_learns what_depth_does ed_on_many_devices many_steps".split()
 FOLDED = {"claim", "hide-cell", "hide-input"}  # cells that a reader passes over
 
 

@@ -74,8 +74,8 @@ def compare(ed: np.ndarray, descent: np.ndarray) -> Agreement:
     return Agreement(same, float(dot / np.prod(lengths)) if all(lengths) else np.nan, float(both.mean()))
 
 
-def messages(net: EDNetwork, x: np.ndarray) -> np.ndarray:
-    """∂o/∂y of each hidden cell: what backpropagation would tell it, up to the error.
+def adjoints(net: EDNetwork, x: np.ndarray) -> np.ndarray:
+    """∂o/∂y, the adjoint of each hidden cell: what backpropagation sends back to it, up to the error.
 
     x (B, n_inputs) → (depth + 1, K, 2, B, W), a NumPy array. In a network whose weights have their signs it
     is nowhere negative for type 0, nowhere positive for type 1.

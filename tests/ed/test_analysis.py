@@ -115,10 +115,10 @@ def test_comparing_two_directions_by_hand():
     assert np.isnan(nothing.same_sign) and np.isnan(nothing.cosine) and nothing.counted == 0
 
 
-def test_messages_are_slopes_and_have_the_cells_signs(rng):
+def test_adjoints_are_slopes_and_have_the_cells_signs(rng):
     net = a_net(2)
     x, _ = batch(rng, net, size=4)
-    found = analysis.messages(net, x)  # (3, K, 2, B, W)
+    found = analysis.adjoints(net, x)  # (3, K, 2, B, W)
     assert found.shape == (3, 2, 2, 4, 3)
     assert (found[:, :, 0] > 0).all() and (found[:, :, 1] < 0).all()
     state = net.state_dict()
