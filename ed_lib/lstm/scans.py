@@ -84,6 +84,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b, h, scan):
+        """All states by a function ``scan``, one of SCANS."""
         states = scan(a, b, h)
         ctx.scan = scan
         ctx.save_for_backward(a, states, h)
@@ -91,6 +92,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
+        """The gradients of a, b and h, by the same."""
         a, states, h = ctx.saved_tensors
         later = torch.cat([a[1:], torch.zeros_like(a[:1])]).flip(0)
         g = ctx.scan(later, dy.flip(0), torch.zeros_like(h)).flip(0)  # (T, …)
