@@ -5,7 +5,8 @@ was written before it was stored. An ordinary store promises nothing of the kind
 waiting loop is done once, before the loop.
 """
 
-from llvmlite import ir
+from typing import Any
+
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -17,7 +18,7 @@ def _address(context, builder, array_type, array, index):
 
 
 @intrinsic
-def store_release(typing, counters, index, value):
+def store_release(typing: Any, counters: Any, index: Any, value: Any) -> Any:
     """counters[index] = value, after all that was written before. counters: an int64 array."""
 
     def emit(context, builder, signature, arguments):
@@ -29,7 +30,7 @@ def store_release(typing, counters, index, value):
 
 
 @intrinsic
-def load_acquire(typing, counters, index):
+def load_acquire(typing: Any, counters: Any, index: Any) -> Any:
     """counters[index], before all that is read after. counters: an int64 array."""
 
     def emit(context, builder, signature, arguments):
@@ -40,11 +41,11 @@ def load_acquire(typing, counters, index):
 
 
 @intrinsic
-def as_float32(typing, bits):
+def as_float32(typing: Any, bits: Any) -> Any:
     """The float32 that an int32's bits are."""
 
     def emit(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
 
     return types.float32(types.int32), emit
 

@@ -9,6 +9,9 @@ All functions take a and b (T, …), elementwise, and h (…), the state before 
 (T, …).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 Tensor = torch.Tensor
@@ -83,7 +86,7 @@ class Recurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, a, b, h, scan):
+    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor, scan: Callable) -> Tensor:
         """All states by a function ``scan``, one of SCANS."""
         states = scan(a, b, h)
         ctx.scan = scan
@@ -91,7 +94,7 @@ class Recurrence(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> tuple:
         """The gradients of a, b and h, by the same."""
         a, states, h = ctx.saved_tensors
         later = torch.cat([a[1:], torch.zeros_like(a[:1])]).flip(0)
