@@ -161,30 +161,27 @@ def meet(n, step, counters, patience):
 
 @njit(**FAST)
 def product(h, w, sums):
-    """sums (B, N) = h (B, H) w (H, N), for few samples by walking through w once for each."""
-    batch, size = h.shape
-    if batch > FEW:
+    """sums (B, N) = h (B, H) w (H, N)."""
+    if h.shape[0] > FEW:
         np.dot(h, w, sums)
-        return
-    whole = size // UNROLLED * UNROLLED
-    for b in range(batch):
-        out = sums[b]
-        for j in range(out.size):
-            out[j] = 0
-        for first in range(0, whole, UNROLLED):
-            for j in range(out.size):
-                total = out[j]
-                for k in range(UNROLLED):
-                    total += h[b, first + k] * w[first + k, j]
-                out[j] = total
-        for k in range(whole, size):
-            for j in range(out.size):
-                out[j] += h[b, k] * w[k, j]
+    else:
+        product_of_few(h, w, sums)
 
 
 @njit(**FAST)
 def widened_product(h, w, scale, sums):
-    """``product`` with w in few bits: each weight becomes float32 in a register, and no sooner."""
+    """``product`` with w in few bits, whose columns have a scale (N,)."""
+    product_of_few(h, w, sums)
+    for b in range(h.shape[0]):
+        for j in range(scale.size):
+            sums[b, j] *= scale[j]
+
+
+@njit(**FAST)
+def product_of_few(h, w, sums):
+    """``product`` by walking through w once for each sample; a weight in few bits becomes float32 in a
+    register, and no sooner.
+    """
     batch, size = h.shape
     whole = size // UNROLLED * UNROLLED
     for b in range(batch):
@@ -200,13 +197,14 @@ def widened_product(h, w, scale, sums):
         for k in range(whole, size):
             for j in range(out.size):
                 out[j] += h[b, k] * widened(w, k, j)
-        for j in range(out.size):
-            out[j] *= scale[j]
 
 
 @njit(**FAST)
 def widened(w, k, j):
-    return F(w[k, j]) if w.itemsize == 1 else as_float32(I(w[k, j]) * I(2**16))
+    """A weight as it is computed with: int8 as a number, int16 as bfloat16's bits, a float as it is."""
+    if w.itemsize == 1:
+        return F(w[k, j])
+    return as_float32(I(w[k, j]) * I(2**16)) if w.itemsize == 2 else w[k, j]
 
 
 @njit(**FAST)
