@@ -38,14 +38,22 @@ def read_rate(size: float, threads: int = 1, seconds: float = 0.1) -> float:
 
 @njit(parallel=True, fastmath=True, cache=True)
 def read_by_loop(blocks, times):
-    """Reads each block (numbers,) so many times, on a thread of its own."""
-    totals = np.zeros(blocks.shape[0], np.float32)
+    """Reads each block (numbers,) so many times, on a thread of its own: in four places at once, since a sum
+    that waits for the last one to be added is slower than the fastest cache.
+    """
+    totals, part = np.zeros(blocks.shape[0], np.float32), blocks.shape[1] // 4
     for n in prange(blocks.shape[0]):
-        block, total = blocks[n], np.float32(0)
+        quarters, total = blocks[n].reshape(4, part), np.float32(0)
+        a, b, c, d = quarters[0], quarters[1], quarters[2], quarters[3]
         for turn in range(times):
-            block[turn % block.size] = 1  # so that a turn cannot be left out as the one before
-            for k in range(block.size):
-                total += block[k]
+            a[turn % part] = 1  # so that a turn cannot be left out as the one before
+            one = two = three = four = np.float32(0)
+            for k in range(part):
+                one += a[k]
+                two += b[k]
+                three += c[k]
+                four += d[k]
+            total += one + two + three + four
         totals[n] = total
     return totals
 

@@ -16,8 +16,7 @@ from numba import njit, prange
 from ed_lib.lstm.atomics import arrived, as_float32, store_release
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
-FEW = 6  # samples for which the loops below are faster than BLAS, which has to pack its operands in each call
-UNROLLED = 8  # rows of W that one pass over the sums takes in
+UNROLLED, COLUMNS = 8, 512  # rows of W that one pass over the sums takes in, and how many sums
 PATIENCE = 10**9  # looks at a counter, some seconds
 FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True)
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
@@ -26,54 +25,45 @@ LOG2 = F(-1 / np.log(2))
 
 
 @njit(parallel=True, **FAST)
-def forward(gates, hidden, cells, w, counters):
+def forward(x, w_ih, bias, gates, hidden, cells, w, scale, counters):
     """All steps of a layer → whether all threads arrived at the end.
 
-    gates (T, B, 4H): W_ih x + b before, activated after. hidden, cells (T + 1, B, H): [0] is read, the rest
-    is written. w: of :func:`packing.pack`. counters (p, n): zeros.
+    x (T · B, I); w_ih (I, 4H); bias (4H,). gates (T, B, 4H) is written: activated. hidden, cells
+    (T + 1, B, H): [0] is read, the rest is written. w: of :func:`packing.pack`, perhaps int8, or int16 that
+    holds bfloat16's bits; it counts times scale (p, 4U). counters (p, n): zeros.
     """
     threads = counters.shape[0]
     ended = np.zeros(threads, np.bool_)
     for n in prange(threads):
-        ended[n] = forward_part(n, gates, hidden, cells, w[n], counters, PATIENCE)
+        inputs_part(n, threads, x, w_ih, bias, gates)
+        ended[n] = forward_part(n, gates, hidden, cells, w[n], scale[n], counters, PATIENCE)
     return ended.all()
 
 
 @njit(**FAST)
-def forward_part(n, gates, hidden, cells, w, counters, patience):
+def inputs_part(n, threads, x, w_ih, bias, gates):
+    """Thread n's rows of W_ih x + b, which wait for no step: one product for all of them."""
+    rows, size = x.shape[0], bias.size
+    first, last = n * rows // threads, (n + 1) * rows // threads
+    flat = gates.reshape(rows, size)
+    if first < last:
+        product(x[first:last], w_ih, flat[first:last])  # (rows, I) (I, 4H) → (rows, 4H)
+    for r in range(first, last):
+        for j in range(size):
+            flat[r, j] += bias[j]
+
+
+@njit(**FAST)
+def forward_part(n, gates, hidden, cells, w, scale, counters, patience):
     """What thread n does; False if another does not arrive."""
     (steps, batch, _), width = gates.shape, w.shape[1] // 4
-    first = n * width
     sums = np.empty((batch, 4 * width), gates.dtype)
+    if not meet(n, 1, counters, patience):  # all of W_ih x + b
+        return False
     for t in range(steps):
         product(hidden[t], w, sums)  # (B, H) (H, 4U) → (B, 4U)
-        cell(gates[t], sums, cells[t], cells[t + 1], hidden[t + 1], first, width)
-        if not meet(n, t + 1, counters, patience):
-            return False
-    return True
-
-
-@njit(parallel=True, **FAST)
-def forward_in_few_bits(gates, hidden, cells, w, scale, counters):
-    """``forward`` with weights held in fewer bits than they are computed in: w (p, H, 4U) int8, times scale
-    (p, 4U), or int16 that holds bfloat16's bits. float32 otherwise.
-    """
-    threads = counters.shape[0]
-    ended = np.zeros(threads, np.bool_)
-    for n in prange(threads):
-        ended[n] = few_bits_part(n, gates, hidden, cells, w[n], scale[n], counters, PATIENCE)
-    return ended.all()
-
-
-@njit(**FAST)
-def few_bits_part(n, gates, hidden, cells, w, scale, counters, patience):
-    """What thread n does; False if another does not arrive."""
-    (steps, batch, _), width = gates.shape, w.shape[1] // 4
-    sums = np.empty((batch, 4 * width), gates.dtype)
-    for t in range(steps):
-        widened_product(hidden[t], w, scale, sums)
-        cell(gates[t], sums, cells[t], cells[t + 1], hidden[t + 1], n * width, width)
-        if not meet(n, t + 1, counters, patience):
+        cell(gates[t], sums, scale, cells[t], cells[t + 1], hidden[t + 1], n * width)
+        if not meet(n, t + 2, counters, patience):
             return False
     return True
 
@@ -112,37 +102,41 @@ def backward_part(n, gates, cells, dy, dh, dc, dgates, w, counters, patience):
 
 
 @njit(parallel=True, **FAST)
-def wavefront(gates, hidden, cells, upward, w, bias, counters, threads):
+def wavefront(x, w_ih, bias, gates, hidden, cells, upward, w, scale, counters, threads):
     """Several layers at once, each thread with its own: layer l takes a step when layer l − 1 has taken it →
     whether all arrived at the end.
 
-    gates (L, T, B, 4H): [0] is W_ih x + b before; all activated after. hidden, cells (L, T + 1, B, H): [:, 0]
-    is read, the rest is written. upward (L, H, 4H): W_ih transposed, [0] not read; w (L, H, 4H): W_hh
-    transposed; bias (L, 4H). counters (L, n): zeros.
+    x (T · B, I); w_ih (I, 4H) of layer 0; upward (L − 1, H, 4H): those of the others; bias (L, 4H);
+    w (L, H, 4U), scale (L, 4U): of one part for each layer. gates (L, T, B, 4H) is written; hidden, cells
+    (L, T + 1, B, H): [:, 0] is read, the rest is written. counters (p + L, n): zeros.
     """
     layers = gates.shape[0]
     ended = np.zeros(threads, np.bool_)
     for n in prange(threads):
-        own = n * layers // threads, (n + 1) * layers // threads
-        ended[n] = wavefront_part(own, gates, hidden, cells, upward, w, bias, counters, PATIENCE)
+        inputs_part(n, threads, x, w_ih, bias[0], gates[0])
+        if meet(n, 1, counters[:threads], PATIENCE):
+            own = n * layers // threads, (n + 1) * layers // threads
+            steps = counters[threads:]  # how far each layer is
+            ended[n] = layers_part(own, gates, hidden, cells, upward, w, bias, scale, steps, PATIENCE)
     return ended.all()
 
 
 @njit(**FAST)
-def wavefront_part(own, gates, hidden, cells, upward, w, bias, counters, patience):
+def layers_part(own, gates, hidden, cells, upward, w, bias, scale, counters, patience):
     """The layers own[0] … own[1] − 1; False if the layer below does not arrive."""
     _, steps, batch, _ = gates.shape
-    width = w.shape[1]
-    sums = np.empty((batch, 4 * width), gates.dtype)
+    sums = np.empty((batch, w.shape[2]), gates.dtype)
     for t in range(steps):
         for n in range(own[0], own[1]):
             if n > 0:
                 if not arrived(counters, n - 1, t + 1, patience):
                     return False
-                product(hidden[n - 1, t + 1], upward[n], gates[n, t])  # (B, H) (H, 4H) → (B, 4H)
-                gates[n, t] += bias[n]
-            product(hidden[n, t], w[n], sums)
-            cell(gates[n, t], sums, cells[n, t], cells[n, t + 1], hidden[n, t + 1], 0, width)
+                product(hidden[n - 1, t + 1], upward[n - 1], gates[n, t])  # (B, H) (H, 4H) → (B, 4H)
+                for b in range(batch):
+                    for j in range(bias.shape[1]):
+                        gates[n, t, b, j] += bias[n, j]
+            product(hidden[n, t], w[n], sums)  # (B, H) (H, 4U) → (B, 4U)
+            cell(gates[n, t], sums, scale[n], cells[n, t], cells[n, t + 1], hidden[n, t + 1], 0)
             store_release(counters[n], 0, t + 1)
     return True
 
@@ -161,42 +155,27 @@ def meet(n, step, counters, patience):
 
 @njit(**FAST)
 def product(h, w, sums):
-    """sums (B, N) = h (B, H) w (H, N)."""
-    if h.shape[0] > FEW:
-        np.dot(h, w, sums)
-    else:
-        product_of_few(h, w, sums)
-
-
-@njit(**FAST)
-def widened_product(h, w, scale, sums):
-    """``product`` with w in few bits, whose columns have a scale (N,)."""
-    product_of_few(h, w, sums)
-    for b in range(h.shape[0]):
-        for j in range(scale.size):
-            sums[b, j] *= scale[j]
-
-
-@njit(**FAST)
-def product_of_few(h, w, sums):
-    """``product`` by walking through w once for each sample; a weight in few bits becomes float32 in a
-    register, and no sooner.
+    """sums (B, N) = h (B, K) w (K, N), a few rows and columns of w at a time, which stay in the fastest cache
+    for all samples. A weight in few bits becomes a float32 in a register, and no sooner.
     """
-    batch, size = h.shape
-    whole = size // UNROLLED * UNROLLED
-    for b in range(batch):
-        out = sums[b]
-        for j in range(out.size):
-            out[j] = 0
+    (batch, size), whole = h.shape, h.shape[1] // UNROLLED * UNROLLED
+    for left in range(0, sums.shape[1], COLUMNS):
+        columns = min(COLUMNS, sums.shape[1] - left)
+        for b in range(batch):
+            for j in range(columns):
+                sums[b, left + j] = 0
         for first in range(0, whole, UNROLLED):
-            for j in range(out.size):
-                total = out[j]
-                for k in range(UNROLLED):
-                    total += h[b, first + k] * widened(w, first + k, j)
-                out[j] = total
+            for b in range(batch):
+                out = sums[b, left : left + columns]
+                for j in range(columns):
+                    total = out[j]
+                    for k in range(UNROLLED):
+                        total += h[b, first + k] * widened(w, first + k, left + j)
+                    out[j] = total
         for k in range(whole, size):
-            for j in range(out.size):
-                out[j] += h[b, k] * widened(w, k, j)
+            for b in range(batch):
+                for j in range(columns):
+                    sums[b, left + j] += h[b, k] * widened(w, k, left + j)
 
 
 @njit(**FAST)
@@ -208,15 +187,24 @@ def widened(w, k, j):
 
 
 @njit(**FAST)
-def cell(gates, sums, before, after, h, first, width):
-    """A step from the products on: gates (B, 4H) in place, the part's columns of after and h (B, H)."""
-    batch, size = before.shape
+def whole_cell(gates, sums, before, after, h):
+    """A step from the products on, all of it: gates (B, 4H) in place, sums (B, 4H), the rest (B, H)."""
+    cell(gates, sums, np.ones(gates.shape[1], gates.dtype), before, after, h, 0)
+
+
+@njit(**FAST)
+def cell(gates, sums, scale, before, after, h, first):
+    """A step from the products on: gates (B, 4H) in place, and of after and h (B, H) the columns from
+    ``first`` on for which there are sums (B, 4U), which count times scale (4U,).
+    """
+    (batch, size), width = before.shape, scale.size // 4
+    s = scale.reshape(4, width)
     for b in range(batch):
         a, r = gates[b].reshape(4, size), sums[b].reshape(4, width)
         for u in range(min(width, size - first)):
             j = first + u
-            i, f = sigmoid(a[0, j] + r[0, u], gates), sigmoid(a[1, j] + r[1, u], gates)
-            g, o = tanh(a[2, j] + r[2, u], gates), sigmoid(a[3, j] + r[3, u], gates)
+            i, f = sigmoid(a[0, j] + s[0, u] * r[0, u], gates), sigmoid(a[1, j] + s[1, u] * r[1, u], gates)
+            g, o = tanh(a[2, j] + s[2, u] * r[2, u], gates), sigmoid(a[3, j] + s[3, u] * r[3, u], gates)
             c = f * before[b, j] + i * g
             a[0, j], a[1, j], a[2, j], a[3, j] = i, f, g, o
             after[b, j], h[b, j] = c, o * tanh(c, gates)

@@ -1,13 +1,48 @@
-"""W_hh as ``cpu_kernels`` reads it: for each thread the part that it keeps, in the order of its loop, perhaps
-in few bits.
+"""Weights as ``cpu_kernels`` reads them: of W_hh for each thread the part that it keeps, in the order of its
+loop, perhaps in few bits.
 
-Letters: H hidden, p threads, U the hidden numbers of a thread's part; gates in the order i, f, g, o.
+Letters: I inputs, H hidden, p threads, U the hidden numbers of a thread's part. Gates: i, f, g, o.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 VECTOR = 16  # numbers in a vector register
+BITS = (32, 16, 8)  # a weight's, where it is held in float32
+
+
+class Packed(NamedTuple):
+    """A layer's weights, ready to be read."""
+
+    w_ih: np.ndarray  # (I, 4H)
+    bias: np.ndarray  # (4H,), both added
+    w_hh: np.ndarray  # (p, H, 4U), of pack
+    scale: np.ndarray  # (p, 4U)
+
+
+def prepare(weights: Sequence[torch.Tensor], threads: int, bits: int = 32) -> Packed:
+    """The weights of a layer, W_ih (4H, I), W_hh (4H, H) and two biases (4H,), for so many threads; bits:
+    those that a number of W_hh is held in, one of BITS.
+    """
+    w_ih, w_hh, b_ih, b_hh = (weight.detach().numpy() for weight in weights)
+    few, scale = (w_hh, np.ones(len(w_hh), w_hh.dtype)) if bits == 32 else in_few_bits(w_hh, bits)
+    return Packed(np.ascontiguousarray(w_ih.T), b_ih + b_hh, pack(few, threads), pack_scale(scale, threads))
+
+
+def stack(layers: Sequence[Packed]) -> tuple[np.ndarray, ...]:
+    """Layers of one part each, for the wavefront: W_ih of the first (I, 4H), biases (L, 4H), W_ih of the
+    others (L − 1, H, 4H), W_hh (L, H, 4H) and its scale (L, 4H).
+    """
+    size = layers[0].w_hh.shape[1]
+    upward = [
+        np.zeros((0, size, 4 * size), layers[0].w_ih.dtype),
+        *(layer.w_ih[None] for layer in layers[1:]),
+    ]
+    w, scale = (np.concatenate(arrays) for arrays in list(zip(*layers, strict=True))[2:])
+    return layers[0].w_ih, np.stack([layer.bias for layer in layers]), np.concatenate(upward), w, scale
 
 
 def width_of(size: int, threads: int) -> int:
