@@ -11,13 +11,14 @@ the order i, f, g, o. float32, where σ and tanh are short series, or float64, w
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
 from ed_lib.lstm.atomics import arrived, as_float32, store_release
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
-UNROLLED, COLUMNS = 8, 512  # rows of W that one pass over the sums takes in, and how many sums
-PATIENCE = 10**9  # looks at a counter, some seconds
+FEW = 24  # samples for which loops are faster than BLAS, which has to pack its operands in each call
+PATIENCE = 10**11  # looks at a counter, a minute or two
 FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True)
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
 P0, P1, P2, P3, P4, P5, P6, P7 = [F(np.log(2) ** n / np.prod(np.arange(1.0, n + 1))) for n in range(8)]
@@ -155,35 +156,71 @@ def meet(n, step, counters, patience):
 
 @njit(**FAST)
 def product(h, w, sums):
-    """sums (B, N) = h (B, K) w (K, N), a few rows and columns of w at a time, which stay in the fastest cache
-    for all samples. A weight in few bits becomes a float32 in a register, and no sooner.
-    """
-    (batch, size), whole = h.shape, h.shape[1] // UNROLLED * UNROLLED
-    for left in range(0, sums.shape[1], COLUMNS):
-        columns = min(COLUMNS, sums.shape[1] - left)
-        for b in range(batch):
-            for j in range(columns):
-                sums[b, left + j] = 0
-        for first in range(0, whole, UNROLLED):
-            for b in range(batch):
-                out = sums[b, left : left + columns]
-                for j in range(columns):
-                    total = out[j]
-                    for k in range(UNROLLED):
-                        total += h[b, first + k] * widened(w, first + k, left + j)
-                    out[j] = total
-        for k in range(whole, size):
-            for b in range(batch):
-                for j in range(columns):
-                    sums[b, left + j] += h[b, k] * widened(w, k, left + j)
+    """sums (B, N) = h (B, K) w (K, N)."""
+    if h.shape[0] > FEW:
+        blas(h, w, sums)
+    else:
+        product_of_few(h, w, sums)
+
+
+def blas(h, w, sums):
+    """``product`` by BLAS, if w is in floats, which packs its operands first: many samples pay for that."""
+
+
+@overload(blas)
+def _(h, w, sums):
+    if isinstance(w.dtype, types.Float):
+        return lambda h, w, sums: np.dot(h, w, sums)
+    return lambda h, w, sums: product_of_few(h, w, sums)
 
 
 @njit(**FAST)
-def widened(w, k, j):
+def product_of_few(h, w, sums):
+    """``product`` in one walk through w, four rows at a time, each used for four samples. A weight in few
+    bits becomes a float32 in a register, and no sooner.
+    """
+    (batch, size), width, fours = h.shape, w.shape[1], h.shape[0] // 4 * 4
+    sums[:] = 0
+    for k in range(0, size // 4 * 4, 4):
+        # rows as slices, not as w[k]: only then does the compiler see that rows of sums do not overlap
+        r, s, t, u = w[k, 0:width], w[k + 1, 0:width], w[k + 2, 0:width], w[k + 3, 0:width]
+        for n in range(0, fours, 4):
+            o0, o1 = sums[n, 0:width], sums[n + 1, 0:width]
+            o2, o3 = sums[n + 2, 0:width], sums[n + 3, 0:width]
+            a0, a1, a2, a3 = h[n, k], h[n, k + 1], h[n, k + 2], h[n, k + 3]  # by name: they stay in registers
+            b0, b1, b2, b3 = h[n + 1, k], h[n + 1, k + 1], h[n + 1, k + 2], h[n + 1, k + 3]
+            c0, c1, c2, c3 = h[n + 2, k], h[n + 2, k + 1], h[n + 2, k + 2], h[n + 2, k + 3]
+            d0, d1, d2, d3 = h[n + 3, k], h[n + 3, k + 1], h[n + 3, k + 2], h[n + 3, k + 3]
+            for j in range(width):
+                w0, w1, w2, w3 = widened(r[j]), widened(s[j]), widened(t[j]), widened(u[j])
+                o0[j] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
+                o1[j] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
+                o2[j] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
+                o3[j] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
+        for n in range(fours, batch):
+            a0, a1, a2, a3 = h[n, k], h[n, k + 1], h[n, k + 2], h[n, k + 3]
+            out = sums[n, 0:width]
+            for j in range(width):
+                w0, w1, w2, w3 = widened(r[j]), widened(s[j]), widened(t[j]), widened(u[j])
+                out[j] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
+    for k in range(size // 4 * 4, size):
+        for n in range(batch):
+            row, out, a0 = w[k, 0:width], sums[n, 0:width], h[n, k]
+            for j in range(width):
+                out[j] += a0 * widened(row[j])
+
+
+def widened(weight):
     """A weight as it is computed with: int8 as a number, int16 as bfloat16's bits, a float as it is."""
-    if w.itemsize == 1:
-        return F(w[k, j])
-    return as_float32(I(w[k, j]) * I(2**16)) if w.itemsize == 2 else w[k, j]
+
+
+@overload(widened)
+def _(weight):
+    if isinstance(weight, types.Float):
+        return lambda weight: weight
+    if weight.bitwidth == 8:
+        return lambda weight: F(weight)
+    return lambda weight: as_float32(I(weight) * I(2**16))
 
 
 @njit(**FAST)
@@ -196,45 +233,106 @@ def whole_cell(gates, sums, before, after, h):
 def cell(gates, sums, scale, before, after, h, first):
     """A step from the products on: gates (B, 4H) in place, and of after and h (B, H) the columns from
     ``first`` on for which there are sums (B, 4U), which count times scale (4U,).
+
+    One loop for each thing to do: a compiler makes vector instructions of a loop over few arrays only.
     """
     (batch, size), width = before.shape, scale.size // 4
-    s = scale.reshape(4, width)
+    last = min(first + width, size)
     for b in range(batch):
-        a, r = gates[b].reshape(4, size), sums[b].reshape(4, width)
-        for u in range(min(width, size - first)):
-            j = first + u
-            i, f = sigmoid(a[0, j] + s[0, u] * r[0, u], gates), sigmoid(a[1, j] + s[1, u] * r[1, u], gates)
-            g, o = tanh(a[2, j] + s[2, u] * r[2, u], gates), sigmoid(a[3, j] + s[3, u] * r[3, u], gates)
-            c = f * before[b, j] + i * g
-            a[0, j], a[1, j], a[2, j], a[3, j] = i, f, g, o
-            after[b, j], h[b, j] = c, o * tanh(c, gates)
+        a, r = gates[b], sums[b]
+        for gate in range(4):
+            at, part = gate * size + first, slice(gate * width, (gate + 1) * width)
+            add_scaled(a[at : gate * size + last], scale[part], r[part])
+            activate(a[at : gate * size + last], gate == 2)
+        i, f, g, o = four(a, size, first, last)
+        c_before, c, y = before[b, first:last], after[b, first:last], h[b, first:last]
+        for j in range(c.size):
+            c[j] = f[j] * c_before[j] + i[j] * g[j]
+        y[:] = c
+        activate(y, True)
+        for j in range(c.size):
+            y[j] *= o[j]
+
+
+@njit(**FAST)
+def four(gates, size, first, last):
+    """The four gates of a part: (4H,) → four of (last − first,)."""
+    at = first, size + first, 2 * size + first, 3 * size + first
+    n = last - first
+    return (
+        gates[at[0] : at[0] + n],
+        gates[at[1] : at[1] + n],
+        gates[at[2] : at[2] + n],
+        gates[at[3] : at[3] + n],
+    )
+
+
+@njit(**FAST)
+def add_scaled(a, scale, sums):
+    """a += scale · sums."""
+    for j in range(a.size):
+        a[j] += scale[j] * sums[j]
+
+
+@njit(**FAST)
+def activate(a, by_tanh):
+    """a becomes σ(a), or tanh(a)."""
+    if by_tanh:
+        for j in range(a.size):
+            a[j] = tanh(a[j])
+    else:
+        for j in range(a.size):
+            a[j] = sigmoid(a[j])
 
 
 @njit(**FAST)
 def cell_backward(gates, before, after, dy, dh, dc, dgates, first, width):
     """The step backwards, for the part's columns: dc (B, H) in place, dgates (B, 4H) written."""
-    batch, size = dc.shape
+    (batch, size), last = dc.shape, min(first + width, dc.shape[1])
+    back, tanh_c = np.empty((2, last - first), gates.dtype)
     for b in range(batch):
-        a, d = gates[b].reshape(4, size), dgates[b].reshape(4, size)
-        for j in range(first, min(first + width, size)):
-            i, f, g, o = a[0, j], a[1, j], a[2, j], a[3, j]
-            tanh_c, back = tanh(after[b, j], gates), dh[b, j] + dy[b, j]
-            of_c = dc[b, j] + back * o * (1 - tanh_c * tanh_c)
-            d[0, j] = of_c * g * i * (1 - i)
-            d[1, j] = of_c * before[b, j] * f * (1 - f)
-            d[2, j] = of_c * i * (1 - g * g)
-            d[3, j] = back * tanh_c * o * (1 - o)
-            dc[b, j] = of_c * f
+        i, f, g, o = four(gates[b], size, first, last)
+        di, df, dg, do = four(dgates[b], size, first, last)
+        of_c, c_before = dc[b, first:last], before[b, first:last]
+        tanh_c[:] = after[b, first:last]
+        activate(tanh_c, True)
+        add_to(back, dh[b, first:last], dy[b, first:last])
+        for j in range(back.size):
+            do[j] = back[j] * tanh_c[j] * o[j] * (1 - o[j])
+            of_c[j] += back[j] * o[j] * (1 - tanh_c[j] * tanh_c[j])
+        for j in range(back.size):
+            di[j] = of_c[j] * g[j] * i[j] * (1 - i[j])
+        for j in range(back.size):
+            df[j] = of_c[j] * c_before[j] * f[j] * (1 - f[j])
+        for j in range(back.size):
+            dg[j] = of_c[j] * i[j] * (1 - g[j] * g[j])
+        for j in range(back.size):
+            of_c[j] *= f[j]
 
 
 @njit(**FAST)
-def sigmoid(x, like):
-    return series(F(x)) if like.itemsize == 4 else 1 / (1 + np.exp(-x))
+def add_to(total, a, b):
+    """total = a + b."""
+    for j in range(total.size):
+        total[j] = a[j] + b[j]
 
 
-@njit(**FAST)
-def tanh(x, like):
-    return F(2) * series(F(2) * F(x)) - F(1) if like.itemsize == 4 else np.tanh(x)
+def sigmoid(x):
+    """σ(x): in float32 by a short series, in float64 by the library's exp."""
+
+
+@overload(sigmoid)
+def _(x):
+    return (lambda x: series(x)) if x == types.float32 else (lambda x: 1 / (1 + np.exp(-x)))
+
+
+def tanh(x):
+    """tanh(x), likewise."""
+
+
+@overload(tanh)
+def _(x):
+    return (lambda x: F(2) * series(F(2) * x) - F(1)) if x == types.float32 else (lambda x: np.tanh(x))
 
 
 @njit(**FAST)

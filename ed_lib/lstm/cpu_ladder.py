@@ -7,6 +7,7 @@ Letters: T time steps, B batch, I inputs, H hidden, p threads.
 import numpy as np
 import torch
 
+from ed_lib import blas
 from ed_lib.lstm import cpu_kernels, packing
 from ed_lib.lstm.ladder import Kept, Layer
 
@@ -56,7 +57,8 @@ def run(
     """
     counters = np.zeros((len(packed.w_hh), LINE), np.int64)
     x = x.reshape(-1, x.shape[-1])  # (T · B, I)
-    arrived(cpu_kernels.forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
+    with blas.alone():
+        arrived(cpu_kernels.forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
 
 
 def chain_backward(
@@ -69,7 +71,8 @@ def chain_backward(
     dh, dc = (gradient.clone(memory_format=torch.contiguous_format) for gradient in (dh, dc))
     arrays = (kept.gates, kept.cells, dy.contiguous(), dh, dc, dgates)
     w, counters = packing.pack_back(kept.w_hh.numpy(), threads), np.zeros((threads, LINE), np.int64)
-    arrived(cpu_kernels.backward(*(array.numpy() for array in arrays), w, counters))
+    with blas.alone():
+        arrived(cpu_kernels.backward(*(array.numpy() for array in arrays), w, counters))
     return dgates, dh, dc
 
 

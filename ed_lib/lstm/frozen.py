@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ed_lib import check
+from ed_lib import blas, check
 from ed_lib.lstm import cpu_kernels, cpu_ladder, packing
 from ed_lib.lstm.module import check_module, check_on_cpu, check_threads, checked
 
@@ -59,4 +59,5 @@ class Frozen:
         counters = np.zeros((self.threads + len(gates), cpu_ladder.LINE), np.int64)
         w_ih, bias, *rest = self.stack
         arrays = x.reshape(-1, x.shape[-1]), w_ih, bias, gates, hidden, cells, *rest
-        cpu_ladder.arrived(cpu_kernels.wavefront(*arrays, counters, self.threads))
+        with blas.alone():
+            cpu_ladder.arrived(cpu_kernels.wavefront(*arrays, counters, self.threads))
