@@ -109,7 +109,7 @@ def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, cap
     with pytest.raises(SystemExit) as ended:
         command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert ended.value.code == 0 and "parallel: left out, since its devices are processes on a CPU" in said
+    assert ended.value.code == 0 and "parallel: left out, since it is about a CPU" in said
     assert seen == [(benchmark, "cuda", str(tmp_path)) for benchmark in (ed, precision, lstm)]
 
 

@@ -18,6 +18,7 @@ from ed_lib.lstm.atomics import arrived, as_float32, store_release
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
 FEW = 24  # samples for which loops are faster than BLAS, which has to pack its operands in each call
+LINE = 8  # int64 numbers in a cache line: a counter for each thread, none beside another's
 PATIENCE = 10**11  # looks at a counter, a minute or two
 FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True)
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
@@ -152,6 +153,17 @@ def meet(n, step, counters, patience):
         if not arrived(counters, other, step, patience):
             return False
     return True
+
+
+@njit(parallel=True, **FAST)
+def meetings(counters, times):
+    """So many meetings of all threads, and nothing else: what they cost. counters (p, n): any."""
+    threads = counters.shape[0]
+    for n in prange(threads):
+        counters[n, 0] = 0
+    for n in prange(threads):
+        for step in range(times):
+            meet(n, step + 1, counters, PATIENCE)
 
 
 @njit(**FAST)

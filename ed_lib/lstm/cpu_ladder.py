@@ -11,8 +11,6 @@ from ed_lib import blas
 from ed_lib.lstm import cpu_kernels, packing
 from ed_lib.lstm.ladder import Kept, Layer
 
-LINE = 8  # int64 numbers in a cache line: a counter for each thread, none beside another's
-
 
 def compiled_cell(layer: Layer) -> None:
     """All pointwise work of a step in one compiled call; its two products are PyTorch's."""
@@ -35,9 +33,14 @@ def all_inputs(layer: Layer) -> None:
 
 
 def step(layer: Layer, t: int) -> None:
-    """The recurrent product of a step, and the compiled cell."""
+    """The recurrent product of a step, and the rest in one compiled call."""
     # (B, H) (H, 4H) → (B, 4H)
     torch.mm(layer.hidden[t], layer.w_hh.t(), out=layer.recurrent)
+    pointwise(layer, t)
+
+
+def pointwise(layer: Layer, t: int) -> None:
+    """The pointwise work of a step, biases apart, in one compiled call."""
     arrays = layer.gates[t], layer.recurrent, layer.cells[t], layer.cells[t + 1], layer.hidden[t + 1]
     cpu_kernels.whole_cell(*(array.numpy() for array in arrays))
 
@@ -55,7 +58,7 @@ def run(
     """All steps of a layer: x (T, B, I); gates (T, B, 4H) is written, and of hidden and cells (T + 1, B, H)
     what follows [0].
     """
-    counters = np.zeros((len(packed.w_hh), LINE), np.int64)
+    counters = np.zeros((len(packed.w_hh), cpu_kernels.LINE), np.int64)
     x = x.reshape(-1, x.shape[-1])  # (T · B, I)
     with blas.alone():
         arrived(cpu_kernels.forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
@@ -70,7 +73,10 @@ def chain_backward(
     dgates = torch.empty_like(kept.gates)
     dh, dc = (gradient.clone(memory_format=torch.contiguous_format) for gradient in (dh, dc))
     arrays = (kept.gates, kept.cells, dy.contiguous(), dh, dc, dgates)
-    w, counters = packing.pack_back(kept.w_hh.numpy(), threads), np.zeros((threads, LINE), np.int64)
+    w, counters = (
+        packing.pack_back(kept.w_hh.numpy(), threads),
+        np.zeros((threads, cpu_kernels.LINE), np.int64),
+    )
     with blas.alone():
         arrived(cpu_kernels.backward(*(array.numpy() for array in arrays), w, counters))
     return dgates, dh, dc

@@ -56,7 +56,7 @@ class Frozen:
 
     def side_by_side(self, x: np.ndarray, gates: np.ndarray, hidden: np.ndarray, cells: np.ndarray) -> None:
         """All layers along the wavefront: x (T, B, I); the others as in ``run``, with the layers first."""
-        counters = np.zeros((self.threads + len(gates), cpu_ladder.LINE), np.int64)
+        counters = np.zeros((self.threads + len(gates), cpu_kernels.LINE), np.int64)
         w_ih, bias, *rest = self.stack
         arrays = x.reshape(-1, x.shape[-1]), w_ih, bias, gates, hidden, cells, *rest
         with blas.alone():
