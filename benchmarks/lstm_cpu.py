@@ -105,15 +105,15 @@ def read(table, size):
 
 
 def calls(table, size):
-    """{table: "calls"}: what does next to nothing, called; a meeting of all threads; and the pointwise work
+    """{table: "calls"}: what does next to nothing, called; a barrier of all threads; and the pointwise work
     of a step, in calls of PyTorch's, by its compiler, and in one call of ours.
     """
     number, counters = torch.zeros(1), np.zeros((machine.threads(), cpu_kernels.LINE), np.int64)
     works = {"a call of PyTorch's": lambda: number.add_(1)}
-    works["a compiled call"] = lambda: cpu_kernels.meetings(counters[:1], 0)
+    works["a compiled call"] = lambda: cpu_kernels.barriers(counters[:1], 0)
     took = {what: timing.measure(work, min_seconds=size.seconds) for what, work in works.items()}
-    many = timing.measure(lambda: cpu_kernels.meetings(counters, 1000), min_seconds=size.seconds)
-    took["a meeting of all threads"] = timing.Timing(
+    many = timing.measure(lambda: cpu_kernels.barriers(counters, 1000), min_seconds=size.seconds)
+    took["a barrier of all threads"] = timing.Timing(
         many.median / 1000, many.q1 / 1000, many.q3 / 1000, many.n
     )
     for what, time in took.items():

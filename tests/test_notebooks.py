@@ -45,7 +45,7 @@ def test_the_outputs_are_those_of_this_code(path, nb):
 # Of a chapter: words of prose, and cells. Those that are still to be rewritten are as long as they are.
 LIMITS = {"words": 2500, "cells": 70}
 LONG = """splitting_the_work data_parallel asynchronous model_parallel ed_on_many_devices
-          mixed_precision amp_in_practice smaller_models one_step many_steps cudnn_weights""".split()
+          mixed_precision amp_in_practice smaller_models cudnn_weights""".split()
 FLOORS = """every_layer_at_once honest_timing fast_forward forward_at_once one_step many_steps""".split()
 
 
@@ -59,13 +59,13 @@ def test_no_time_is_below_its_floor(path, nb):
         assert not below and cell["seconds"]
 
 
-def test_all_pages_print_the_same_ceilings():
-    line, found = re.compile(r"[\d.]+ GB/s \(\w+\), [\d.]+ GFLOP/s in (float\d+): .*threads"), {}
+def test_all_pages_of_a_machine_print_the_same_ceilings():
+    line, found = re.compile(r"[\d.]+ GB/s \(\w+\), [\d.]+ GFLOP/s in (float\d+: .*threads)"), {}
     for path in CHAPTERS:
         for cell in code_cells(notebooks.read(ROOT / path)):
             for match in line.finditer("".join(map(text_of, cell.outputs))):
                 found.setdefault(match[1], set()).add(match[0])
-    assert set(found) == {"float32", "float64"} and all(len(lines) == 1 for lines in found.values()), found
+    assert len(found) >= 2 and all(len(lines) == 1 for lines in found.values()), found
 
 
 def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(tmp_path, monkeypatch):

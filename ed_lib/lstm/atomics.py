@@ -5,6 +5,9 @@ was written before it was stored. An ordinary store promises nothing of the kind
 waiting loop is done once, before the loop.
 """
 
+import contextlib
+import os
+from types import ModuleType
 from typing import Any
 
 from numba import njit, types
@@ -59,3 +62,15 @@ def arrived(counters, who, step, patience):
         if load_acquire(counters[who], 0) >= step:
             return True
     return False
+
+
+def compiled_anew(file: str, *used: ModuleType) -> None:
+    """Makes Numba compile what ``file`` holds once more, if a module that it uses is younger.
+
+    Numba keeps machine code as long as the file of the outer function is as old as it was, and does not look
+    at the files of the functions that this one calls. Called before the first function of the file.
+    """
+    youngest = max(os.path.getmtime(str(module.__file__)) for module in used)
+    if youngest > os.path.getmtime(file):
+        with contextlib.suppress(OSError):  # a folder that is read-only
+            os.utime(file)

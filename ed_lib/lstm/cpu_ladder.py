@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ed_lib import blas
-from ed_lib.lstm import cpu_kernels, packing
+from ed_lib.lstm import cpu_cell, cpu_kernels, packing
 from ed_lib.lstm.ladder import Kept, Layer
 
 
@@ -42,7 +42,7 @@ def step(layer: Layer, t: int) -> None:
 def pointwise(layer: Layer, t: int) -> None:
     """The pointwise work of a step, biases apart, in one compiled call."""
     arrays = layer.gates[t], layer.recurrent, layer.cells[t], layer.cells[t + 1], layer.hidden[t + 1]
-    cpu_kernels.whole_cell(*(array.numpy() for array in arrays))
+    cpu_cell.whole_cell(*(array.numpy() for array in arrays))
 
 
 def one_call(layer: Layer, threads: int = 1) -> None:

@@ -1,5 +1,8 @@
 """Compiled sequences against torch.nn.LSTM: rungs with gradients, frozen, shared by threads, in few bits."""
 
+import os
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba")
 
-from ed_lib.lstm import LSTM, ON_CPU, cpu_kernels, cpu_ladder, packing  # noqa: E402
+from ed_lib.lstm import LSTM, ON_CPU, atomics, cpu_cell, cpu_kernels, cpu_ladder, packing  # noqa: E402
 from ed_lib.lstm.frozen import SPLITS, Frozen  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
@@ -100,9 +103,22 @@ def test_a_thread_that_does_not_come_is_not_waited_for_forever():
         cpu_ladder.arrived(False)
 
 
+def test_a_younger_callee_makes_numba_compile_the_caller_again(tmp_path):
+    outer, inner = tmp_path / "outer.py", tmp_path / "inner.py"
+    for path in (outer, inner):
+        path.write_text("")
+        os.utime(path, (1000, 1000))
+    used = types.SimpleNamespace(__file__=str(inner))
+    atomics.compiled_anew(str(outer), used)
+    assert os.path.getmtime(outer) == 1000
+    os.utime(inner, (2000, 2000))
+    atomics.compiled_anew(str(outer), used)
+    assert os.path.getmtime(outer) > 2000
+
+
 def test_the_series_is_a_sigmoid_everywhere():
     x = np.concatenate([np.linspace(-30, 30, 4001), [-1e4, 1e4, 0]]).astype(np.float32)
-    found = np.array([cpu_kernels.series(value) for value in x])
+    found = np.array([cpu_cell.series(value) for value in x])
     right = 1 / (1 + np.exp(-np.maximum(x, -80).astype(float)))
     np.testing.assert_allclose(found, right, rtol=5e-6, atol=1e-34)  # of x log₂ e, rounded
     near = np.abs(x) < 1
