@@ -42,6 +42,13 @@ def forward(x, w_ih, bias, gates, hidden, cells, w, scale, counters):
 
 
 @njit(**FAST)
+def forward_alone(x, w_ih, bias, gates, hidden, cells, w, scale, counters):
+    """``forward`` on the thread that calls it, which wakes no other."""
+    inputs_part(0, 1, x, w_ih, bias, gates)
+    return forward_part(0, gates, hidden, cells, w[0], scale[0], counters, PATIENCE)
+
+
+@njit(**FAST)
 def inputs_part(n, threads, x, w_ih, bias, gates):
     """Thread n's rows of W_ih x + b, which wait for no step: one product for all of them."""
     rows, size = x.shape[0], bias.size

@@ -60,8 +60,9 @@ def run(
     """
     counters = np.zeros((len(packed.w_hh), cpu_kernels.LINE), np.int64)
     x = x.reshape(-1, x.shape[-1])  # (T · B, I)
+    forward = cpu_kernels.forward if len(counters) > 1 else cpu_kernels.forward_alone
     with blas.alone():
-        arrived(cpu_kernels.forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
+        arrived(forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
 
 
 def chain_backward(

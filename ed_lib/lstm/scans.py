@@ -76,7 +76,21 @@ def chunked(a: Tensor, b: Tensor, h: Tensor, chunk: int = 16) -> Tensor:
     return (gain * starts[:, None] + local).flatten(0, 1)[:steps]
 
 
-SCANS = {"step by step": step_by_step, "doubling": doubling, "halving": halving, "chunked": chunked}
+def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there is."""
+    from ed_lib.lstm import cpu_scan  # with Numba, which not every machine with a GPU has
+
+    states = torch.empty_like(b, memory_format=torch.contiguous_format)
+    flat = (x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy() for x in (a, b, h, states))
+    if h.numel() > cpu_scan.WIDTH:
+        cpu_scan.walk(*flat)
+    else:
+        cpu_scan.walk_part(*flat, 0)  # on this thread: the others need not be woken
+    return states
+
+
+SCANS = {"step by step": step_by_step, "doubling": doubling, "halving": halving, "chunked": chunked,
+         "compiled": compiled}  # fmt: skip
 
 
 class Recurrence(torch.autograd.Function):
