@@ -17,7 +17,7 @@ from benchmarks.lstm import B, H, L, times
 from benchmarks.lstm_subjects import NN, TOLERANCE, Subject, forward, least, training
 from ed_lib import machine, timing
 from ed_lib.lstm import LSTM, ON_CPU, caches, costs, cpu_kernels, cpu_ladder, ladder
-from ed_lib.lstm.frozen import Frozen
+from ed_lib.lstm.frozen import Frozen, by_onednn
 from ed_lib.records import Row
 
 FROZEN = {  # {what: options of Frozen}
@@ -25,10 +25,15 @@ FROZEN = {  # {what: options of Frozen}
     "threads": {},
     "threads, bfloat16": {"bits": 16},
     "threads, int8": {"bits": 8},
+    "threads, parts in turns": {"split": "in turns"},
     "layers on threads": {"split": "layers"},
 }
-CLIMB = ("combined_gemms", *ON_CPU, "packed", "threads", "threads, bfloat16", "threads, int8", NN)
-SWEPT = ("packed", "threads", "threads, int8", NN)
+ONEDNN = "oneDNN, packed"  # what runs nn.LSTM on a CPU, without packing its weights in each call
+CLIMB = (
+    "combined_gemms", *ON_CPU, "packed", "threads", "threads, bfloat16", "threads, int8",
+    "threads, parts in turns", ONEDNN, NN,
+)  # fmt: skip
+SWEPT = ("packed", "threads", "threads, int8", ONEDNN, NN)
 STACKED = ("packed", "threads", "layers on threads", NN)
 TRAINED = ("combined_gemms", "one_call", "one_call, threads", NN)
 LOW = {16: 2e-2, 8: 5e-2}  # relative: what rounding the weights to so many bits may change
@@ -170,6 +175,8 @@ def made(what, module):
     threads = machine.threads() if "threads" in what else 1
     if what in FROZEN:
         return Frozen(module, threads=threads, **FROZEN[what])
+    if what == ONEDNN:
+        return by_onednn(module)
     return module if what == NN else LSTM.from_torch(module, rung=what.split(",")[0], threads=threads)
 
 

@@ -26,26 +26,27 @@ FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True)
 
 
 @njit(parallel=True, **FAST)
-def forward(x, w_ih, bias, gates, hidden, cells, w, scale, counters):
+def forward(x, w_ih, bias, gates, hidden, cells, w, scale, counters, turn):
     """All steps of a layer → whether all threads arrived at the end.
 
     x (T · B, I); w_ih (I, 4H); bias (4H,). gates (T, B, 4H) is written: activated. hidden, cells
     (T + 1, B, H): [0] is read, the rest is written. w: of :func:`packing.pack`, perhaps int8, or int16 that
-    holds bfloat16's bits; it counts times scale (p, 4U). counters (p, n): zeros.
+    holds bfloat16's bits; it counts times scale (p, 4U). counters (p, n): zeros. turn: 0, or by how many
+    parts the threads move on after each step, so that none keeps its own.
     """
     threads = counters.shape[0]
     ended = np.zeros(threads, np.bool_)
     for n in prange(threads):
         inputs_part(n, threads, x, w_ih, bias, gates)
-        ended[n] = forward_part(n, gates, hidden, cells, w[n], scale[n], counters, PATIENCE)
+        ended[n] = forward_part(n, turn, gates, hidden, cells, w, scale, counters, PATIENCE)
     return ended.all()
 
 
 @njit(**FAST)
-def forward_alone(x, w_ih, bias, gates, hidden, cells, w, scale, counters):
+def forward_alone(x, w_ih, bias, gates, hidden, cells, w, scale, counters, turn):
     """``forward`` on the thread that calls it, which wakes no other."""
     inputs_part(0, 1, x, w_ih, bias, gates)
-    return forward_part(0, gates, hidden, cells, w[0], scale[0], counters, PATIENCE)
+    return forward_part(0, turn, gates, hidden, cells, w, scale, counters, PATIENCE)
 
 
 @njit(**FAST)
@@ -62,15 +63,16 @@ def inputs_part(n, threads, x, w_ih, bias, gates):
 
 
 @njit(**FAST)
-def forward_part(n, gates, hidden, cells, w, scale, counters, patience):
+def forward_part(n, turn, gates, hidden, cells, w, scale, counters, patience):
     """What thread n does; False if another does not arrive."""
-    (steps, batch, _), width = gates.shape, w.shape[1] // 4
-    sums = room(batch, 4 * width, gates)
+    (steps, batch, _), (parts, _, columns) = gates.shape, w.shape
+    sums = room(batch, columns, gates)
     if not barrier(n, 1, counters, patience):  # all of W_ih x + b
         return False
     for t in range(steps):
-        product(hidden[t], w, sums)  # (B, H) (H, 4U) → (B, 4U)
-        cell(gates[t], sums, scale, cells[t], cells[t + 1], hidden[t + 1], n * width)
+        part = (n + turn * t) % parts
+        product(hidden[t], w[part], sums)  # (B, H) (H, 4U) → (B, 4U)
+        cell(gates[t], sums, scale[part], cells[t], cells[t + 1], hidden[t + 1], part * (columns // 4))
         if not barrier(n, t + 2, counters, patience):
             return False
     return True

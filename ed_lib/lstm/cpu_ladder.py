@@ -48,21 +48,23 @@ def pointwise(layer: Layer, t: int) -> None:
 def one_call(layer: Layer, threads: int = 1) -> None:
     """The loop over the steps compiled too: one call for the whole sequence, on so many threads."""
     packed = packing.prepare((layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh), threads)
-    run(packed, *(array.numpy() for array in (layer.x, layer.gates, layer.hidden, layer.cells)))
+    x, gates, hidden, cells = (a.numpy() for a in (layer.x, layer.gates, layer.hidden, layer.cells))
+    run(packed, x, gates, hidden, cells)
     layer.output.copy_(layer.hidden[1:])
 
 
 def run(
-    packed: packing.Packed, x: np.ndarray, gates: np.ndarray, hidden: np.ndarray, cells: np.ndarray
-) -> None:
+    packed: packing.Packed, x: np.ndarray, gates: np.ndarray, hidden: np.ndarray, cells: np.ndarray,
+    turn: int = 0,
+) -> None:  # fmt: skip
     """All steps of a layer: x (T, B, I); gates (T, B, 4H) is written, and of hidden and cells (T + 1, B, H)
-    what follows [0].
+    what follows [0]. turn: as in ``cpu_kernels.forward``.
     """
     counters = np.zeros((len(packed.w_hh), cpu_kernels.LINE), np.int64)
     x = x.reshape(-1, x.shape[-1])  # (T · B, I)
     forward = cpu_kernels.forward if len(counters) > 1 else cpu_kernels.forward_alone
     with blas.alone():
-        arrived(forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters))
+        arrived(forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters, turn))
 
 
 def chain_backward(

@@ -1,6 +1,7 @@
 """An LSTM that answers and is not trained: its weights are packed once, and each thread keeps its own."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -9,15 +10,17 @@ from ed_lib import blas, check
 from ed_lib.lstm import cpu_kernels, cpu_ladder, packing
 from ed_lib.lstm.module import check_module, check_on_cpu, check_threads, checked
 
-SPLITS = ("hidden", "layers")
+SPLITS = ("hidden", "layers", "in turns")
 
 
 class Frozen:
     """A ``torch.nn.LSTM`` with the weights that it has now, for a CPU, without gradients.
 
     threads: how many share the work. split: "hidden" gives each of them a part of every layer's hidden
-    numbers, layer after layer; "layers" gives each its own layers, along the wavefront. bits: those that a
-    number of W_hh is held in, 32, 16 (bfloat16) or 8 (int8, with a scale for each row), computed in float32.
+    numbers, layer after layer; "layers" gives each its own layers, along the wavefront; "in turns" is
+    "hidden" with the parts handed on from thread to thread after each step, to see what keeping them is
+    worth. bits: those that a number of W_hh is held in, 32, 16 (bfloat16) or 8 (int8, with a scale for each
+    row), computed in float32.
 
     ValueError or TypeError for what is no plain ``torch.nn.LSTM`` in float32 or float64 on a CPU, for more
     threads than Numba has, and for fewer bits with float64 or with the split "layers".
@@ -32,7 +35,7 @@ class Frozen:
         whole = split == "layers" or self.w_ih.dtype == torch.float64
         check.choice("bits", bits, packing.BITS[:1] if whole else packing.BITS)
         self.split, self.sizes = split, (module.num_layers, module.hidden_size)
-        parts = threads if split == "hidden" else 1
+        parts = 1 if split == "layers" else threads
         self.layers = [packing.prepare(weights, parts, bits) for weights in module.all_weights]
         if split == "layers":
             self.stack = packing.stack(self.layers)
@@ -49,7 +52,7 @@ class Frozen:
             self.side_by_side(below, gates, hidden, cells)
         else:
             for n, layer in enumerate(self.layers):
-                cpu_ladder.run(layer, below, gates[n], hidden[n], cells[n])
+                cpu_ladder.run(layer, below, gates[n], hidden[n], cells[n], int(self.split == "in turns"))
                 below = hidden[n, 1:]
         output, *ends = hidden[-1, 1:], hidden[:, -1].copy(), cells[:, -1].copy()
         return torch.from_numpy(output), tuple(map(torch.from_numpy, ends))
@@ -61,3 +64,33 @@ class Frozen:
         arrays = x.reshape(-1, x.shape[-1]), w_ih, bias, gates, hidden, cells, *rest
         with blas.alone():
             cpu_ladder.arrived(cpu_kernels.wavefront(*arrays, counters, self.threads))
+
+
+def by_onednn(module: torch.nn.LSTM) -> Callable:
+    """A ``torch.nn.LSTM`` of one layer with the weights that it has now, as a function without gradients: of
+    x (T, B, I) → what ``module(x)`` is.
+
+    oneDNN computes both. ``nn.LSTM`` lets it pack its weights anew in each call; this packs them at the first
+    call of a shape, as PyTorch's compiler does where it may freeze them (the operators are the compiler's).
+    ValueError or TypeError as :class:`Frozen`, for other than float32, and for several layers.
+    """
+    check_module(module)
+    w_ih, w_hh, *biases = (weight.detach() for weight in module.all_weights[0])
+    check_on_cpu(w_ih)
+    check.choice("the weights' dtype", w_ih.dtype, (torch.float32,))
+    check.choice("module.bidirectional", module.bidirectional, (False,))
+    check.choice("module.num_layers", module.num_layers, (1,))
+    size = module.hidden_size
+
+    @functools.cache
+    def packed(shape):
+        # of one direction, with biases, sequence first
+        return torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight(w_ih, w_hh, size, False, True, False, shape)
+
+    def call(x):
+        x, (h, c) = checked(x, None, w_ih, (1, size))
+        how = False, [], 2, size, 1, True, False, False, False  # 2: an LSTM
+        output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(x, *packed(x.shape), *biases, h[0], c[0], *how)
+        return output, (h.view(1, -1, size), c.view(1, -1, size))
+
+    return call

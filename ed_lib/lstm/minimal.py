@@ -50,3 +50,22 @@ class MinLSTM(MinGRU):
         f, i, new = gates.chunk(3, -1)
         f, i = torch.sigmoid(f), torch.sigmoid(i)
         return f / (f + i), i / (f + i) * new
+
+
+class Stack(nn.Module):
+    """Layers of minGRU on top of one another, called as one is; a gate above knows the past from below.
+
+    x (T, B, I) → output (T, B, H), and the layers' last states (L, B, H).
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, layers: int = 2, *, scan: str = "compiled"):
+        super().__init__()
+        self.hidden_size, sizes = hidden_size, [input_size, *[hidden_size] * (layers - 1)]
+        self.layers = nn.ModuleList(MinGRU(size, hidden_size, scan=scan) for size in sizes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        states = []
+        for layer in self.layers:
+            x, state = layer(x)
+            states.append(state)
+        return x, torch.cat(states)

@@ -228,7 +228,8 @@ def checked(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, i
     check_tensor("x", x, w_ih, ("T", "B", w_ih.shape[1]))
     shape = sizes[0], x.shape[1], sizes[1]
     if state is None:
-        return x.contiguous(), (x.new_zeros(shape), x.new_zeros(shape))
+        zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        return x.contiguous(), (zeros, zeros)
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
     for name, tensor in zip(("h0", "c0"), state, strict=True):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba")
 
 from ed_lib.lstm import LSTM, ON_CPU, atomics, cpu_cell, cpu_kernels, cpu_ladder, packing  # noqa: E402
-from ed_lib.lstm.frozen import SPLITS, Frozen  # noqa: E402
+from ed_lib.lstm.frozen import SPLITS, Frozen, by_onednn  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
@@ -65,6 +65,28 @@ def test_frozen_equals_pytorch(split, steps, batch, inputs, hidden, layers, thre
     assert torch.equal(frozen(x, None if zeros else state)[0], ours[0]), "its weights stay as they were"
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@FEWER
+@given(steps=st.lists(st.integers(1, 6), min_size=1, max_size=3), batch=SIZE, inputs=SIZE, hidden=HIDDEN)
+def test_onednn_with_its_weights_packed_equals_pytorch(steps, batch, inputs, hidden):
+    module = drawn(1, batch, inputs, hidden, dtype=torch.float32)[0]
+    ours = by_onednn(module)
+    with torch.no_grad():
+        for n in steps:  # of one shape and of others
+            x = torch.randn(n, batch, inputs)
+            torch.testing.assert_close(ours(x), module(x), rtol=0, atol=1e-6)
+
+
+OTHERS = [{"num_layers": 2}, {"dtype": torch.float64}, {"bidirectional": True}]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_onednn_takes_one_layer_in_float32(other):
+    ((name, value),) = other.items()
+    with pytest.raises(ValueError, match=f"{name} is {value}; wanted"):
+        by_onednn(torch.nn.LSTM(3, 4, **other))
+
+
 @given(hidden=HIDDEN, threads=st.integers(1, 5))
 def test_every_weight_is_packed_once(hidden, threads):
     weight = np.arange(1.0, 4 * hidden**2 + 1).reshape(4 * hidden, hidden)
@@ -95,9 +117,9 @@ def test_a_thread_that_does_not_come_is_not_waited_for_forever():
     steps, batch, hidden = 3, 1, 4
     gates, counters = np.zeros((steps, batch, 4 * hidden)), np.zeros((2, 8), np.int64)
     state, cells = np.zeros((2, steps + 1, batch, hidden))
-    packed, scale = packing.pack(np.ones((4 * hidden, hidden)), 2), np.ones(4 * hidden)
+    packed, scale = packing.pack(np.ones((4 * hidden, hidden)), 2), np.ones((2, 2 * hidden))
     counters[1, 0] = 1  # the other did the inputs, and no step
-    assert not cpu_kernels.forward_part(0, gates, state, cells, packed[0], scale[:8], counters, 1000)
+    assert not cpu_kernels.forward_part(0, 0, gates, state, cells, packed, scale, counters, 1000)
     assert counters[0, 0] == 2, "it did its first step, and no more"
     with pytest.raises(RuntimeError, match="a thread did not come"):
         cpu_ladder.arrived(False)
