@@ -1,0 +1,164 @@
+"""A sharded training state on disk: each rank writes its parts, and a crash at any moment loses nothing.
+
+A checkpoint is a folder ``step-N``: a file for each rank, and a manifest that says of each file how long it
+is and its SHA-256. It is written under another name, brought to the disk, and renamed at last, which a file
+system does at once or not at all. So every ``step-N`` is whole, and what a crash leaves has another name.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ed_lib import check
+from ed_lib.parallel.sharded.zero import Stage0
+
+MANIFEST, UNFINISHED = "manifest.json", ".unfinished"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not what was written, or is of another model: names the file and the tensor."""
+
+
+def save(sharded: Stage0, folder: Path | str, step: int, keep: int = 2) -> Path:
+    """Writes the weights and the optimizer's state as ``folder/step-N`` → its path. All ranks call it.
+
+    Afterwards the newest ``keep`` checkpoints are left. ValueError if there is one of this step already.
+    """
+    folder, check_step = Path(folder), check.count("step", step, least=0)
+    check.count("keep", keep)
+    place = folder / f"step-{check_step}"
+    there = whole(folder)
+    sharded.agree(f"save(step {step}, keep {keep}) beside {[path.name for path in there]}")
+    if place in there:
+        raise ValueError(f"step is {step}, of which {folder} has a checkpoint; wanted another")
+    unfinished = folder / f"{place.name}{UNFINISHED}"
+    if sharded.wire.rank == 0:
+        for left in folder.glob(f"*{UNFINISHED}"):  # by a crash
+            shutil.rmtree(left)
+        unfinished.mkdir(parents=True)
+    dist.barrier(sharded.group)
+    mine = write(unfinished / f"rank-{sharded.wire.rank}.pt", parts(sharded))
+    files: list = [None] * sharded.wire.size
+    dist.all_gather_object(files, mine, sharded.group)
+    if sharded.wire.rank == 0:
+        publish(unfinished, place, {"step": step, "sizes": sizes(sharded), "files": files})
+        for old in there[: len(there) + 1 - keep]:
+            shutil.rmtree(old)
+    dist.barrier(sharded.group)
+    return place
+
+
+def write(path: Path, content: dict[str, torch.Tensor]) -> dict:
+    """Brings tensors to the disk → what the manifest says of the file: its name, bytes and SHA-256."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with path.open("xb") as file:
+        file.write(buffer.getbuffer())
+        file.flush()
+        os.fsync(file.fileno())
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    return {"file": path.name, "bytes": buffer.getbuffer().nbytes, "sha256": digest}
+
+
+def publish(unfinished: Path, place: Path, manifest: dict) -> None:
+    """Gives a folder whose files are on the disk its manifest, and its name."""
+    with (unfinished / MANIFEST).open("x") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    for folder, then in ((unfinished, lambda: unfinished.rename(place)), (place.parent, lambda: None)):
+        handle = os.open(folder, os.O_RDONLY)  # a name is on the disk when its folder is
+        os.fsync(handle)
+        os.close(handle)
+        then()
+
+
+def whole(folder: Path | str) -> list[Path]:
+    """The checkpoints in a folder, the oldest first."""
+    found = (path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def load(sharded: Stage0, place: Path | str) -> int:
+    """Reads a checkpoint, of any number of ranks and any stage → its step. All ranks call it.
+
+    Everything is checked on every rank before anything is changed on one. :class:`CheckpointError`, on all
+    of them, for a file that is missing, cut short or altered, and for another model or optimizer.
+    """
+    problem, step = "", -1
+    found: dict[str, torch.Tensor] = {}
+    try:
+        step, found = read(Path(place), sharded)
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    problems: list = [None] * sharded.wire.size
+    dist.all_gather_object(problems, problem, sharded.group)
+    if any(problems):
+        raise CheckpointError(next(filter(None, problems)))
+    state = sharded.optimizer.state_dict()
+    for n, unit in enumerate(sharded.units):
+        mine = {
+            name.split(" ", 1)[0]: tensor
+            for name, tensor in found.items()
+            if name.endswith(f" of {unit.name}")
+        }
+        unit.kept.copy_(mine.pop("weights"))
+        state["state"][n] = mine
+    sharded.optimizer.load_state_dict(state)
+    sharded.spread()
+    return step
+
+
+def read(place: Path, sharded: Stage0) -> tuple[int, dict[str, torch.Tensor]]:
+    """The step of a checkpoint, and of each of its vectors what this rank keeps of it."""
+    manifest = json.loads((place / MANIFEST).read_text())
+    if (wanted := sizes(sharded)) != manifest["sizes"]:
+        both = {**manifest["sizes"], **wanted}
+        name = next(name for name in both if wanted.get(name) != manifest["sizes"].get(name))
+        there, here = (of.get(name, "no such unit") for of in (manifest["sizes"], wanted))
+        raise CheckpointError(f"{place}: the unit {name!r} has {there} numbers; the model's has {here}")
+    pieces: dict[str, list] = {}
+    for entry in manifest["files"]:
+        for name, tensor in opened(place / entry["file"], entry).items():
+            pieces.setdefault(name, []).append(tensor)
+    found = {}
+    for unit in sharded.units:
+        for name in [name for name in pieces if name.endswith(f" of {unit.name}")]:
+            vector = pieces[name][0] if name.startswith("step") else torch.cat(pieces[name])
+            whole_here = len(unit.kept) == unit.size
+            found[name] = vector if not vector.dim() or whole_here else unit.part(vector, sharded.wire)
+    return manifest["step"], found
+
+
+def opened(path: Path, entry: dict) -> dict[str, torch.Tensor]:
+    """A rank's file, if it is as it was written."""
+    content = path.read_bytes()
+    if len(content) != entry["bytes"]:
+        raise CheckpointError(f"{path} has {len(content)} bytes; wanted {entry['bytes']}")
+    if (found := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
+        raise CheckpointError(f"{path} was altered: SHA-256 {found}; wanted {entry['sha256']}")
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def sizes(sharded: Stage0) -> dict[str, int]:
+    """{unit: its numbers}."""
+    return {unit.name: unit.size for unit in sharded.units}
+
+
+def parts(sharded: Stage0) -> dict[str, torch.Tensor]:
+    """{"what of unit": this rank's part} of the weights and of the optimizer's state, numbers as they are."""
+    found = {}
+    for unit in sharded.units:
+        state = {"weights": unit.kept, **sharded.optimizer.state[unit.kept]}
+        for what, tensor in state.items():
+            is_whole = tensor.dim() and len(tensor) == unit.size
+            part = unit.part(tensor, sharded.wire) if is_whole else tensor
+            found[f"{what} of {unit.name}"] = part.detach().clone()
+    return found

@@ -1,0 +1,96 @@
+"""What training holds in memory, by formula, and what a process really holds.
+
+Letters: Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S.
+Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others, "Reducing activation
+recomputation in large transformer models" (2022), section 4.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ed_lib import check
+from ed_lib.parallel.sharded.transformer import RECOMPUTE
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes a parameter: of the weights that compute, of gradients, and of what the optimizer keeps."""
+
+    weights: float = 2
+    gradients: float = 2
+    optimizer: float = 12  # a float32 copy of the weights, and Adam's two moments in float32
+
+
+MIXED, FULL = Bytes(), Bytes(4, 4, 8)  # 16-bit training with Adam; float32 with Adam: both 16
+
+
+def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) -> dict[str, float]:
+    """Bytes that a device holds between two steps: {"weights", "gradients", "optimizer"}.
+
+    ZeRO's stage 1 shares the optimizer's state out over p devices, 2 the gradients too, 3 the weights too.
+    """
+    check.choice("stage", stage, (0, 1, 2, 3))
+    parts = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which stage on it is shared
+    return {
+        name: parameters * getattr(each, name) / (p if stage >= since else 1) for name, since in parts.items()
+    }
+
+
+def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
+    """Numbers that a device sends in a step, for so many parameters: half a ring is (p − 1)/p of them.
+
+    Stages 0 to 2: a reduce-scatter and an all-gather, 2 halves; stage 3 gathers forward and backward, and
+    scatters: 3. passes: backward passes before a step; stages 2 and 3 send gradients after each of them.
+    """
+    half = (p - 1) / p * numbers
+    return half * {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}[stage]
+
+
+def activations(
+    tokens: int, sequences: int, hidden: int, heads: int, recompute: str = "none", itemsize: float = 2
+) -> float:
+    """Bytes that one block of :mod:`.transformer` keeps for its backward pass.
+
+    For each token 16 H numbers: the inputs of two norms, of the products for queries, keys and values, those
+    three, the inputs of the next product, of two wide ones and of the GELU. And for each head T of softmax,
+    which "selective" recomputation does without. "full" keeps the block's input. The published count, 17 H
+    and 2.5 T at two bytes a number, has dropout as well.
+    """
+    check.choice("recompute", recompute, RECOMPUTE)
+    numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[recompute]
+    return tokens * sequences * numbers * itemsize
+
+
+def parameters(layers: int, hidden: int, vocabulary: int, positions: int = 0) -> int:
+    """Ψ of L blocks, embeddings, a last norm, and a head that shares the embedding's matrix."""
+    block = 12 * hidden**2 + 13 * hidden  # four products' matrices, their biases, two norms
+    return layers * block + (vocabulary + positions + 2) * hidden
+
+
+def saved(call: Callable, *known: torch.Tensor) -> int:
+    """The bytes that autograd keeps after ``call()`` for its backward pass, without those of ``known``."""
+    storages: dict[int, torch.UntypedStorage] = {}  # kept here, so that no memory is given out twice
+    ours = {t.untyped_storage().data_ptr() for t in known}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    del result
+    return sum(storage.nbytes() for place, storage in storages.items() if place not in ours)
+
+
+def alive() -> int:
+    """The bytes of all tensors that this process's Python can reach, each memory counted once."""
+    import gc
+
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())

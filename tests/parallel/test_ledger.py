@@ -1,0 +1,90 @@
+"""What is kept for a backward pass, counted and by formula; recomputation; and a clock for messages."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ed_lib.parallel.sharded import ledger, overlap
+from ed_lib.parallel.sharded.transformer import GPT, RECOMPUTE, Block, recompute
+
+
+def block(how, hidden=12, heads=3):
+    torch.manual_seed(0)
+    return Block(hidden, heads, how)
+
+
+@pytest.mark.parametrize("how", RECOMPUTE)
+@pytest.mark.parametrize("tokens, sequences, hidden, heads", [(5, 3, 12, 3), (16, 1, 8, 4), (1, 2, 4, 1)])
+def test_a_block_keeps_what_the_formula_says(how, tokens, sequences, hidden, heads):
+    made = block(how, hidden, heads)
+    x = torch.randn(sequences, tokens, hidden, requires_grad=True)
+    found = ledger.saved(lambda: made(x), *made.parameters())
+    norms = 0 if how == "full" else 2 * 2 * 4 * tokens * sequences  # a mean and a spread for each token
+    assert found - norms == ledger.activations(tokens, sequences, hidden, heads, how, itemsize=4)
+
+
+@pytest.mark.parametrize("how", RECOMPUTE)
+def test_recomputing_changes_no_number(how):
+    x = torch.randn(2, 5, 12)
+    found = []
+    for made in (block("none"), block(how)):
+        inputs = x.clone().requires_grad_()
+        y = made(inputs)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [inputs, *made.parameters()])])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_recomputing_is_pytorchs_checkpoint():
+    made = block("none")
+    x = torch.randn(2, 5, 12, requires_grad=True)
+    ways = (lambda: recompute(made, x, *made.parameters()), lambda: checkpoint(made, x, use_reentrant=False))
+    grads = [torch.autograd.grad(way().sum(), [x, *made.parameters()]) for way in ways]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert ledger.saved(ways[0], *made.parameters()) == x.nbytes
+
+
+def test_randomness_is_repeated_and_leaves_no_trace():
+    x = torch.ones(1000, requires_grad=True)
+    torch.manual_seed(1)
+    y = recompute(lambda x: torch.dropout(x, 0.5, True), x)
+    then = torch.get_rng_state()
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(dx, y.detach()) and torch.equal(torch.get_rng_state(), then)
+
+
+def test_parameters():
+    for layers, hidden in ((1, 8), (3, 12)):
+        net = GPT(31, 6, hidden, 4, layers)
+        assert sum(p.numel() for p in net.parameters()) == ledger.parameters(layers, hidden, 31, 6)
+    assert ledger.parameters(96, 12_288, 50_257, 2048) == pytest.approx(175e9, rel=0.01), "GPT-3"
+
+
+def test_the_published_ledger():
+    of = 7.5e9  # of ZeRO's figure 1, on 64 devices, in GB of 1e9 bytes
+    wanted = {0: 120, 1: 31.4, 2: 16.6, 3: 1.9}
+    for stage, gigabytes in wanted.items():
+        assert round(sum(ledger.state(of, 64, stage).values()) / 1e9, 1) == gigabytes
+    assert sum(ledger.state(1, 1, 0, ledger.FULL).values()) == 16
+    assert ledger.sent(1000, 4, 3) == 1.5 * ledger.sent(1000, 4, 0)
+
+
+def test_a_clock_keeps_queues_in_order_and_waits():
+    clock = overlap.Clock()
+    clock.add("a", "one", 2)
+    clock.add("b", "two", 1, "one")
+    clock.add("a", "three", 1)
+    clock.add("b", "four", 1, "three")
+    assert [(s.start, s.end) for s in clock.spans.values()] == [(0, 2), (2, 3), (2, 3), (3, 4)]
+    assert clock.seconds == 4
+
+
+@pytest.mark.parametrize("units", [1, 2, 7])
+def test_a_step_with_and_without_prefetching(units):
+    forward, message = 3.0, 1.0
+    serial = overlap.sharded_step(units, forward, message, prefetch=False)
+    assert serial.seconds == 3 * units * (forward + message), "one after another"
+    beside = overlap.sharded_step(units, forward, message, prefetch=True)
+    assert beside.seconds == 3 * units * forward + 2 * message, "all but the first and the last are hidden"
+    slow = overlap.sharded_step(units, forward, 100.0, prefetch=True)
+    assert 3 * units * 100 <= slow.seconds <= 3 * units * 100 + 3 * units * forward, "messages decide"
