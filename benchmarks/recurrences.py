@@ -32,7 +32,7 @@ class Size:
     training: int = 600
     every: int = 50
     seeds: int = 3
-    rates: tuple = (1e-3, 3e-3, 1e-2)
+    rates: tuple = (1e-3, 3e-3, 1e-2, 3e-2)
     embedded: int = 128
     hidden: tuple = (256, 384)  # of the LSTM, and of minGRU
 

@@ -1,4 +1,4 @@
-"""The training script: the same weights under python, in a notebook and under torchrun; right by lenet."""
+"""The training scripts: the same weights under python, in a notebook and under torchrun; right by lenet."""
 
 import os
 import re
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--images", "150", "--batch", "64", "--epochs", "2", "--lr", "0.5", "--offline"]
 ARGUMENTS = 64, 0.5, 2, 150, 0, True
 SCRIPT = ["-m", "ed_lib.parallel.data_parallel.training", *SMALL]
+SHARDED = ["-m", "ed_lib.parallel.sharded.training", "--steps", "3", "--batch", "5"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -33,12 +34,12 @@ def weights(text):
     return found[0]
 
 
-def in_a_notebook(p):
+def in_a_notebook(p, package="data_parallel", arguments=ARGUMENTS):
     """The same call from a cell of a Jupyter kernel."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cell = f"""from ed_lib.parallel import launch
-from ed_lib.parallel.data_parallel import training
-print("weights:", *{{r["sha256"] for r in launch(training.train, {p}, *{ARGUMENTS}, timeout=120.0)}})"""
+from ed_lib.parallel.{package} import training
+print("weights:", *{{r["sha256"] for r in launch(training.train, {p}, *{arguments}, timeout=120.0)}})"""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     where = {"metadata": {"path": str(ROOT)}}
     client = nbclient.NotebookClient(nb, timeout=200, kernel_name="python3", resources=where)
@@ -54,6 +55,14 @@ def test_python_a_notebook_and_torchrun_give_the_same_weights():
     lines = [re.sub(r"[\d.]+ s$", "", line) for line in by_python.splitlines()]  # but for the seconds
     assert lines == [re.sub(r"[\d.]+ s$", "", line) for line in by_torchrun.splitlines()] and len(lines) == 5
     assert weights(in_a_notebook(2)) == weights(by_python)
+
+
+@pytest.mark.skipif("ED_DATA" not in os.environ, reason="no text")
+def test_the_sharded_script_gives_the_same_weights_everywhere_and_by_every_stage():
+    by_python = weights(shown([sys.executable, *SHARDED, "--ranks", "2", "--stage", "3"]))
+    by_torchrun = [*TORCHRUN, "2", *SHARDED, "--ranks", "2", "--stage", "prefetching"]
+    assert weights(shown(by_torchrun)) == by_python
+    assert weights(in_a_notebook(2, "sharded", (1, 3, 5))) == by_python
 
 
 IMAGES = 130  # two are left for the last step, of three ranks too

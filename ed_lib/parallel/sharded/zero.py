@@ -221,7 +221,8 @@ def shard(
     optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by itself, as SGD
     and Adam do: it is given vectors, and from stage 1 on parts of them. units: modules within ``module`` of
     which each one's parameters are sent, and in stage 3 gathered, together, in the order in which they
-    compute; what is in none of them is a unit of its own. A module that shares a parameter with another has to be left out.
+    compute; what is in none of them is a unit of its own. A module that shares a parameter with another has
+    to be left out.
 
     ValueError for another stage, for units as said, or where the ranks' modules differ.
     """
