@@ -73,11 +73,16 @@ def publish(unfinished: Path, place: Path, manifest: dict) -> None:
         json.dump(manifest, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    for folder, then in ((unfinished, lambda: unfinished.rename(place)), (place.parent, lambda: None)):
-        handle = os.open(folder, os.O_RDONLY)  # a name is on the disk when its folder is
-        os.fsync(handle)
-        os.close(handle)
-        then()
+    bring_to_the_disk(unfinished)
+    unfinished.rename(place)
+    bring_to_the_disk(place.parent)
+
+
+def bring_to_the_disk(folder: Path) -> None:
+    """The names in a folder, which are not there when their files are."""
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
 
 
 def whole(folder: Path | str) -> list[Path]:

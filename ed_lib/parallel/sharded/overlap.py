@@ -35,11 +35,13 @@ def sharded_step(units: int, forward: float, message: float, prefetch: bool) -> 
     backward pass twice that; to gather its weights, or to sum its gradients, takes ``message``.
 
     Without ``prefetch`` all of it happens one after another. With it a unit's weights are gathered while the
-    unit before computes, and its gradients summed while the next one does.
+    unit before computes, and its gradients summed while the next one does. At the turn the last unit is
+    freed and gathered again.
     """
     clock, order = Clock(), [f"F {n}" for n in range(units)] + [f"B {n}" for n in reversed(range(units))]
     for n, name in enumerate(order):
         before, earlier = order[max(n - 1, 0) : n], order[max(n - 2, 0) : max(n - 1, 0)]
+        earlier = before if n == units else earlier
         sums = [f"sum {last}" for last in before if last.startswith("B")]
         if prefetch:
             clock.add("messages", f"gather {name}", message, *earlier)

@@ -34,8 +34,9 @@ def train(
     """What each rank does: trains on its rows of every batch → a dict, with equal losses and weights.
 
     folder: where checkpoints lie; it goes on from the newest, and leaves one of its last step there. "loss":
-    the mean of each step; "seconds": the median step's; "held" and "peak": the bytes that this rank holds at
-    the end, and at the most; "sent": what it has sent; "sha256": of the weights.
+    the mean of each step; "seconds": the median step's; "held": the bytes that this rank held when the
+    optimizer took its last step; "peak": the most, seen whenever a gradient arrived; "sent": what it has
+    sent; "sha256": of the weights.
     """
     check.count("steps", steps), check.count("batch", batch), check.positive("rate", rate)
     text = load()
@@ -61,7 +62,7 @@ def train(
     return {
         "loss": (total / (batch * LENGTH)).tolist(),
         "seconds": statistics.median(seconds or [0.0]),
-        "held": sharded.held(),
+        "held": sharded.full,
         "peak": sharded.peak,
         "sent": sharded.wire.traffic,
         "sha256": sha256(sharded),

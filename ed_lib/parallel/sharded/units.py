@@ -1,7 +1,7 @@
 """Parameters that are sent together: side by side in a vector, of which each rank owns a part.
 
-Letters: p ranks, n numbers in a unit. Part r is ``tensor_split(p)[r]``: the first n mod p parts have one more,
-and with more ranks than numbers some are empty.
+Letters: p ranks, n numbers in a unit. Part r is ``tensor_split(p)[r]``: the first n mod p parts have
+one more, and with more ranks than numbers some are empty.
 """
 
 from collections.abc import Sequence

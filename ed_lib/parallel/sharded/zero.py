@@ -34,7 +34,8 @@ class Stage0:
             self.agree(f"a unit {unit.name!r} of {unit.size} {unit.weights.dtype}")
             dist.broadcast(unit.weights, 0, self.group)
             unit.kept = self.keep(unit)
-        self.optimizer, self.peak = optimizer([unit.kept for unit in self.units]), 0  # bytes
+        self.optimizer = optimizer([unit.kept for unit in self.units])
+        self.peak, self.full = 0, self.held()  # bytes: the most seen; and before the last step
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
@@ -51,8 +52,8 @@ class Stage0:
         return flat
 
     def step(self, samples: int) -> None:
-        """The optimizer's step on the mean over ``samples``, those of all ranks and backward passes."""
-        self.look()
+        """The optimizer's step on the mean gradient of so many ``samples`` of all ranks."""
+        self.full = self.look()
         for unit in reversed(self.units):
             unit.kept.grad = self.sum_gradients(unit).div_(samples)
         self.optimizer.step()
@@ -66,9 +67,11 @@ class Stage0:
         """ValueError, on every rank, where the ranks are not at the same place."""
         collectives.agree(call, self.group)
 
-    def look(self) -> None:
-        """Notes how much this rank holds, if that is more than ever: ``peak``."""
-        self.peak = max(self.peak, sum(self.held().values()))
+    def look(self) -> dict[str, int]:
+        """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
+        now = self.held()
+        self.peak = max(self.peak, sum(now.values()))
+        return now
 
     def held(self) -> dict[str, int]:
         """The bytes that this rank holds now: {"weights", "gradients", "optimizer": bytes}."""
@@ -116,7 +119,7 @@ class Stage2(Stage1):
                 p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit, p))
 
     def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
-        """A parameter's gradient is there. All ranks sum the units in one order, the last first."""
+        """A parameter's gradient is there. Units are summed in one order, the last first."""
         if not self.to_come:  # the first of a backward pass
             self.to_come = self.units[::-1]
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
