@@ -1,10 +1,8 @@
 """What the tests of ED on many devices launch."""
 
 import torch
-import torch.distributed as dist
 
 from ed_lib.ed import EDNetwork
-from ed_lib.parallel.ed.shards import WidthSplit, data_parallel_step
 from ed_lib.parallel.ed.stages import EDPipeline
 
 INPUTS, OUTPUTS, DEPTH = 7, 2, 5
@@ -80,26 +78,3 @@ def errors(pipeline):
         else:
             messages.append("no error")
     return messages
-
-
-def shards():
-    """Data-parallel steps on uneven shares, and a network split by its cells → what the tests compare."""
-    rank, found = dist.get_rank(), {}
-    for rule, low in (("signed", 0.0), ("kaneko", 0.0), ("kaneko", -0.5)):  # inputs below 0 move signs
-        net = network(rule=rule, alpha=0.8 if low == 0 else 50.0)
-        rows = torch.arange(11).tensor_split([2, 7])[rank]  # 2, 5 and 4 samples
-        steps = [data_parallel_step(net, x[rows], target[rows]) for x, target in batches(4, 11, low)]
-        found[rule, low] = net.state_dict(), [output for output, _ in steps], [sent for _, sent in steps]
-    net = network()
-    split = WidthSplit(net)
-    (x, target), *_ = batches(1, 10)
-    net.forward(x)
-    states = split.forward(net.states[0].clone())
-    error = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(10, 2)
-    after = split.traffic
-    split.update(error)
-    same = torch.equal(states, net.states), (states - net.states).abs().max().item()
-    assert split.traffic == after, "the update sent something"
-    net.update(error)
-    found["width"] = same, split.weight, split.bias, net.parameters, after
-    return found

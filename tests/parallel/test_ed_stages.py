@@ -134,32 +134,6 @@ def test_bad_calls_are_errors_on_every_rank(found):
         assert backend == "net's backend is 'numpy'; wanted one of 'torch'"
 
 
-def test_ed_split_by_the_batch_and_by_the_cells():
-    found = launch(ed_ranks.shards, 3, timeout=LONG)
-    for rule, low in (("signed", 0.0), ("kaneko", 0.0), ("kaneko", -0.5)):
-        net = ed_ranks.network(rule=rule, alpha=0.8 if low == 0 else 50.0)
-        right = [net.step(x, target) for x, target in ed_ranks.batches(4, 11, low)]
-        for state, _, _ in (rank[rule, low] for rank in found):
-            for name, value in net.state_dict().items():
-                np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)
-        for n, output in enumerate(right):
-            ours = torch.cat([rank[rule, low][1][n] for rank in found])
-            torch.testing.assert_close(ours, output, rtol=0, atol=1e-12)
-        assert low == 0 or (net.state_dict()["input.weight"] == 0).any()  # some were stopped at zero
-        size = 8 * sum(value.size for value in net.state_dict().values())
-        assert (
-            sum(rank[rule, low][2][0].bytes for rank in found) == 2 * 2 * size
-        )  # 2(p − 1) of the parameters
-    net = ed_ranks.network()
-    for rank, ((_, deviation), weight, bias, params, sent) in enumerate(one["width"] for one in found):
-        assert deviation < 1e-14
-        mine = slice(2 * rank, 2 * rank + 2)  # of six pairs
-        for ours, name in ((weight, "hidden.weight"), (bias, "hidden.bias")):
-            whole = params[name].unflatten(-1, (2, net.width))[..., mine].flatten(-2)
-            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-13)
-        assert sent.bytes == net.depth * 2 * (10 * 2 * 12 * 8) // 3  # a layer: (p − 1)/p of B·K·2W numbers
-
-
 @pytest.mark.parametrize("method", learner.METHODS)
 def test_the_delays_of_a_pipeline(method):
     assert delays(5, 1, method).tolist() == [0] * 7

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel import replica
-from ed_lib.parallel.data_parallel.replica import Replica, Traced, accuracy, reduce_each, shard
+from ed_lib.parallel.data_parallel.replica import Replica, accuracy, reduce_each, shard
 from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ranks
 
@@ -199,7 +199,7 @@ def small_pieces():
     replica.module.zero_grad()  # sets them to None
     replica(x).sum().backward()
     texts["replaced"] = message(RuntimeError, lambda: replica.finish(6))
-    return texts, steps_apart(rank), traced(x), ddp_bitwise((16, 8, 64))
+    return texts, steps_apart(rank), ddp_bitwise((16, 8, 64))
 
 
 def steps_apart(rank):
@@ -220,17 +220,9 @@ def steps_apart(rank):
     return gaps
 
 
-def traced(x):
-    replica = Traced(net(0), 1)
-    replica.zero_grad()
-    replica(x).sum().backward()
-    replica.finish(6)
-    return replica.computed, replica.summed
-
-
 def test_what_two_ranks_agree_on_refuse_and_note():
     for rank, found in enumerate(launch(small_pieces, 2, timeout=120.0)):
-        texts, gaps, (computed, summed), (ours, ddps) = found
+        texts, gaps, (ours, ddps) = found
         for name in ("shape", "dtype", "count", "fixed", "bytes"):
             assert texts[name].startswith("the ranks call different things"), name
             assert "rank 0: Replica(" in texts[name] and "rank 1: Replica(" in texts[name]
@@ -241,9 +233,6 @@ def test_what_two_ranks_agree_on_refuse_and_note():
         assert "second backward pass before finish()" in texts["twice"]
         assert "use zero_grad() of the Replica" in texts["replaced"]
         assert gaps[0] < 1e-15 and gaps[1] > 1e-4
-        assert len(computed) == len(summed) == 6 and sorted(computed) == computed
-        for at, (started, done) in zip(computed, summed, strict=True):
-            assert at <= started <= done
         assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
 
 

@@ -8,7 +8,6 @@ Losses are summed over samples, gradients over ranks, and what comes out is divi
 batch. So shards may be uneven, or empty.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,29 +102,6 @@ class Replica:
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
         self.calls, self.bytes = self.calls + 1, self.bytes + bucket.bytes
-
-
-class Traced(Replica):
-    """A replica that writes down when things happened, in seconds of ``time.perf_counter``, under gloo.
-
-    ``computed``: when the gradient of each parameter was there, in that order. ``summed``: for each bucket
-    when its sum was started and when it was done.
-    """
-
-    def zero_grad(self) -> None:
-        super().zero_grad()
-        self.computed: list[float] = []
-        self.summed: list[list[float]] = []
-
-    def _ready(self, parameter):
-        self.computed.append(time.perf_counter())
-        super()._ready(parameter)
-
-    def _start(self):
-        times = [time.perf_counter(), float("nan")]
-        self.summed.append(times)
-        super()._start()
-        self._requests[-1].get_future().add_done_callback(lambda _: times.__setitem__(1, time.perf_counter()))
 
 
 def reduce_each(

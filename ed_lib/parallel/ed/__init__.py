@@ -1,1 +1,1 @@
-"""ED networks on many devices: in stages, in shards, and with an error that comes late."""
+"""ED networks on many devices: in stages, and with an error that comes late."""
