@@ -1,6 +1,7 @@
 """A text to learn from, character by character: tiny Shakespeare, as A. Karpathy's char-rnn has it."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def _file(name):
     return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=file, path=folder, progressbar=True))
 
 
-def batches(numbers: torch.Tensor, batch: int, steps: int, *, seed: int):
+def batches(
+    numbers: torch.Tensor, batch: int, steps: int, *, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Without end: x and what follows each of its characters, (T, B) each, from places drawn by ``seed``.
 
     ValueError where the text is not longer than ``steps``.

@@ -61,7 +61,7 @@ class Replica:
         self._requests: list[Any] = []  # one for each bucket that was started in this step
         if overlap:
             for p in trained:
-                p.register_post_accumulate_grad_hook(self._ready)
+                p.register_post_accumulate_grad_hook(self.ready)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
@@ -78,7 +78,7 @@ class Replica:
         ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
         while len(self._requests) < len(self.buckets):
-            self._start()
+            self.start()
         for request in self._requests:
             request.wait()
         self._requests = []
@@ -88,16 +88,16 @@ class Replica:
                 raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
             bucket.flat /= samples
 
-    def _ready(self, parameter):
+    def ready(self, parameter: torch.Tensor) -> None:
         """Called when the backward pass has computed the gradient of a parameter."""
         bucket = self._bucket_of[parameter]
         if parameter not in bucket.awaited:
             raise RuntimeError("a second backward pass before finish(); wanted one for each step")
         bucket.awaited.remove(parameter)
         while len(self._requests) < len(self.buckets) and not self.buckets[len(self._requests)].awaited:
-            self._start()
+            self.start()
 
-    def _start(self):
+    def start(self) -> None:
         """Starts the sum of the next bucket. All ranks start them in one order, since they meet in it."""
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))

@@ -24,6 +24,7 @@ from ed_lib.parallel.data_parallel.replica import shard as rows_of
 from ed_lib.parallel.ranks.launcher import local_rank
 from ed_lib.parallel.sharded import STAGES, checkpoints, shard
 from ed_lib.parallel.sharded.transformer import GPT
+from ed_lib.parallel.sharded.zero import Stage0
 
 LENGTH = 64  # characters in a sequence
 
@@ -84,7 +85,7 @@ def load() -> texts.Text:
     return text
 
 
-def sha256(sharded) -> str:
+def sha256(sharded: Stage0) -> str:
     """The SHA-256 of all weights' bytes, unit by unit, in hexadecimal."""
     digest = hashlib.sha256()
     for unit in sharded.units:
