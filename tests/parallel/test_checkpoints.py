@@ -75,11 +75,12 @@ def spoil(folder, how):
             file.write_bytes(content[:-10] + b"x" + content[-9:])
         elif how == "missing":
             file.unlink()
+        elif how == "no manifest":
+            (place / checkpoints.MANIFEST).write_text("")
     dist.barrier()
-    other = made(3)
-    if how == "another model":
-        module = GPT(11, 5, 8, 2, 2).double()
-        other = shard(module, ADAM, 3, list(module.blocks))
+    module = {"another model": GPT(11, 5, 8, 2, 2).double(), "another dtype": net().float()}.get(how, net())
+    optimizer = partial(torch.optim.SGD, lr=0.1) if how == "another optimizer" else ADAM
+    other = shard(module, optimizer, 3, list(module.blocks))
     before = weights(other).clone()
     try:
         checkpoints.load(other, place)
@@ -94,7 +95,13 @@ def spoil(folder, how):
         ("cut short", "rank-1.pt has"),
         ("altered", "rank-1.pt was altered: SHA-256 "),
         ("missing", "rank-1.pt"),
-        ("another model", "step-7: the unit 'blocks.2' has 872 numbers; the model's has no such unit"),
+        (
+            "another model",
+            "step-7: the unit 'blocks.2' has 872 of torch.float64 by Adam; the model's has no such",
+        ),
+        ("another dtype", "has 144 of torch.float64 by Adam; the model's has 144 of torch.float32"),
+        ("another optimizer", "of torch.float64 by Adam; the model's has 144 of torch.float64 by SGD"),
+        ("no manifest", "step-7: Expecting value"),
     ],
 )
 def test_a_spoilt_checkpoint_is_an_error_on_all_ranks_and_changes_nothing(tmp_path, how, message):
@@ -113,6 +120,21 @@ def test_a_step_is_saved_once(tmp_path):
     with pytest.raises(RankError, match="step is 5, of which .* has a checkpoint; wanted another"):
         launch(save_twice, 2, str(tmp_path))
     assert [path.name for path in checkpoints.whole(tmp_path)] == ["step-5"]
+
+
+def save_some(folder):
+    sharded = made(2)
+    steps(sharded)
+    for step, keep in ((1, 9), (2, 9), (3, 9), (4, 9), (5, 3), (6, 1)):
+        checkpoints.save(sharded, folder, step, keep)
+        assert [path.name for path in checkpoints.whole(folder)] == [
+            f"step-{n}" for n in range(max(1, step + 1 - keep), step + 1)
+        ]
+
+
+def test_as_many_are_kept_as_was_said(tmp_path):
+    launch(save_some, 2, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-6"]
 
 
 def save_often(folder, first):

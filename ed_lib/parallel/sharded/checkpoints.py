@@ -31,9 +31,9 @@ def save(sharded: Stage0, folder: Path | str, step: int, keep: int = 2) -> Path:
 
     Afterwards the newest ``keep`` checkpoints are left. ValueError if there is one of this step already.
     """
-    folder, check_step = Path(folder), check.count("step", step, least=0)
-    check.count("keep", keep)
-    place = folder / f"step-{check_step}"
+    step, keep = check.count("step", step, least=0), check.count("keep", keep)
+    folder = Path(folder)
+    place = folder / f"step-{step}"
     there = whole(folder)
     sharded.agree(f"save(step {step}, keep {keep}) beside {[path.name for path in there]}")
     if place in there:
@@ -48,9 +48,9 @@ def save(sharded: Stage0, folder: Path | str, step: int, keep: int = 2) -> Path:
     files: list = [None] * sharded.wire.size
     dist.all_gather_object(files, mine, sharded.group)
     if sharded.wire.rank == 0:
-        publish(unfinished, place, {"step": step, "sizes": sizes(sharded), "files": files})
-        for old in there[: len(there) + 1 - keep]:
-            shutil.rmtree(old)
+        publish(unfinished, place, {"step": step, "units": layout(sharded), "files": files})
+        for old in there[: max(0, len(there) + 1 - keep)]:
+            shutil.rmtree(old.rename(f"{old}{UNFINISHED}"))  # half of it is no checkpoint
     dist.barrier(sharded.group)
     return place
 
@@ -101,8 +101,8 @@ def load(sharded: Stage0, place: Path | str) -> int:
     found: dict[str, torch.Tensor] = {}
     try:
         step, found = read(Path(place), sharded)
-    except (CheckpointError, OSError) as error:
-        problem = str(error)
+    except (ValueError, KeyError, TypeError, OSError) as error:  # of a manifest that was altered, too
+        problem = f"{place}: {error}"
     problems: list = [None] * sharded.wire.size
     dist.all_gather_object(problems, problem, sharded.group)
     if any(problems):
@@ -124,11 +124,11 @@ def load(sharded: Stage0, place: Path | str) -> int:
 def read(place: Path, sharded: Stage0) -> tuple[int, dict[str, torch.Tensor]]:
     """The step of a checkpoint, and of each of its vectors what this rank keeps of it."""
     manifest = json.loads((place / MANIFEST).read_text())
-    if (wanted := sizes(sharded)) != manifest["sizes"]:
-        both = {**manifest["sizes"], **wanted}
-        name = next(name for name in both if wanted.get(name) != manifest["sizes"].get(name))
-        there, here = (of.get(name, "no such unit") for of in (manifest["sizes"], wanted))
-        raise CheckpointError(f"{place}: the unit {name!r} has {there} numbers; the model's has {here}")
+    mine, written = layout(sharded), manifest["units"]
+    for name in mine | written:
+        there, here = (of.get(name, "no such unit") for of in (written, mine))
+        if there != here:
+            raise CheckpointError(f"the unit {name!r} has {there}; the model's has {here}")
     pieces: dict[str, list] = {}
     for entry in manifest["files"]:
         for name, tensor in opened(place / entry["file"], entry).items():
@@ -136,9 +136,11 @@ def read(place: Path, sharded: Stage0) -> tuple[int, dict[str, torch.Tensor]]:
     found = {}
     for unit in sharded.units:
         for name in [name for name in pieces if name.endswith(f" of {unit.name}")]:
-            vector = pieces[name][0] if name.startswith("step") else torch.cat(pieces[name])
-            whole_here = len(unit.kept) == unit.size
-            found[name] = vector if not vector.dim() or whole_here else unit.part(vector, sharded.wire)
+            first, *others = pieces[name]
+            if first.dim():  # a vector's parts; else a number that all ranks have
+                first = torch.cat([first, *others])
+                first = first if len(unit.kept) == unit.size else unit.part(first, sharded.wire)
+            found[name] = first
     return manifest["step"], found
 
 
@@ -146,15 +148,16 @@ def opened(path: Path, entry: dict) -> dict[str, torch.Tensor]:
     """A rank's file, if it is as it was written."""
     content = path.read_bytes()
     if len(content) != entry["bytes"]:
-        raise CheckpointError(f"{path} has {len(content)} bytes; wanted {entry['bytes']}")
+        raise CheckpointError(f"{path.name} has {len(content)} bytes; wanted {entry['bytes']}")
     if (found := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
-        raise CheckpointError(f"{path} was altered: SHA-256 {found}; wanted {entry['sha256']}")
+        raise CheckpointError(f"{path.name} was altered: SHA-256 {found}; wanted {entry['sha256']}")
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
-def sizes(sharded: Stage0) -> dict[str, int]:
-    """{unit: its numbers}."""
-    return {unit.name: unit.size for unit in sharded.units}
+def layout(sharded: Stage0) -> dict[str, str]:
+    """{unit: its numbers, their dtype, and which optimizer updates them}."""
+    kind = type(sharded.optimizer).__name__
+    return {unit.name: f"{unit.size} of {unit.weights.dtype} by {kind}" for unit in sharded.units}
 
 
 def parts(sharded: Stage0) -> dict[str, torch.Tensor]:
