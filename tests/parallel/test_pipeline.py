@@ -34,6 +34,7 @@ def everything():
     found = {"schedules": every_schedule()}
     if p in (2, 3):
         found["pytorch"] = beside_pytorchs()
+        found["interleaved"] = by_chunks()
     if p == 2:
         found["errors"] = everything_wrong()
     return found
@@ -49,6 +50,35 @@ def images_model():
 def batch():
     torch.manual_seed(1)
     return torch.randn(B, 1, 7, 6, dtype=torch.float64), torch.randint(5, (B,))
+
+
+def by_chunks():
+    """On each rank: (report, {parameter: gradient}) of two batches in two chunks; parts differ in shape."""
+    p = dist.get_world_size()
+    model, (x, t) = images_model(), batch()
+    parts = cut(model, 2 * p)
+    schedule = schedules.interleaved(2)
+    worker = Pipeline(parts, nn.functional.cross_entropy, x.shape, 2 * p, schedule)
+    first = worker.run(x, t)
+    assert worker.run(x, t) == first
+    return first, {n: w.grad / 2 for n, w in model.named_parameters() if w.grad is not None}
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_interleaved_gradients_are_the_unsplit_models(worlds, p):
+    model, (x, t) = images_model(), batch()
+    loss = nn.functional.cross_entropy(model(x), t)
+    loss.backward()
+    found = [rank["interleaved"] for rank in worlds[p]]
+    grads = {name: grad for _, own in found for name, grad in own.items()}
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(grads[name], weight.grad, rtol=0, atol=1e-14)
+    assert [report.loss is None for report, _ in found] == [True] * (p - 1) + [False]
+    assert abs(found[-1][0].loss - loss.item()) < 1e-14
+    clock = simulate(schedules.interleaved(2), p, 2 * p, TIMES)
+    counted = {route: traffic.messages for report, _ in found for route, traffic in report.sent.items()}
+    assert counted == clock.messages
+    assert [report.live for report, _ in found] == clock.live
 
 
 # --- gradients, messages, live activations ------------------------------------------------------------------

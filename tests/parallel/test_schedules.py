@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib import figures
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, bubble, repeat
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link
 
@@ -253,7 +253,7 @@ def waits_for_ever(stage, stages, microbatches):
 
 
 def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
-    with pytest.raises(ValueError, match=r"no stage can go on.*\{0: .*peer=1\), 1: .*peer=0\)\}"):
+    with pytest.raises(ValueError, match=r"no stage can go on.*\{0: .*peer=1, .*, 1: .*peer=0, .*\}"):
         simulate(waits_for_ever, 2, 1, {})
 
 
@@ -284,3 +284,26 @@ def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
     assert len({b.get_facecolor() for b in ax.patches}) == 3
     plt.close(fig)
+
+
+# --- interleaving -------------------------------------------------------------------------------------------
+
+
+@given(p=st.integers(2, 8), v=st.integers(1, 4), groups=st.integers(1, 4), f=st.integers(1, 9), b=times)
+@settings(max_examples=200, deadline=None)
+def test_interleaving_has_the_published_bubble_messages_and_memory(p, v, groups, f, b):
+    """f, b: of one chunk, a v-th of a stage. A bubble of (p − 1)(f + b), where 1F1B has v times that."""
+    m = groups * p
+    timeline = simulate(interleaved(v), p, m, {"forward": f, "backward": b})
+    assert timeline.seconds == (m * v + p - 1) * (f + b)
+    assert sum(timeline.messages.values()) == 2 * (v * p - 1) * m
+    ahead = [2 * (p - 1 - s) + (v - 1) * p for s in range(p)]
+    assert timeline.live == [min(m * v, n + 1) for n in ahead]
+    if v == 1:
+        assert timeline.seconds == seconds("1f1b", p, m, forward=f, backward=b)
+
+
+def test_interleaving_needs_groups_of_p():
+    for p, m in ((1, 4), (3, 4)):
+        with pytest.raises(ValueError, match=f"microbatches is {m}, stages {p}; wanted a multiple"):
+            simulate(interleaved(2), p, m, {})

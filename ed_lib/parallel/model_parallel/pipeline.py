@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ed_lib import check
 from ed_lib.parallel.model_parallel.schedules import Instruction, Schedule
-from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.parallel.model_parallel.simulator import check_schedule, routes
 from ed_lib.parallel.ranks.collectives import Traffic, agree
 from ed_lib.parallel.ranks.launcher import device
 
-BACKWARD = ({"backward"}, {"backward_input", "backward_weight"})  # in one, or in two
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
+HEADER = 8  # numbers that say of which dtype and shape a message is
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Report:
 class Pipeline:
     """One stage of a model that is cut into a chain, on the rank of the same number.
 
-    parts: the parts of the model in order, one for each rank, of which this rank keeps its own (those of
-    others may be None). Each takes one tensor (b, …) and gives one tensor (b, …). loss: a function of outputs
-    and targets, the mean over the samples. shape: that of a batch of inputs, (B, …). microbatches: how many m
-    a batch is cut into, by ``tensor_split``. schedule: a function as in :mod:`.schedules`.
+    parts: the parts of the model in order, one for each rank, or v times as many, of which rank s keeps the
+    parts s, s + p, s + 2p … (those of others may be None). Each takes one tensor (b, …) and gives one. loss:
+    a function of outputs and targets, the mean over the samples. shape: that of a batch of inputs, (B, …).
+    microbatches: how many m a batch is cut into, by ``tensor_split``. schedule: as in :mod:`.schedules`.
 
     All ranks construct it together. Where a sample's output depends on that sample alone (so, without batch
     normalization), the gradients are those of the unsplit model, however uneven the micro-batches.
@@ -58,20 +60,20 @@ class Pipeline:
     ):
         self.rank, stages = dist.get_rank(), dist.get_world_size()
         self.shape, m = tuple(shape), check.count("microbatches", microbatches)
-        if len(parts) != stages:
-            raise ValueError(f"parts has {len(parts)} entries; wanted {stages}, one for each rank")
+        if len(parts) % stages or not parts:
+            raise ValueError(f"parts has {len(parts)} entries; wanted {stages}, one for each rank, or more")
         if m > self.shape[0]:
             raise ValueError(f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples")
-        check_schedule(schedule, stages, m)
+        check_schedule(schedule, stages, m, len(parts) // stages)
         agree(f"a pipeline for {self.shape} in {m} micro-batches by {schedule.__name__}")
         self.last, self.loss = stages - 1, loss
-        part: Any = parts[self.rank]
-        self.module = part.to(device())
+        own: Any = parts[self.rank :: stages]
+        self.modules = [part.to(device()) for part in own]  # one for each chunk
         self.program = list(schedule(self.rank, stages, m))
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
-        self.samples: dict[int, tuple] = {}  # {peer: (shape, dtype)}: one sample of what comes from there
-        self.told: set[int] = set()  # the peers that know what they get from here
-        self.routes = _connect(stages)
+        self.samples: dict[tuple, tuple] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
+        self.told: set[tuple] = set()  # the (what, chunk) of which the receiver knows that
+        self.routes = _connect(stages, len(self.modules) > 1)
 
     def run(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> Report:
         """Forward and backward for one batch → :class:`Report`; gradients are added to the parameters'.
@@ -89,12 +91,12 @@ class Pipeline:
             self.targets = targets.to(device()).tensor_split(len(self.sizes))
         self.most = 0
         self.total: Any = 0.0
-        self.kept: dict[int, tuple] = {}  # {micro-batch: (input, output)}
-        self.arrived: dict[tuple, torch.Tensor] = {}  # {(what, micro-batch): tensor}
+        self.kept: dict[tuple, tuple] = {}  # {(micro-batch, chunk): (input, output)}
+        self.arrived: dict[tuple, torch.Tensor] = {}  # {(what, micro-batch, chunk): tensor}
         self.ready: dict[tuple, torch.Tensor] = {}
         self.sent: dict[tuple[str, int, int], Traffic] = {}
         self.requests: dict[tuple, tuple] = {}
-        self.inboxes = {peer: self._inbox(peer) for peer in (self.rank - 1, self.rank + 1)}
+        self.inboxes = {what: self._inbox(what) for what in ("activation", "gradient")}
         for do in self.program:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
         self.do_step()
@@ -102,57 +104,65 @@ class Pipeline:
 
     # --- the instructions
 
-    def do_forward(self, i: int, _: Instruction) -> None:
-        """Keeps what the backward pass needs; on the last stage this ends in the loss."""
-        x = self.inputs[i] if self.rank == 0 else self.arrived.pop(("activation", i)).requires_grad_()
-        y = self.module(x)  # (b, …)
-        if self.rank == self.last:
+    def do_forward(self, i: int, do: Instruction) -> None:
+        """Keeps what the backward pass needs; at the end of the chain this ends in the loss."""
+        at = i, do.chunk
+        x = self.inputs[i] if self._first(do) else self.arrived.pop(("activation", *at)).requires_grad_()
+        y = self.modules[do.chunk](x)  # (b, …)
+        if self.rank == self.last and do.chunk == len(self.modules) - 1:
             y = self.loss(y, self.targets[i]) * (self.sizes[i] / self.shape[0])  # its share of the batch's
             self.total += y.detach()
-        self.kept[i] = x, y
+        self.kept[at] = x, y
         self.most = max(self.most, len(self.kept))
-        self.ready["activation", i] = y.detach()
+        self.ready["activation", *at] = y.detach()
 
-    def do_backward(self, i: int, _: Instruction) -> None:
+    def do_backward(self, i: int, do: Instruction) -> None:
         """All gradients of micro-batch i at this stage."""
-        x, y = self.kept.pop(i)
+        at = i, do.chunk
+        x, y = self.kept.pop(at)
         if y.requires_grad:  # a first stage may have no weights
-            y.backward(self.arrived.pop(("gradient", i), None))
-        self.ready["gradient", i] = x.grad
+            y.backward(self.arrived.pop(("gradient", *at), None))
+        self.ready["gradient", *at] = x.grad
 
-    def do_backward_input(self, i: int, _: Instruction) -> None:
+    def do_backward_input(self, i: int, do: Instruction) -> None:
         """The gradient of the stage's input, and no weight's."""
-        x, y = self.kept[i]
-        if self.rank > 0:
-            torch.autograd.backward(y, self.arrived.get(("gradient", i)), inputs=[x], retain_graph=True)
-            self.ready["gradient", i] = x.grad
+        at = i, do.chunk
+        x, y = self.kept[at]
+        if not self._first(do):
+            torch.autograd.backward(y, self.arrived.get(("gradient", *at)), inputs=[x], retain_graph=True)
+            self.ready["gradient", *at] = x.grad
 
-    def do_backward_weight(self, i: int, _: Instruction) -> None:
+    def do_backward_weight(self, i: int, do: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second time.
 
         With more than one layer in a stage, that costs more than the t_w of the papers, whose workers keep
         the gradient of every layer's output from the first walk.
         """
-        _, y = self.kept.pop(i)
-        gradient = self.arrived.pop(("gradient", i), None)
-        if weights := [weight for weight in self.module.parameters() if weight.requires_grad]:
+        at = i, do.chunk
+        _, y = self.kept.pop(at)
+        gradient = self.arrived.pop(("gradient", *at), None)
+        if weights := [weight for weight in self.modules[do.chunk].parameters() if weight.requires_grad]:
             torch.autograd.backward(y, gradient, inputs=weights)
 
     def do_send(self, i: int, do: Instruction) -> None:
         """Starts to send, and goes on. The tensor is kept until it is known to have been received."""
-        tensor, link = self.ready.pop((do.what, i)).contiguous(), self.routes[self.rank, do.peer]
-        if do.peer not in self.told:  # the first message says how large all of them are
-            dist.send_object_list([(tensor.shape[1:], tensor.dtype)], do.peer, link)
-            self.told.add(do.peer)
-        self.requests[do.what, i] = dist.isend(tensor, do.peer, link), tensor
-        route = do.what, self.rank, do.peer
+        route, kind = (do.what, self.rank, do.peer), (do.what, do.chunk)
+        tensor, link = self.ready.pop((do.what, i, do.chunk)).contiguous(), self.routes[route]
+        if kind not in self.told:  # the first message says how large all of them are
+            self.told.add(kind)
+            header = torch.tensor([DTYPES.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]])
+            header = nn.functional.pad(header, (0, HEADER - len(header))).to(device())
+            self.requests["header", *kind] = dist.isend(header, do.peer, link), header
+        self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, link), tensor
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
 
     def do_receive(self, i: int, do: Instruction) -> None:
         """Waits for what this instruction names."""
-        self.arrived[do.what, i] = next(self.inboxes[do.peer])
+        wraps = self.rank == (0 if do.what == "activation" else self.last)
+        chunk = do.chunk + (0 if not wraps else 1 if do.what == "activation" else -1)  # of this rank
+        self.arrived[do.what, i, chunk] = next(self.inboxes[do.what])
         if do.what == "gradient":  # so the activation that it belongs to has been received
-            self.requests.pop(("activation", i))[0].wait()
+            self.requests.pop(("activation", i, chunk))[0].wait()
 
     def do_step(self, *_: Any) -> None:
         """The batch is done: nothing that was sent is still on its way."""
@@ -162,25 +172,35 @@ class Pipeline:
 
     # --- what comes, and in which shape
 
-    def _inbox(self, peer):
-        """Yields what comes from a peer, in order. One receive is posted ahead of the one that is taken.
+    def _inbox(self, what):
+        """Yields what comes of a kind, in order. One receive is posted ahead of the one that is taken.
 
         So a message travels while this stage computes. Posting all of them ahead would need m buffers.
         """
-        link, waiting = self.routes.get((peer, self.rank)), None
-        todo = [do.microbatch for do in self.program if do.op == "receive" and do.peer == peer]
-        for i in [*todo, None]:
-            taken, waiting = waiting, None
-            if i is not None:
-                if peer not in self.samples:
-                    dist.recv_object_list(first := [None], peer, link)
-                    self.samples[peer] = first[0]
-                shape, dtype = self.samples[peer]
-                buffer = torch.empty(self.sizes[i], *shape, dtype=dtype, device=device())
-                waiting = buffer, dist.irecv(buffer, peer, link)
-            if taken is not None:
-                taken[1].wait()
-                yield taken[0]
+        todo = [do for do in self.program if do.op == "receive" and do.what == what]
+        waiting = None
+        for do, following in zip(todo, [*todo[1:], None], strict=True):
+            taken = waiting or self._post(do)
+            known = following is not None and (what, following.chunk) in self.samples
+            waiting = self._post(following) if known else None
+            taken[1].wait()
+            yield taken[0]
+
+    def _post(self, do):
+        """Starts to receive a message → (where it will be, the request)."""
+        link, kind = self.routes[do.what, do.peer, self.rank], (do.what, do.chunk)
+        if kind not in self.samples:
+            header = torch.empty(HEADER, dtype=torch.int64, device=device())
+            dist.irecv(header, do.peer, link).wait()
+            dtype, ndim, *shape = header.tolist()
+            self.samples[kind] = tuple(shape[:ndim]), DTYPES[dtype]
+        shape, dtype = self.samples[kind]
+        buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
+        return buffer, dist.irecv(buffer, do.peer, link)
+
+    def _first(self, do):
+        """Whether an instruction is of the chain's first part."""
+        return self.rank == 0 and do.chunk == 0
 
 
 def one_batch(
@@ -234,44 +254,17 @@ def balance(costs: Sequence[float], parts: int) -> list[int]:
     return best[len(costs)][1]
 
 
-def check_schedule(schedule: Schedule, stages: int, microbatches: int) -> None:
-    """ValueError unless every stage does all micro-batches once, no stage waits for ever, and messages are
-    taken in the order in which they are sent.
-    """
-    on_the_way: dict[tuple[int, int], dict[str, list]] = {}
-    for stage in range(stages):
-        done: dict[str, list[int]] = {}
-        for do in schedule(stage, stages, microbatches):
-            if do.op in ("send", "receive"):
-                route = (stage, do.peer) if do.op == "send" else (do.peer, stage)
-                on_the_way.setdefault(route, {}).setdefault(do.op, []).append((do.what, do.microbatch))
-            elif do.op != "step":
-                done.setdefault(do.op, []).append(do.microbatch)
-        whole = "forward" in done and set(done) - {"forward"} in BACKWARD
-        if not whole or any(sorted(found) != list(range(microbatches)) for found in done.values()):
-            raise ValueError(
-                f"schedule has stage {stage} do {done}; wanted each micro-batch forward and back once"
-            )
-    for (sender, receiver), messages in on_the_way.items():
-        if abs(sender - receiver) != 1 or messages.get("send") != messages.get("receive"):
-            raise ValueError(
-                f"schedule has {sender} send {messages.get('send')} and {receiver} receive "
-                f"{messages.get('receive')}; wanted the same between neighbours, in the same order"
-            )
-    simulate(schedule, stages, microbatches, {})  # ValueError if it stops
-
-
-def _connect(stages):
-    """{(sender, receiver): group}: one for each direction of each link, with its connection made.
+def _connect(stages, wraps):
+    """{(what, sender, receiver): group}: one for each route, with its connection made.
 
     Under NCCL a group has one queue a rank, and a send stays in it until it is received. In one queue for
     both directions, two neighbours that both send would wait for each other; in queues apart neither a
     receive nor a computation stands behind a send. Connections are made link after link, for the same reason.
     """
-    links = [route for s in range(stages - 1) for route in ((s, s + 1), (s + 1, s))]
-    groups = {link: dist.new_group(link) for link in links}  # every rank calls this for every group
+    # every rank calls new_group for every route
+    groups = {(what, *pair): dist.new_group(list(pair)) for what, *pair in routes(stages, wraps)}
     token = torch.zeros(1, device=device())
-    for (sender, receiver), group in groups.items():
+    for (_, sender, receiver), group in groups.items():
         if dist.get_rank() == sender:
             dist.isend(token, receiver, group).wait()
         if dist.get_rank() == receiver:

@@ -6,8 +6,9 @@ order. One worker executes them on real processes (:mod:`.pipeline`), and a simu
 clock of its own (:mod:`.simulator`).
 
 Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019) and "Memory-efficient
-pipeline-parallel DNN training" (2021) for 1F1B; P. Qi et al., "Zero bubble pipeline parallelism" (2024) for
-ZB-H1 and ZB-H2.
+pipeline-parallel DNN training" (2021) for 1F1B; the same, "Efficient large-scale
+language model training on GPU clusters using Megatron-LM" (2021) for interleaving; P. Qi et al., "Zero bubble
+pipeline parallelism" (2024) for ZB-H1 and ZB-H2.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,13 +21,15 @@ MESSAGES = ("activation", "gradient", "error")
 class Instruction(NamedTuple):
     """What a stage does next: ``op`` is one of COMPUTING, "send" or "receive".
 
-    A message is ``what`` (one of MESSAGES) about a micro-batch, to or from the stage ``peer``.
+    A message is ``what`` (one of MESSAGES) about a micro-batch, to or from the stage ``peer``. Where a device
+    has several parts of the chain, ``chunk`` is which of them; of a message, which one of its sender's.
     """
 
     op: str
     microbatch: int = -1
     what: str = ""
     peer: int = -1
+    chunk: int = 0
 
 
 Schedule = Callable[[int, int, int], Iterator[Instruction]]
@@ -70,6 +73,35 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruct
             yield from forward(stage, stages, i + ahead)
         yield from backward(stage, stages, i)
     yield Instruction("step")
+
+
+def interleaved(chunks: int) -> Schedule:
+    """1F1B in which a device has ``chunks`` parts of the chain: the stages s, s + p, s + 2p …
+
+    A bubble of (p − 1) / (v m) of the work in place of (p − 1) / m, for v times the messages. Micro-batches
+    go in groups of p, so m has to be a multiple of p.
+    """
+
+    def schedule(stage, stages, microbatches):
+        if stages < 2 or microbatches % stages:
+            raise ValueError(
+                f"microbatches is {microbatches}, stages {stages}; wanted a multiple of at least two stages"
+            )
+        groups = range(0, microbatches, stages)
+        parts = range(chunks)
+        there = [(i, c) for g in groups for c in parts for i in range(g, g + stages)]
+        back = [(i, c) for g in groups for c in reversed(parts) for i in range(g, g + stages)]
+        ahead = min(len(there), 2 * (stages - 1 - stage) + (chunks - 1) * stages)
+        for i, c in there[:ahead]:
+            yield from forward(stage, stages, i, c, chunks)
+        for n, (i, c) in enumerate(back):
+            if n + ahead < len(there):
+                yield from forward(stage, stages, *there[n + ahead], chunks)
+            yield from backward(stage, stages, i, chunk=c, chunks=chunks)
+        yield Instruction("step")
+
+    schedule.__name__ = f"interleaved({chunks})"
+    return schedule
 
 
 def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
@@ -166,22 +198,29 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
-def forward(stage: int, stages: int, i: int) -> Iterator[Instruction]:
-    """Micro-batch i forward through this stage: what comes in, the work, what goes out."""
-    if stage > 0:
-        yield Instruction("receive", i, "activation", stage - 1)
-    yield Instruction("forward", i)
-    if stage < stages - 1:
-        yield Instruction("send", i, "activation", stage + 1)
+def forward(stage: int, stages: int, i: int, chunk: int = 0, chunks: int = 1) -> Iterator[Instruction]:
+    """Micro-batch i forward through this stage: what comes in, the work, what goes out.
+
+    Between two chunks the chain goes from the last device to the first.
+    """
+    if stage > 0 or chunk > 0:
+        before = chunk if stage > 0 else chunk - 1
+        yield Instruction("receive", i, "activation", (stage - 1) % stages, before)
+    yield Instruction("forward", i, chunk=chunk)
+    if stage < stages - 1 or chunk < chunks - 1:
+        yield Instruction("send", i, "activation", (stage + 1) % stages, chunk)
 
 
-def backward(stage: int, stages: int, i: int, op: str = "backward") -> Iterator[Instruction]:
+def backward(
+    stage: int, stages: int, i: int, op: str = "backward", chunk: int = 0, chunks: int = 1
+) -> Iterator[Instruction]:
     """The same backward."""
-    if stage < stages - 1:
-        yield Instruction("receive", i, "gradient", stage + 1)
-    yield Instruction(op, i)
-    if stage > 0:
-        yield Instruction("send", i, "gradient", stage - 1)
+    if stage < stages - 1 or chunk < chunks - 1:
+        after = chunk if stage < stages - 1 else chunk + 1
+        yield Instruction("receive", i, "gradient", (stage + 1) % stages, after)
+    yield Instruction(op, i, chunk=chunk)
+    if stage > 0 or chunk > 0:
+        yield Instruction("send", i, "gradient", (stage - 1) % stages, chunk)
 
 
 def tell(stages: int, i: int) -> Iterator[Instruction]:

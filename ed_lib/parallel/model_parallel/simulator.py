@@ -7,6 +7,7 @@ from ed_lib import check
 from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES, Schedule
 from ed_lib.parallel.ranks.costs import Link
 
+BACKWARD = ({"backward"}, {"backward_input", "backward_weight"})  # in one, or in two
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
 
 
@@ -19,13 +20,15 @@ class Event:
     microbatch: int
     start: float
     end: float
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
 class Timeline:
     """What a simulation gave: its events, and for each message (what, sender, receiver) how many were sent.
 
-    ``live[s]`` is the largest number of micro-batches whose activations stage s kept at one time.
+    ``live[s]`` is the largest number of micro-batches whose activations stage s kept at once, counted once
+    for each chunk.
     """
 
     events: list[Event]
@@ -73,7 +76,7 @@ def simulate(
     durations = {what: link.seconds((sizes or {}).get(what, 0)) if link else 0.0 for what in MESSAGES}
     programs = [list(schedule(stage, stages, microbatches)) for stage in range(stages)]
     place, clock = [0] * stages, [0.0] * stages
-    arrived: dict[tuple, float] = {}  # {(what, sender, receiver, micro-batch): when}
+    arrived: dict[tuple, float] = {}  # {(what, sender, receiver, micro-batch, chunk): when}
     free: dict[tuple[int, int], float] = {}  # {(sender, receiver): when the link is}
     counts: dict[tuple[str, int, int], int] = {}
     events: list[Event] = []
@@ -83,22 +86,59 @@ def simulate(
             while place[s] < len(program):
                 do = program[place[s]]
                 if do.op == "receive":
-                    if (do.what, do.peer, s, do.microbatch) not in arrived:
+                    message = do.what, do.peer, s, do.microbatch, do.chunk
+                    if message not in arrived:
                         break
-                    clock[s] = max(clock[s], arrived[do.what, do.peer, s, do.microbatch])
+                    clock[s] = max(clock[s], arrived[message])
                 elif do.op == "send":
                     route = do.what, s, do.peer
                     free[s, do.peer] = max(clock[s], free.get((s, do.peer), 0.0)) + durations[do.what]
-                    arrived[(*route, do.microbatch)] = free[s, do.peer]
+                    arrived[(*route, do.microbatch, do.chunk)] = free[s, do.peer]
                     counts[route] = counts.get(route, 0) + 1
                 else:
                     start, clock[s] = clock[s], clock[s] + times[do.op][s]
-                    events.append(Event(s, do.op, do.microbatch, start, clock[s]))
+                    events.append(Event(s, do.op, do.microbatch, start, clock[s], do.chunk))
                 place[s] += 1
         if place == before:
             stuck = {s: programs[s][place[s]] for s in range(stages) if place[s] < len(programs[s])}
             raise ValueError(f"schedule stops: no stage can go on. They wait for {stuck}")
     return Timeline(events, counts, _live(events, stages))
+
+
+def check_schedule(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> None:
+    """ValueError unless every stage does all micro-batches once with each of its chunks, no stage waits for
+    ever, and messages of a kind are taken in the order in which they are sent.
+    """
+    wanted = sorted((i, c) for i in range(microbatches) for c in range(chunks))
+    on_the_way: dict[tuple[str, int, int], dict[str, list]] = {}
+    for stage in range(stages):
+        done: dict[str, list] = {}
+        for do in schedule(stage, stages, microbatches):
+            if do.op in ("send", "receive"):
+                route = (do.what, stage, do.peer) if do.op == "send" else (do.what, do.peer, stage)
+                on_the_way.setdefault(route, {}).setdefault(do.op, []).append((do.microbatch, do.chunk))
+            elif do.op != "step":
+                done.setdefault(do.op, []).append((do.microbatch, do.chunk))
+        whole = "forward" in done and set(done) - {"forward"} in BACKWARD
+        if not whole or any(sorted(found) != wanted for found in done.values()):
+            raise ValueError(
+                f"schedule has stage {stage} do {done}; wanted each micro-batch forward and back once, "
+                f"with each of {chunks} chunks"
+            )
+    for (what, sender, receiver), messages in on_the_way.items():
+        right = (what, sender, receiver) in routes(stages, chunks > 1)
+        if not right or messages.get("send") != messages.get("receive"):
+            raise ValueError(
+                f"schedule has {sender} send {messages.get('send')} ({what}) and {receiver} receive "
+                f"{messages.get('receive')}; wanted the same between neighbours, in the same order"
+            )
+    simulate(schedule, stages, microbatches, {})  # ValueError if it stops
+
+
+def routes(stages: int, wraps: bool) -> list[tuple[str, int, int]]:
+    """[(what, sender, receiver)]: activations to the next stage, gradients to the one before."""
+    pairs = [(s, (s + 1) % stages) for s in range(stages if wraps else stages - 1)]
+    return [route for s, r in pairs for route in (("activation", s, r), ("gradient", r, s))]
 
 
 def _times(seconds, stages):
