@@ -1,10 +1,10 @@
 """A pipeline on a clock of its own: the instructions of a schedule, with the time that each of them takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ed_lib import check
-from ed_lib.parallel.model_parallel.schedules import COMPUTING, MESSAGES, Schedule
+from ed_lib.parallel.model_parallel.schedules import COMPUTING, Schedule
 from ed_lib.parallel.ranks.costs import Link
 
 BACKWARD = ({"backward"}, {"backward_input", "backward_weight"})  # in one, or in two
@@ -60,20 +60,20 @@ def simulate(
     stages: int,
     microbatches: int,
     seconds: Mapping[str, float | Sequence[float]],
-    link: Link | None = None,
+    link: Link | Callable[[int, int], Link | None] | None = None,
     sizes: Mapping[str, float] | None = None,
 ) -> Timeline:
     """Runs a schedule on ``stages`` simulated devices → :class:`Timeline`.
 
     seconds: {op: seconds}, for one micro-batch, where a list gives each stage its own; an op that is not
-    named takes no time. link: what a message takes; None: no time. sizes: {what: bytes} of a message. A send
-    does not hold its stage up; messages between two stages follow each other. ValueError for a schedule in
-    which a stage waits for ever.
+    named takes no time. link: of all messages, or a function of sender and receiver; None: they
+    take no time. sizes: {what: bytes} of a message. A send does not hold its stage up; messages between two
+    stages follow each other. ValueError for a schedule in which a stage waits for ever.
     """
     check.count("stages", stages)
     check.count("microbatches", microbatches)
     times = _times(seconds, stages)
-    durations = {what: link.seconds((sizes or {}).get(what, 0)) if link else 0.0 for what in MESSAGES}
+    between = link if callable(link) else lambda *_: link
     programs = [list(schedule(stage, stages, microbatches)) for stage in range(stages)]
     place, clock = [0] * stages, [0.0] * stages
     arrived: dict[tuple, float] = {}  # {(what, sender, receiver, micro-batch, chunk): when}
@@ -92,7 +92,9 @@ def simulate(
                     clock[s] = max(clock[s], arrived[message])
                 elif do.op == "send":
                     route = do.what, s, do.peer
-                    free[s, do.peer] = max(clock[s], free.get((s, do.peer), 0.0)) + durations[do.what]
+                    wire = between(s, do.peer)
+                    took = wire.seconds((sizes or {}).get(do.what, 0)) if wire else 0.0
+                    free[s, do.peer] = max(clock[s], free.get((s, do.peer), 0.0)) + took
                     arrived[(*route, do.microbatch, do.chunk)] = free[s, do.peer]
                     counts[route] = counts.get(route, 0) + 1
                 else:

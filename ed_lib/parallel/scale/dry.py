@@ -1,0 +1,107 @@
+"""A dry run: one process is rank 0 of a world of any size, in which nothing is sent, and all that would be is
+written down.
+
+It rests on PyTorch's "fake" backend, which its own tests use, and torchtitan's dry runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ed_lib import check
+
+HALVES = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+}  # of a ring; each sends (p − 1)/p
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What rank 0 would have done: "all_reduce", "all_gather" or "reduce_scatter" among so many ``ranks``.
+
+    ``bytes``: of the whole tensor, so of what all ranks have together before or after.
+    """
+
+    name: str
+    bytes: int
+    ranks: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each rank sends, by rings."""
+        return HALVES[self.name] * (self.ranks - 1) / self.ranks * self.bytes
+
+
+class Watch(TorchDispatchMode):
+    """While it is on, collects the collectives that PyTorch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Collective] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        space, name = func._schema.name.split("::")
+        name = name.strip("_").replace("allg", "all_g")
+        name = next((known for known in HALVES if name.startswith(known)), "")
+        if "c10d" in space and name:
+            leaves = tree_leaves((args, kwargs))
+            size = max(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+            self.seen.append(Collective(name, size, _ranks(leaves)))
+        return func(*args, **(kwargs or {}))
+
+
+def count(world: int, run: Callable[[], None]) -> list[Collective]:
+    """Calls ``run()`` as rank 0 of ``world`` → the collectives that it asks for, in order.
+
+    What comes back from the others is not defined, so what is computed is worthless; shapes are right.
+    RuntimeError where this process is already a rank.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    check.count("world", world)
+    if dist.is_initialized():
+        raise RuntimeError("this process is a rank already; wanted one that is none, for a dry run")
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        with Watch() as watch:
+            run()
+    finally:
+        dist.destroy_process_group()
+    return watch.seen
+
+
+def data_parallel(model: torch.nn.Module, *inputs: torch.Tensor) -> list[int]:
+    """For ``count``: PyTorch's DistributedDataParallel → the bytes of its buckets, each of which is summed.
+
+    DDP sums inside the backward pass, in C++, where no mode sees it; it does say what to its hook. Of two
+    steps the second, since the first shows DDP in which order gradients come, and is one bucket.
+    """
+    ddp, buckets = torch.nn.parallel.DistributedDataParallel(model), []
+
+    def hook(_, bucket):
+        buckets.append(bucket.buffer().nbytes)
+        done: torch.futures.Future = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, hook)
+    for _ in range(2):
+        buckets.clear()
+        ddp(*inputs).sum().backward()
+    return buckets
+
+
+def _ranks(leaves):
+    """Of the group among a collective's arguments: an object, or a name."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):
+            return dist.ProcessGroup.unbox(leaf).size()
+    name = next(leaf for leaf in reversed(leaves) if isinstance(leaf, str))
+    return dist.distributed_c10d._resolve_process_group(name).size()
