@@ -225,6 +225,7 @@ LIBRARIES = {
     *("_version", "_modules", "_buffers", "_parameters", "_conv_forward", "_get_current_dispatch_mode"),
     "_patch_lang_tensor",
     *("_linear_pointwise", "_reorder_linear_weight"),
+    *("_resolve_process_group", "_type"),
 }
 
 

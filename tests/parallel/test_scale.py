@@ -15,7 +15,7 @@ from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link, all_reduce
 from ed_lib.parallel.scale import context, published
-from ed_lib.parallel.scale.step import Layout, Machine, Model, Shares, layer, memory, rate, step
+from ed_lib.parallel.scale.mesh import Layout, Machine, Model, Shares, layer, memory, rate, step
 from ed_lib.parallel.sharded import ledger
 from tests.parallel import ranks
 

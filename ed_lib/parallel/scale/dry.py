@@ -4,6 +4,7 @@ written down.
 It rests on PyTorch's "fake" backend, which its own tests use, and torchtitan's dry runs.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,8 @@ def count(world: int, run: Callable[[], None]) -> list[Collective]:
         raise RuntimeError("this process is a rank already; wanted one that is none, for a dry run")
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        with Watch() as watch:
+        with warnings.catch_warnings(), Watch() as watch:
+            warnings.simplefilter("ignore")  # about numbers, which are worthless here
             run()
     finally:
         dist.destroy_process_group()

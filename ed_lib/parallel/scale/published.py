@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ed_lib.parallel.ranks.costs import Link
-from ed_lib.parallel.scale.step import Layout, Machine, Model, Shares, rate, step
+from ed_lib.parallel.scale.mesh import Layout, Machine, Model, Shares, rate, step
 
 # What a large 16-bit product reaches: S. Bekman, "Machine learning engineering" (stas00/ml-engineering,
 # compute/accelerator); memory, NVLink (one direction) and network: data sheets; latencies: a guess, of little
