@@ -25,9 +25,10 @@ HALVES = {
 
 @dataclass(frozen=True)
 class Collective:
-    """What rank 0 would have done: "all_reduce", "all_gather" or "reduce_scatter" among so many ``ranks``.
+    """What a rank does: "all_reduce", "all_gather" or "reduce_scatter" among so many ``ranks``, or a
+    "collective_permute", in which each sends one message.
 
-    ``bytes``: of the whole tensor, so of what all ranks have together before or after.
+    ``bytes``: of the whole tensor, so of what all ranks have together before or after; or of the message.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each rank sends, by rings."""
+        if self.name == "collective_permute":
+            return self.bytes
         return HALVES[self.name] * (self.ranks - 1) / self.ranks * self.bytes
 
 

@@ -1,0 +1,58 @@
+"""What a compiler sends when only the layout of arrays is declared: collectives, read from a compiled program.
+
+JAX's part of the book. It needs jax, and as many devices as a layout names; a CPU makes any number of them.
+"""
+
+import os
+import re
+from typing import Any
+
+from ed_lib import check
+from ed_lib.parallel.scale.dry import Collective
+
+FLAG = "--xla_force_host_platform_device_count"
+BYTES = {"pred": 1, "bf16": 2, "f16": 2, "s32": 4, "f32": 4, "s64": 8, "f64": 8}
+NAMES = "all-reduce|all-gather|reduce-scatter|collective-permute"
+LINE = re.compile(rf"= (.*?) ({NAMES})(?:-start)?\(")
+
+
+def simulate_devices(count: int) -> Any:
+    """Has this process's CPU pass for so many devices, and imports jax, in float64 → the module jax.
+
+    To be called before anything else imports jax. ImportError, with what to install, where jax is missing;
+    RuntimeError where it was started with fewer devices.
+    """
+    check.count("count", count)
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}={count}".strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    try:
+        import jax
+    except ImportError as error:
+        raise ImportError("jax is missing; install it with: pip install jax") from error
+    jax.config.update("jax_enable_x64", True)
+    if len(jax.devices()) < count:
+        raise RuntimeError(
+            f"jax has {len(jax.devices())} devices; wanted {count}. It was imported before, so start again"
+        )
+    return jax
+
+
+def collectives(compiled: Any, ranks: int) -> list[Collective]:
+    """The collectives in ``jax.jit(…).lower(…).compile()``, over so many ranks each, in the program's order.
+
+    What XLA has combined into one is one, with the bytes of all its parts.
+    """
+    found = []
+    for shapes, name in LINE.findall(compiled.as_text()):
+        size = sum(_bytes(*shape) for shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes))
+        if name == "reduce-scatter":  # it gives a rank's part
+            size *= ranks
+        found.append(Collective(name.replace("-", "_"), size, ranks))
+    return found
+
+
+def _bytes(dtype, lengths):
+    size = BYTES[dtype]
+    for length in filter(None, lengths.split(",")):
+        size *= int(length)
+    return size
