@@ -27,12 +27,12 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks 
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters whose data cannot be had are not executed, and each says so. Long files come first, so that
-    of two processes neither ends long after the other.
+    """Chapters that lack their data, or JAX, are not executed, and each says so. Long files come first, so
+    that of two processes neither ends long after the other.
     """
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
-        if type(item).__name__ == "IPyNbCell" and (problem := _no_data(item.parent.path)):
+        if type(item).__name__ == "IPyNbCell" and (problem := _missing(item.parent.path)):
             item.add_marker(pytest.mark.skip(f"{item.parent.path.stem}: {problem}"))
 
 
@@ -49,8 +49,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @functools.cache
-def _no_data(path):
-    return notebooks.no_data(notebooks.read(path))
+def _missing(path):
+    return notebooks.missing(notebooks.read(path))
 
 
 @pytest.fixture(params=["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -67,7 +67,7 @@ COME_WITH = {"triton": "torch", "d2l": "a line of its own in requirements.txt"}
 def test_whatever_is_imported_is_declared(folder):
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = package["optional-dependencies"]
-    lines = package["dependencies"] + (folder != "ed_lib") * (extras["test"] + extras["jax"])
+    lines = package["dependencies"] + extras["jax"] + (folder != "ed_lib") * extras["test"]
     declared = {NAME.match(line).group(1).lower().replace("_", "-") for line in lines}
     declared |= set(requirements("requirements.txt")) | {"ipython"}  # which comes with jupyterlab
     ours = {"ed_lib", "benchmarks", "tools", "tests", "conftest"}

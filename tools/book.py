@@ -95,7 +95,7 @@ def build(need_data, render_only):
 
 def first_problem(chapters):
     """Why the first chapter that cannot be executed cannot; None if all can."""
-    problems = (notebooks.no_data(notebooks.read(ROOT / path)) for path in chapters)
+    problems = (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)
     return next(filter(None, problems), None)
 
 
@@ -149,11 +149,11 @@ def prepare(path, render_only=False):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         page(nb, path)
         return f"unchanged since it was executed here on {old.metadata.ed_lib.executed}"
-    problem = notebooks.no_data(nb)
+    problem = notebooks.missing(nb)
     if problem or render_only:
-        why = f"This chapter needs a data set that could not be had here ({problem})." if problem else ""
+        why = f"This chapter needs what this machine does not have ({problem})." if problem else ""
         page(nb, path, BANNER.format(problem=why, **nb.metadata.ed_lib))
-        return "not executed, for want of data: committed outputs" if problem else "committed outputs"
+        return "not executed: committed outputs" if problem else "committed outputs"
     start = time.monotonic()
     made = notebooks.execute(nb, path)
     made.metadata["made_on"] = made_on

@@ -16,6 +16,7 @@ import copy
 import datetime
 import functools
 import hashlib
+import importlib.util
 import os
 import re
 import sys
@@ -75,9 +76,11 @@ def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
 
-def no_data(nb):
-    """Why a data set that this notebook loads cannot be had here, in a line; None if all can."""
+def missing(nb):
+    """What this notebook needs and this machine lacks, a data set or JAX, in a line; None if nothing."""
     loads = "".join(cell.source for cell in code_cells(nb))
+    if "simulate_devices(" in loads and not importlib.util.find_spec("jax"):
+        return "jax is missing; install it with: pip install jax"
     return next(filter(None, map(_why_missing, re.findall(r'data\.load\("([\w-]+)"\)', loads))), None)
 
 

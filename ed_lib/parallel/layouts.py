@@ -1,4 +1,4 @@
-"""What a compiler sends when only the layout of arrays is declared: collectives, read from a compiled program.
+"""What a compiler sends when only layouts of arrays are declared: collectives, read from its program.
 
 JAX's part of the book. It needs jax, and as many devices as a layout names; a CPU makes any number of them.
 """

@@ -15,7 +15,7 @@ from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link, all_reduce
 from ed_lib.parallel.scale import context, published
-from ed_lib.parallel.scale.mesh import Layout, Machine, Model, Shares, layer, memory, rate, step
+from ed_lib.parallel.scale.mesh import Efficiency, Layout, Machine, Model, layer, memory, rate, step
 from ed_lib.parallel.sharded import ledger
 from tests.parallel import ranks
 
@@ -103,7 +103,7 @@ def test_stages_and_bubble_are_the_simulators(p, m, extra, per):
     machine = Machine("m", 1e9, 1e9, 1e9, Link(0, 0), Link(0, 0))
     parts = step(model, machine, layout)
     one = per * sum(layer(model, machine, layout).values())
-    head = (step(model, machine, layout)["uneven"]) / m
+    head = (step(model, machine, layout)["vocabulary"]) / m
     seconds = [one] * (p - 1) + [one + head]
     times = {"forward": [s / 4 for s in seconds], "backward": [3 * s / 4 for s in seconds]}
     clock = simulate(schedules.one_f_one_b, p, m, times)
@@ -137,7 +137,8 @@ def test_a_link_for_each_pair_on_the_clock():
 def test_the_state_is_the_ledgers():
     for sharded, stage in ((False, 0), (True, 1)):
         layout = Layout(64, 4, 2, 64, sharded=sharded)
-        found, own = memory(SMALL, layout), SMALL.parameters / 8
+        found = memory(SMALL, layout)
+        own = (4 * SMALL.weights + SMALL.vocabulary * SMALL.hidden) / 4  # of stage 0, with the embedding
         wanted = ledger.state(own, layout.data, stage)
         assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
@@ -153,17 +154,17 @@ def test_stage_0_keeps_all_layers_of_one_microbatch_whatever_the_pipeline():
 @pytest.mark.parametrize("first", [0, 1])
 def test_half_of_a_table_predicts_the_other_better_than_one_utilisation_does(first):
     fitted, held = published.MEGATRON[first::2], published.MEGATRON[1 - first :: 2]
-    shares, one = published.fit(fitted), published.utilisation(fitted)
-    assert all(0.3 < share <= 1 for share in dataclasses.astuple(shares))
+    fit, one = published.fit(fitted), published.utilisation(fitted)
+    assert all(0.3 < share <= 1 for share in dataclasses.astuple(fit))
     for runs, worst in ((held, 0.07), (published.LLAMA, 0.17)):
-        ours = [run.predicted(shares) / run.published - 1 for run in runs]
+        ours = [run.predicted(fit) / run.published - 1 for run in runs]
         theirs = [one * published.PEAKS[run.machine.name] / run.published - 1 for run in runs]
         assert max(map(abs, ours)) < worst
         assert sum(e**2 for e in ours) < sum(e**2 for e in theirs)
 
 
 def test_a_fit_finds_shares_that_are_known():
-    known = Shares(0.7, 0.5, 0.6)
+    known = Efficiency(0.7, 0.5, 0.6)
     runs = [dataclasses.replace(run, published=run.predicted(known)) for run in published.MEGATRON]
     found = published.fit(runs[1::2])
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(known), rel=1e-4)

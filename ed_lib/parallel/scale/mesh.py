@@ -2,7 +2,7 @@
 
 Devices form a mesh: data × pipeline × context × tensor. Each layer's products, the memory traffic of what is
 not a product, and every message are counted; seconds follow from the devices' rates and links, and from three
-:class:`Shares`, the only things that are fitted (:mod:`.published`). Bytes are those of 16-bit training.
+:class:`Efficiency`, the only things that are fitted (:mod:`.published`). Bytes are those of 16-bit training.
 
 Sources: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
 Megatron-LM" (2021), for counts of FLOPs and the schedule; V. Korthikanti et al., "Reducing activation
@@ -145,8 +145,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What part of the published rate is reached: by ``products``, by traffic to ``memory``, on ``links``."""
+class Efficiency:
+    """What part of a machine's rates is reached: by ``products``, by traffic to ``memory``, on ``links``."""
 
     products: float = 1.0
     memory: float = 1.0
@@ -189,25 +189,28 @@ def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
     products = passes * 2 * n * model.weights
     attention = (3.5 if model.causal else passes) * n * model.attention  # fused, its scores come twice
     accumulation = (3 * layout.gradient if layout.microbatches > 1 else 0) * model.weights / t
-    sums = 2 * (passes - 1)  # two in each pass; the backward pass is one, as long as two
+    all_reduces = 6 if layout.recompute else 4  # two forward, two backward, and two where forward is repeated
     activation = 2 * n * model.hidden  # bytes
     keys = 2 * activation * model.kv_heads / model.heads / t
     return {
         "products": (products + attention) / t / machine.rate,
         "memory": (passes * traffic(model, layout, n) + accumulation) / machine.memory,
-        "tensor": sums * machine.all_reduce(activation, t, 1),
+        "tensor": all_reduces * machine.all_reduce(activation, t, 1),
         "context": 2 * (c - 1) * machine.link(t).seconds(keys) if c > 1 else 0.0,
     }
 
 
-def step(model: Model, machine: Machine, layout: Layout, shares: Shares | None = None) -> dict[str, float]:
+def step(
+    model: Model, machine: Machine, layout: Layout, efficiency: Efficiency | None = None
+) -> dict[str, float]:
     """The seconds of a step, in parts that add up to it → {part: seconds}.
 
     "products", "memory", "tensor" and "context" are :func:`layer`'s on a device with nothing to wait for;
-    "stages": messages between stages; "uneven": waiting for the last stage, which has the vocabulary;
-    "bubble"; "gradients": their sums over the copies, as far as nothing hides them; "optimizer".
+    "vocabulary": the product with it, for which all stages wait that do not have it, less the layer that the
+    last one may lack; "stages": messages between them; "bubble"; "gradients": their all-reduce over the
+    copies, as far as nothing hides it; "optimizer".
     """
-    machine = (shares or Shares()).of(machine)
+    machine = (efficiency or Efficiency()).of(machine)
     m, p, v, t = layout.microbatches, layout.pipeline, layout.chunks, layout.tensor
     count, short = layout.layers(model)
     one = layer(model, machine, layout)
@@ -219,10 +222,10 @@ def step(model: Model, machine: Machine, layout: Layout, shares: Shares | None =
     stage = v * (chunk + 2 * message)
     head = 6 * n * model.hidden * model.vocabulary / t / machine.rate
     head += 16 * n * model.vocabulary / t / machine.memory  # logits in float32, a few times
-    uneven = max(0.0, head - (sum(one.values()) if short else 0))
+    longer = max(0.0, head - (sum(one.values()) if short else 0))
     own = model.parameters / (t * p)
     parts = {name: m * v * count * seconds for name, seconds in one.items()}
-    parts |= {"stages": m * v * 2 * message, "uneven": m * uneven, "bubble": (p - 1) * stage / v}
+    parts |= {"stages": m * v * 2 * message, "vocabulary": m * longer, "bubble": (p - 1) * stage / v}
     parts["gradients"] = _gradients(machine, layout, own, chunk, model.layers)
     parts["optimizer"] = 30 * own / (layout.data if layout.sharded else 1) / machine.memory
     return parts
@@ -255,10 +258,13 @@ def memory(model: Model, layout: Layout) -> dict[str, float]:
 
     Under 1F1B stage 0 keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that.
     Kept of a layer: the inputs of its norms, queries, keys, values, attention's output and the wide products'
-    outputs; norms and the activation are computed again. With ``recompute`` its input alone.
+    outputs; norms and the activation are computed again. With ``recompute`` its input alone. Gradients are
+    whole on each copy, as they add up over micro-batches; the optimizer's state may be sharded (ZeRO-1).
     """
     t, p, v, m = layout.tensor, layout.pipeline, layout.chunks, layout.microbatches
-    own = model.parameters / (t * p)
+    count, short = layout.layers(model)
+    layers = v * count - short  # of stage 0, which has the embedding too
+    own = (layers * model.weights + model.vocabulary * model.hidden) / t
     keys = model.hidden * model.kv_heads / model.heads
     kept = 4 * model.hidden + 2 * keys + (2 if model.gated else 1) * model.wide
     if layout.recompute:
@@ -270,5 +276,5 @@ def memory(model: Model, layout: Layout) -> dict[str, float]:
         "weights": 2 * own,
         "gradients": layout.gradient * own,
         "optimizer": 12 * own / (layout.data * layout.context if layout.sharded else 1),
-        "activations": 2 * kept * tokens * ahead * layout.layers(model)[0],
+        "activations": 2 * kept * tokens * ahead * layers / v,
     }

@@ -2,7 +2,8 @@
 
 Megatron-LM: D. Narayanan et al. (2021), table 1; sizes of micro-batches and chunks are those of the authors'
 scripts for that table (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh). Llama 3: A. Grattafiori et al.
-(2024), table 4; it names no chunks: one layer each is assumed, which its 126 layers on 16 stages suggest.
+(2024), table 4. Of its first chunk the paper says that it has only the embedding, and of the last only the
+output: so a chunk is one layer, 126 layers and two that are missing on 16 stages, 8 each.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ed_lib.parallel.ranks.costs import Link
-from ed_lib.parallel.scale.mesh import Layout, Machine, Model, Shares, rate, step
+from ed_lib.parallel.scale.mesh import Efficiency, Layout, Machine, Model, rate, step
 
 # What a large 16-bit product reaches: S. Bekman, "Machine learning engineering" (stas00/ml-engineering,
 # compute/accelerator); memory, NVLink (one direction) and network: data sheets; latencies: a guess, of little
@@ -31,10 +32,10 @@ class Run:
     layout: Layout
     published: float
 
-    def predicted(self, shares: Shares) -> float:
+    def predicted(self, efficiency: Efficiency) -> float:
         """FLOP/s of a device, by the model."""
         return rate(
-            self.model, self.layout, sum(step(self.model, self.machine, self.layout, shares).values())
+            self.model, self.layout, sum(step(self.model, self.machine, self.layout, efficiency).values())
         )
 
 
@@ -82,19 +83,19 @@ LLAMA = [
 ]
 
 
-def fit(runs: Sequence[Run]) -> Shares:
-    """The three shares, each at most 1, with which the model is nearest to these runs: least squares of the
-    relative errors. ValueError for fewer than three runs.
+def fit(runs: Sequence[Run]) -> Efficiency:
+    """The three efficiencies, each at most 1, with which the model is nearest to these runs: least squares of
+    the relative errors. ValueError for fewer than three runs.
     """
     from scipy.optimize import least_squares
 
     if len(runs) < 3:
-        raise ValueError(f"runs has {len(runs)}; wanted at least three, one for each share")
+        raise ValueError(f"runs has {len(runs)}; wanted at least three, one for each efficiency")
 
-    def errors(shares):
-        return [run.predicted(Shares(*shares)) / run.published - 1 for run in runs]
+    def errors(values):
+        return [run.predicted(Efficiency(*values)) / run.published - 1 for run in runs]
 
-    return Shares(*least_squares(errors, [0.8, 0.8, 0.8], bounds=(0.1, 1.0)).x.tolist())
+    return Efficiency(*least_squares(errors, [0.8, 0.8, 0.8], bounds=(0.1, 1.0)).x.tolist())
 
 
 def utilisation(runs: Sequence[Run]) -> float:
