@@ -1,41 +1,50 @@
 """What a reader of a page can turn with no kernel behind it."""
 
 import html
+import itertools
+from collections.abc import Callable, Sequence
 
 from ed_lib.figures import COLOURS
 
+# In an input's own scope: which frame the sliders point at, counted as nested loops would, and no other.
+TURN = """
+const box = closest('.slider'); let place = 0;
+for (const one of box.querySelectorAll('input')) place = place * (+one.max + 1) + +one.value;
+for (const [i, frame] of [...box.querySelectorAll('.frame')].entries()) frame.hidden = i != place;
+"""
 
-def slider(name: str, frames: dict[str, tuple[str, dict[str, float]]]) -> None:
-    """Shows one of several pictures, which a reader chooses with a slider; no kernel is needed.
 
-    frames: {place on the slider: (a sentence, {part: its share, which add up to 1})}; shares are drawn as a
-    bar. ValueError when there are none.
+def slider(axes: dict[str, Sequence], frame: Callable[..., tuple[str, dict[str, float]]]) -> None:
+    """Shows one of several pictures, which a reader chooses with a slider for each axis; no kernel is needed.
+
+    axes: {what the slider is called: its places}. frame(a place of each axis) → (a sentence, {part: its
+    share, which add up to 1}); shares are drawn as a bar. ValueError for an axis without places.
     """
     from IPython.display import HTML, display
 
-    if not frames:
-        raise ValueError("frames is empty; wanted at least one")
-    shown = []
-    for number, (place, (sentence, shares)) in enumerate(frames.items()):
-        hidden = "hidden" if number else ""
-        text = f"<b>{html.escape(place)}</b>. {html.escape(sentence)}"
-        shown.append(f"<div class='frame' {hidden}><p>{text}</p>{_bar(shares)}</div>")
-    every = "[...closest('.slider').querySelectorAll('.frame')]"  # in the control's own scope
-    turn = f"for (const [i, frame] of {every}.entries()) frame.hidden = i != value"
-    label, last = html.escape(name, quote=True), len(frames) - 1
-    control = (
-        f'<label>{label} <input type="range" style="width: 60%" min="0" max="{last}" value="0" '
-        f'aria-label="{label}" oninput="{turn}"></label>'
-    )
-    display(HTML(f'<div class="slider">{control}{"".join(shown)}</div>'))
+    for name, places in axes.items():
+        if not places:
+            raise ValueError(f"axes[{name!r}] is empty; wanted at least one place")
+    inputs, frames = [], []
+    for name, places in axes.items():
+        label = html.escape(name, quote=True)
+        inputs.append(
+            f'<label style="display: flex; gap: 1em"><span style="width: 9em">{label}</span>'
+            f'<input type="range" style="flex: 1" min="0" max="{len(places) - 1}" value="0" '
+            f'aria-label="{label}" oninput="{" ".join(TURN.split())}"></label>'
+        )
+    for number, places in enumerate(itertools.product(*axes.values())):
+        sentence, shares = frame(*places)
+        shown = f"<p>{html.escape(sentence)}</p>{_bar(shares)}"
+        frames.append(f"<div class='frame' {'hidden' if number else ''}>{shown}</div>")
+    display(HTML(f'<div class="slider">{"".join(inputs + frames)}</div>'))
 
 
 def _bar(shares):
     """A bar in parts, and what each of them is."""
     parts, names = [], []
-    for number, (name, share) in enumerate(shares.items()):
-        colour, pale = COLOURS[number % len(COLOURS)], 1 if number < len(COLOURS) else 0.5
-        style = f"background: {colour}; opacity: {pale}"
+    for (name, share), colour in zip(shares.items(), itertools.cycle(COLOURS), strict=False):
+        style = f"background: {colour}"
         parts.append(f'<span style="width: {100 * share:.2f}%; {style}"></span>')
         square = f'<span style="display: inline-block; width: 0.8em; height: 0.8em; {style}"></span>'
         names.append(f'<span style="white-space: nowrap">{square} {html.escape(name)} {share:.0%}</span>')

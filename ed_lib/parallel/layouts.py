@@ -11,9 +11,9 @@ from ed_lib import check
 from ed_lib.parallel.scale.dry import Collective
 
 FLAG = "--xla_force_host_platform_device_count"
-BYTES = {"pred": 1, "bf16": 2, "f16": 2, "s32": 4, "f32": 4, "s64": 8, "f64": 8}
-NAMES = "all-reduce|all-gather|reduce-scatter|collective-permute"
-LINE = re.compile(rf"= (.*?) ({NAMES})(?:-start)?\(")
+BYTES = {"pred": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}
+NAMES = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+LINE = re.compile(rf"= (.*?) ({NAMES})\(")
 
 
 def simulate_devices(count: int) -> Any:
@@ -38,9 +38,9 @@ def simulate_devices(count: int) -> Any:
 
 
 def collectives(compiled: Any, ranks: int) -> list[Collective]:
-    """The collectives in ``jax.jit(…).lower(…).compile()``, over so many ranks each, in the program's order.
+    """The collectives in ``jax.jit(…).lower(…).compile()`` for a CPU, in the program's order.
 
-    What XLA has combined into one is one, with the bytes of all its parts.
+    ranks: over how many each of them is. What XLA has combined into one is one, with the bytes of all parts.
     """
     found = []
     for shapes, name in LINE.findall(compiled.as_text()):

@@ -26,15 +26,16 @@ def test_collectives_are_read_with_the_bytes_of_all_their_parts():
     text = """
   %dot = f64[8,4]{1,0} dot(%a, %b), metadata={op_name="all-reduce(x)"}
   %all-reduce.5 = (f64[256,784]{1,0}, f32[16]{0}, f64[]) all-reduce(%dot.3, %f, %g), replica_groups={}
-  ROOT %ag = bf16[64,2]{1,0} all-gather-start(%p), channel_id=2
+  ROOT %ag = bf16[64,2]{1,0} all-gather(%p), channel_id=2
   %rs = f32[4]{0} reduce-scatter(%q), dimensions={0}
+  %aa = (f32[2,3]{1,0}, f32[2,3]{1,0}) all-to-all(%s, %t), replica_groups={{0,1}}
   %cp = s32[7]{0} collective-permute(%r), source_target_pairs={{0,1}}
 """
     found = layouts.collectives(Compiled(text), 8)
-    sizes = 256 * 784 * 8 + 16 * 4 + 8, 64 * 2 * 2, 8 * 4 * 4, 7 * 4
-    names = "all_reduce", "all_gather", "reduce_scatter", "collective_permute"
+    sizes = 256 * 784 * 8 + 16 * 4 + 8, 64 * 2 * 2, 8 * 4 * 4, 2 * 6 * 4, 7 * 4
+    names = "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"
     assert found == [Collective(name, size, 8) for name, size in zip(names, sizes, strict=True)]
-    assert [one.sent for one in found[1:]] == [7 / 8 * 256, 7 / 8 * 128, 28]
+    assert [one.sent for one in found[1:]] == [7 / 8 * 256, 7 / 8 * 128, 7 / 8 * 48, 28]
 
 
 def python(code):

@@ -20,15 +20,17 @@ HALVES = {
     "all_reduce": 2,
     "all_gather": 1,
     "reduce_scatter": 1,
-}  # of a ring; each sends (p − 1)/p
+    "all_to_all": 1,
+}  # of a ring, in each of which a rank sends (p − 1)/p
 
 
 @dataclass(frozen=True)
 class Collective:
-    """What a rank does: "all_reduce", "all_gather" or "reduce_scatter" among so many ``ranks``, or a
-    "collective_permute", in which each sends one message.
+    """What a rank does: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all" among so many ``ranks``,
+    or a "collective_permute", in which each sends one message.
 
-    ``bytes``: of the whole tensor, so of what all ranks have together before or after; or of the message.
+    ``bytes``: of the whole tensor, so of what all ranks have together before or after; of an all-to-all what
+    one rank has; or of the message.
     """
 
     name: str
