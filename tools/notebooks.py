@@ -244,6 +244,9 @@ def main(arguments=None):
         if not options.chapter:  # all pages print the same ones
             raise_ceilings()
         for path in paths:
+            if problem := missing(read(ROOT / path)):
+                print(f"{path}: left as it is. {problem}", flush=True)
+                continue
             start = time.monotonic()
             write(make(path, options.patience), ROOT / path)
             print(f"{path}: outputs written after {time.monotonic() - start:.0f} s", flush=True)
