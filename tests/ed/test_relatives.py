@@ -1,0 +1,118 @@
+"""The rules against autograd, and against each other where they have to agree."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ed_lib.ed.relatives import RULES, Perceptron
+
+WIDTHS = (6, 7, 20, 8, 3)
+
+
+def network(rule="backprop", **options):
+    return Perceptron(WIDTHS, rule, dtype=torch.float64, **options)
+
+
+def batch(n=5):
+    torch.manual_seed(3)
+    x = torch.randn(n, WIDTHS[0], dtype=torch.float64)
+    return x, F.one_hot(torch.arange(n) % WIDTHS[-1], WIDTHS[-1]).double()
+
+
+def by_autograd(net, x, target):
+    """−∂loss/∂W of the mean cross-entropy, layer by layer."""
+    weights = [weight.clone().requires_grad_() for weight in net.weights]
+    y = x
+    for n, (weight, bias) in enumerate(zip(weights, net.biases, strict=True)):
+        y = (y.relu() if n else y) @ weight + bias
+    return [-grad for grad in torch.autograd.grad(F.cross_entropy(y, target), weights)]
+
+
+def directions(net, x, target, rule=None):
+    net.forward(x)
+    return [given.T @ delta for given, delta in zip(net.given, net.deltas(target, rule), strict=True)]
+
+
+def test_backprop_is_the_gradient():
+    net, (x, target) = network(), batch()
+    for ours, theirs in zip(directions(net, x, target), by_autograd(net, x, target), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_last_layer_has_its_gradient_under_every_rule(rule):
+    net, (x, target) = network(), batch()
+    torch.testing.assert_close(directions(net, x, target, rule)[-1], by_autograd(net, x, target)[-1])
+
+
+def test_rules_that_are_given_the_transpose_are_backprop():
+    net, (x, target) = network(), batch()
+    wanted = by_autograd(net, x, target)
+    net.transposes = [weight.T for weight in net.weights]
+    for ours, theirs in zip(directions(net, x, target, "feedback"), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+    shallow = Perceptron((6, 7, 3), dtype=torch.float64)  # one hidden layer: told straight by the output's
+    wanted = by_autograd(shallow, x, target)
+    shallow.direct = [shallow.weights[1].T]
+    torch.testing.assert_close(directions(shallow, x, target, "direct")[0], wanted[0], rtol=0, atol=1e-14)
+    size = 1 / 3**0.5
+    shallow.weights[1] = shallow.weights[1].sign() * size
+    wanted = by_autograd(shallow, x, target)
+    torch.testing.assert_close(directions(shallow, x, target, "sign")[0], wanted[0], rtol=0, atol=1e-14)
+
+
+def test_broadcast_tells_each_cell_its_classs_error_with_its_sign():
+    net, (x, target) = network("broadcast"), batch()
+    net.forward(x)
+    error = (target - net.probabilities) / len(x)
+    told = net.deltas(target)[1]
+    for cell in range(20):
+        sign = 1 if (cell // 3) % 2 == 0 else -1
+        wanted = sign * error[:, cell % 3] * (net.sums[1][:, cell] > 0)
+        torch.testing.assert_close(told[:, cell], wanted)
+    for classes, signs in zip(net.classes[1:2], net.signs[1:2], strict=True):
+        assert {(int(c), int(s)) for c, s in zip(classes, signs, strict=True)} == {
+            (c, s) for c in range(3) for s in (1, -1)
+        }
+
+
+def test_local_is_the_gradient_of_each_layers_own_loss():
+    net, (x, target) = network("local"), batch()
+    net.forward(x)
+    found = [given.T @ delta for given, delta in zip(net.given, net.deltas(target), strict=True)]
+    for n, head in enumerate(net.heads):
+        weight = net.weights[n].clone().requires_grad_()
+        loss = F.cross_entropy((net.given[n] @ weight + net.biases[n]).relu() @ head, target)
+        torch.testing.assert_close(found[n], -torch.autograd.grad(loss, weight)[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("one_signed", [False, True])
+def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 8)).astype(np.float32)
+    kinds = x[:, :3].argmax(1)
+    net = Perceptron((8, 60, 60, 3), rule, 0.003, one_signed=one_signed, steps=300)
+    target = torch.eye(3)[kinds]
+    for _ in range(300):
+        net.step(net.asarray(x), target)
+    assert (net.forward(net.asarray(x)).argmax(1).numpy() == kinds).mean() > 0.9
+    if one_signed:
+        for weight, signs in zip(net.weights[1:], net.signs, strict=True):
+            assert (weight * signs[:, None] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(rule="guess"), ValueError, "rule is 'guess'"),
+        (dict(widths=(3,)), ValueError, r"widths is \[3\]"),
+        (dict(widths=(3, 0, 2)), ValueError, "widths is 0"),
+        (dict(rate=0), ValueError, "rate is 0"),
+        (dict(steps=0), ValueError, "steps is 0"),
+    ],
+)
+def test_bad_arguments_are_errors_that_name_them(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Perceptron(**{"widths": (3, 4, 2)} | arguments)
