@@ -64,7 +64,7 @@ class Perceptron:
             if one_signed:
                 weight.copy_(weight.abs() * signs[:, None])
         self.parameters = [*self.weights, *self.biases, *(self.heads if rule == "local" else [])]
-        self.optimizer = torch.optim.Adam(self.parameters, lr=check.positive("rate", rate))
+        self.optimizer = torch.optim.Adam(self.parameters, lr=check.positive("rate", rate), fused=True)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR
         self.schedule = cosine(self.optimizer, check.count("steps", steps)) if steps is not None else None
 
@@ -85,9 +85,10 @@ class Perceptron:
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
         probabilities = self.forward(x)
-        deltas = self.deltas(target)
-        for weight, bias, given, delta in zip(self.weights, self.biases, self.given, deltas, strict=True):
-            weight.grad, bias.grad = -given.T @ delta, -delta.sum(0)
+        for weight, bias, (change, told) in zip(
+            self.weights, self.biases, self.directions(target), strict=True
+        ):
+            weight.grad, bias.grad = -change, -told
         if self.rule == "local":
             for head, y, error in zip(self.heads, self.given[1:], self.own_errors(target), strict=True):
                 head.grad = -y.T @ error
@@ -98,6 +99,11 @@ class Perceptron:
         if self.schedule:
             self.schedule.step()
         return probabilities
+
+    def directions(self, target: torch.Tensor, rule: str | None = None) -> list[tuple]:
+        """(of the weights, of the biases) of each layer, to be climbed: target (B, K)."""
+        pairs = zip(self.given, self.deltas(target, rule), strict=True)
+        return [(given.T @ delta, delta.sum(0)) for given, delta in pairs]  # (I, B) @ (B, O)
 
     def deltas(self, target: torch.Tensor, rule: str | None = None) -> list[torch.Tensor]:
         """δ of each layer for the last forward pass, by the network's rule or another: target (B, K) → (B, O)

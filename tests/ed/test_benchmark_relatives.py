@@ -1,6 +1,5 @@
 """The benchmark of the relatives: the whole at a tiny size, and that the test images choose nothing."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,22 +14,29 @@ def record(tmp_path_factory):
     return measured(relatives, relatives.TINY, tmp_path_factory.mktemp("records"))
 
 
-def test_a_record_has_every_rule_and_rate(record):
+def test_a_record_has_every_rule(record):
     size = relatives.TINY
     for task in relatives.TASKS:
         rows = record.select(table=task)
-        cases = [(r.case["rule"], r.case["one_signed"], r.case["rate"]) for r in rows]
-        assert cases == [(rule, o, rate) for rule in size.rules for o in (False, True) for rate in size.rates]
+        assert [(row.case["network"], row.case["rule"]) for row in rows] == list(size.cases)
         for row in rows:
-            assert {len(row.results[name]) for name in ("kept", "test", "cosine")} == {size.seeds}
+            assert {len(row.results[name]) for name in ("test", "before", "cosine")} == {size.seeds}
     assert "## MNIST\n" in measurements.page(record)
 
 
 def test_the_kept_images_choose_the_rate(record):
-    rows = record.select(table="MNIST")
-    for (rule, one_signed), row in relatives.best(rows).items():
-        others = [r for r in rows if (r.case["rule"], r.case["one_signed"]) == (rule, one_signed)]
-        assert np.mean(row.results["kept"]) == max(np.mean(r.results["kept"]) for r in others)
+    for row in record.select(table="MNIST"):
+        right = dict(zip(row.results["rates"], row.results["kept"], strict=True))
+        assert right[row.case["rate"]] == max(right.values())
+
+
+def test_searching_never_sees_the_test_images(monkeypatch):
+    size, seen = relatives.TINY, []
+    monkeypatch.setattr(relatives, "accuracy", lambda net, x, labels: seen.append(len(x)) or 0.5)
+    for searching in (True, False):
+        relatives.run("MNIST", "free", "backprop", 1e-3, 0, searching, size)
+    _, (test, _) = relatives.images("mnist", True)
+    assert seen == [size.kept, len(test)]
 
 
 def test_the_gradients_cosine_with_itself_is_one():
