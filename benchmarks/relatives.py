@@ -28,7 +28,7 @@ class Size:
     hidden: tuple = (400, 400)
     of_vectors: tuple = (128, 128)
     cases: tuple = tuple(CASES)
-    rates: tuple = (1e-4, 3e-4, 1e-3, 3e-3)
+    rates: tuple = (3e-4, 1e-3, 3e-3, 1e-2)
     epochs: int = 6
     batch: int = 128
     kept: int = 10_000

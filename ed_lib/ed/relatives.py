@@ -28,7 +28,8 @@ RULES = ("backprop", "feedback", "sign", "direct", "broadcast", "local")
 class Perceptron:
     """Layers of ``widths``, from inputs to classes, that learn by a ``rule``, with Adam.
 
-    one_signed: as in ED's network, all weights from a hidden cell have the cell's sign, and keep it; the
+    one_signed: as in ED's network, a weight between hidden cells has the sign s·s' of their kinds, one from a
+    hidden cell to a score s, and keeps it, so that a cell only ever raises all scores, or lowers them; the
     first layer's are free. seed: of weights, feedback and classifiers. steps: after so many the rate has
     fallen to zero, along half a cosine; None: it is constant. For :func:`ed_lib.ed.training.train`.
     """
@@ -60,9 +61,12 @@ class Perceptron:
         self.transposes = [normal(columns, rows) for rows, columns in sizes]  # in place of Wᵀ, (O, I)
         self.direct = [normal(K, len(each)) for each in cells]  # (K, O)
         self.heads = [normal(len(each), K) for each in cells]  # classifiers of hidden layers, (O, K)
-        for weight, signs in zip(self.weights[1:], self.signs, strict=True):
+        after = [*self.signs[1:], torch.ones(K).to(self.weights[0])]
+        pairs = zip(self.signs, after, strict=True)
+        self.products = [s[:, None] * t for s, t in pairs]  # ±1, of each weight but the first layer's, (I, O)
+        for weight, sign in zip(self.weights[1:], self.products, strict=True):
             if one_signed:
-                weight.copy_(weight.abs() * signs[:, None])
+                weight.copy_(weight.abs() * sign)
         self.parameters = [*self.weights, *self.biases, *(self.heads if rule == "local" else [])]
         self.optimizer = torch.optim.Adam(self.parameters, lr=check.positive("rate", rate), fused=True)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR
@@ -94,8 +98,8 @@ class Perceptron:
                 head.grad = -y.T @ error
         self.optimizer.step()
         if self.one_signed:
-            for weight, signs in zip(self.weights[1:], self.signs, strict=True):
-                weight.copy_((weight * signs[:, None]).clamp(min=0) * signs[:, None])
+            for weight, sign in zip(self.weights[1:], self.products, strict=True):
+                weight.mul_(sign).clamp_(min=0).mul_(sign)
         if self.schedule:
             self.schedule.step()
         return probabilities

@@ -2,9 +2,9 @@
 
 D. Clark and others, "Credit assignment through broadcasting a global error vector" (2021). A cell holds K
 numbers, one for each class. Its sums a = Σ w y + b, (K,), pass its gate, all K or none, if they lie on the
-side of a fixed random vector, t · a > 0. Weights between cells are numbers ≥ 0, and so each path from a cell
-to the scores multiplies its K numbers by one number ≥ 0: the gradient by them is the error vector e = target
-− softmax, (K,), times the sum of these, the cell's coefficient. The rule "vector" takes it for one.
+side of a fixed random vector of ±1, t · a > 0. Weights between cells are numbers ≥ 0, and so each path from a
+cell to the scores multiplies its K numbers by one number ≥ 0: the gradient by them is the error vector e =
+target − softmax, (K,), times the sum of these, the cell's coefficient. The rule "vector" takes it for one.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ class VectorPerceptron:
         for cells, after in zip(hidden, [*hidden[1:], 1], strict=True):
             self.weights.append(normal(cells, after).abs() * 2 / cells)  # (I, O), of a size that sums keep
         self.biases = [torch.zeros(width, K).to(self.weights[0]) for width in (*hidden, 1)]  # (O, K)
-        self.sides = [normal(width, K) for width in hidden]  # t of each hidden cell, (O, K)
+        self.sides = [normal(width, K).sign() for width in hidden]  # t of each hidden cell, (O, K)
+        for sides in self.sides:
+            sides[1::2] = -sides[: len(sides) // 2 * 2 : 2]  # in pairs, whose gates open for opposite sums
         self.parameters = [*self.weights, *self.biases]
         self.optimizer = torch.optim.Adam(self.parameters, lr=check.positive("rate", rate), fused=True)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR

@@ -99,8 +99,22 @@ def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
         net.step(net.asarray(x), target)
     assert (net.forward(net.asarray(x)).argmax(1).numpy() == kinds).mean() > 0.9
     if one_signed:
-        for weight, signs in zip(net.weights[1:], net.signs, strict=True):
-            assert (weight * signs[:, None] >= 0).all()
+        for weight, sign in zip(net.weights[1:], net.products, strict=True):
+            assert (weight * sign >= 0).all()
+
+
+def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
+    net, (x, _) = network(one_signed=True), batch()
+    net.forward(x)
+    for n, signs in enumerate(net.signs):
+        y = net.given[n + 1].clone().requires_grad_()
+        scores = y
+        for weight, bias in zip(net.weights[n + 1 : -1], net.biases[n + 1 : -1], strict=True):
+            scores = (scores @ weight + bias).relu()
+        scores = scores @ net.weights[-1]
+        for k in range(WIDTHS[-1]):
+            (slope,) = torch.autograd.grad(scores[:, k].sum(), y, retain_graph=True)
+            assert (slope * signs >= 0).all() and (slope * signs > 0).any()
 
 
 @pytest.mark.parametrize(
