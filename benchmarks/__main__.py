@@ -12,9 +12,9 @@ from ed_lib import arrays
 
 BENCHMARKS = ("ed", "parallel", "precision", "lstm", "lstm_cpu", "recurrences")  # what runs by itself
 # Whose results are alike anywhere:
-LONG = ("accuracy", "relatives", "parallel_accuracy", "critical_batch", "precision_accuracy")
+LONG = ("accuracy", "relatives", "language", "parallel_accuracy", "critical_batch", "precision_accuracy")
 # Never on a GPU:
-ON_CPU = "lstm_cpu relatives parallel parallel_accuracy critical_batch precision_accuracy recurrences".split()
+ON_CPU = [*LONG[1:], "lstm_cpu", "parallel", "recurrences"]
 
 
 def main(arguments=None):
