@@ -12,7 +12,15 @@ from ed_lib import arrays
 
 BENCHMARKS = ("ed", "parallel", "precision", "lstm", "lstm_cpu", "recurrences")  # what runs by itself
 # Whose results are alike anywhere:
-LONG = ("accuracy", "relatives", "language", "parallel_accuracy", "critical_batch", "precision_accuracy")
+LONG = (
+    "accuracy",
+    "relatives",
+    "deep",
+    "language",
+    "parallel_accuracy",
+    "critical_batch",
+    "precision_accuracy",
+)
 # Never on a GPU:
 ON_CPU = [*LONG[1:], "lstm_cpu", "parallel", "recurrences"]
 
