@@ -20,8 +20,8 @@ MEMORY = 0.9  # of the means of the sums: what is left of them at each step
 class ResidualNetwork:
     """One output on ``depth`` layers of ``width`` pairs of cells after the first, with Adam; n = 2 ``width``.
 
-    start: "fan_in", that of EDNetwork; "gain_one", so small that what is common to a layer's cells has
-    the same size after the next; "permutation", likewise, nine tenths of it from one cell of the layer before.
+    start: "fan_in", that of EDNetwork; "gain_one", so small that what is common to a layer's cells keeps its
+    size; "permutation", likewise, nine tenths of it from one cell of the layer before.
     residual: a layer gives z + f(z) / √depth in place of f(z). centred: of a layer's sums, and the output's,
     their running means over the samples are subtracted. rule: "ed", the direction of the signed rule;
     "backprop", the gradient of ½ (target − output)². stack: whether the hidden-to-hidden layers learn. rate,
