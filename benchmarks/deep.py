@@ -141,7 +141,7 @@ def cosines(net, x, target):
 # The page
 TITLE = "Can ED go deep?"
 MEANING = """Even against odd digits, one pass over the 60,000 images, by depth, the number of
-hidden-to-hidden layers of 32 pairs of cells. The rate is chosen on 10,000 training images kept out of one run.
+hidden-to-hidden layers of 32 pairs. The rate is chosen on 10,000 training images kept out of one run.
 Shares in per cent, one for each seed; cosines of the first seed's first and last hidden-to-hidden layer with
 minus the gradient. Then parts of "Diffusing Blame" taken away one by one, three passes over ten classes."""
 
