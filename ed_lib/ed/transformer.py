@@ -184,3 +184,22 @@ class Transformer:
 def normal(x: Tensor) -> Tensor:
     """Layer norm without parameters: (…, C) → mean 0 and variance 1 over the last axis."""
     return F.layer_norm(x, x.shape[-1:])
+
+
+def known_signs(net: Transformer, x: Tensor, every: int = 1) -> dict[str, float]:
+    """For each part that answers, the share of its channels' effects that have the channel's sign: of how much
+    a channel moves, at the same place, the score of the character whose error it is told. x (B, T); every:
+    only one character in so many is looked at. ValueError for a network whose weights may have any sign.
+    """
+    if not net.one_signed:
+        raise ValueError("net has weights of any sign; wanted one with one_signed=True")
+    scores = net.forward(x, ("backprop", "backprop"))  # (B, T, V)
+    right, counted = dict.fromkeys(net.answered, 0), dict.fromkeys(net.answered, 0)
+    for k in range(0, net.vocabulary, check.count("every", every)):
+        slopes = torch.autograd.grad(scores[:, :, k].sum(), [*net.answered.values()], retain_graph=True)
+        for name, slope in zip(net.answered, slopes, strict=True):  # (B, T, C)
+            cells = net.classes[slope.shape[2]] == k
+            effect = slope[:, :, cells] * net.signs[slope.shape[2]][cells]
+            right[name] += int((effect > 0).sum())
+            counted[name] += int((effect != 0).sum())
+    return {name: right[name] / counted[name] for name in right}

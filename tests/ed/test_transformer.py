@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ed_lib.ed.transformer import RULES, Transformer
+from ed_lib.ed.transformer import RULES, Transformer, known_signs
 
 V, T, C, HEADS, LAYERS = 5, 6, 8, 2, 2
 TOLD = ("direct", "broadcast")
@@ -163,3 +163,20 @@ def test_texts_too_long_or_unknown_are_refused():
         net.forward(torch.zeros(1, T + 1, dtype=torch.int64))
     with pytest.raises(ValueError, match="x runs from 0 to 5; wanted the numbers of 5 characters"):
         net.forward(torch.arange(6)[None])
+
+
+def test_signs_are_known_where_nothing_breaks_them(monkeypatch):
+    """Without layer norm each channel raises or lowers the scores as its sign says; with it, many do not."""
+    net, (x, _) = network(one_signed=True), batch()
+    shares = known_signs(net, x)
+    assert list(shares) == list(net.answered) and min(shares.values()) < 0.9
+    assert known_signs(net, x, every=2).keys() == shares.keys()
+    monkeypatch.setattr("ed_lib.ed.transformer.normal", lambda y: y)
+    for n in range(LAYERS):  # nor attention
+        net.parameters[f"{n}.answer"].data.zero_()
+    assert set(known_signs(net, x).values()) == {1.0}
+
+
+def test_a_network_of_free_weights_has_no_signs_to_know():
+    with pytest.raises(ValueError, match="net has weights of any sign; wanted one with one_signed=True"):
+        known_signs(network(), batch()[0])
