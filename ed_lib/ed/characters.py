@@ -73,6 +73,19 @@ def held_out_loss(model: Any, numbers: Tensor, places: int | None = None) -> flo
     return total / count
 
 
+def counting_loss(train: Tensor, held_out: Tensor, before: int, vocabulary: int, more: float = 0.1) -> float:
+    """The loss in nats, on the second text, of a model that only counts: how often each character followed
+    the last ``before`` characters in the first text, each count raised by ``more``.
+    """
+    powers = vocabulary ** torch.arange(before + 1)  # a stretch of characters as one number
+    counts = torch.full((vocabulary ** (before + 1),), more, dtype=torch.float64)
+    known, asked = ((text.unfold(0, before + 1, 1) * powers.flip(0)).sum(1) for text in (train, held_out))
+    counts += torch.bincount(known, minlength=len(counts))
+    counts = counts.view(-1, vocabulary)  # (what came before, what followed)
+    shares = counts / counts.sum(1, keepdim=True)
+    return -shares.flatten()[asked].log().mean().item()
+
+
 def encode(text: str, characters: str) -> Tensor:
     """A text as numbers, (N,) int64: number k is characters[k]. ValueError for one that is not among them."""
     if unknown := sorted(set(text) - set(characters)):

@@ -187,9 +187,9 @@ def normal(x: Tensor) -> Tensor:
 
 
 def known_signs(net: Transformer, x: Tensor, every: int = 1) -> dict[str, float]:
-    """For each part that answers, the share of its channels' effects that have the channel's sign: of how much
-    a channel moves, at the same place, the score of the character whose error it is told. x (B, T); every:
-    only one character in so many is looked at. ValueError for a network whose weights may have any sign.
+    """For each part that answers, the share of its channels' effects that have the channel's sign: how much a
+    channel moves, at the same place, the score of the character whose error it is told. x (B, T); every: only
+    one character in so many is looked at. ValueError for a network whose weights may have any sign.
     """
     if not net.one_signed:
         raise ValueError("net has weights of any sign; wanted one with one_signed=True")

@@ -53,6 +53,18 @@ def test_a_sample_of_a_transformer_is_longer_than_its_context_and_the_seeds():
     assert first != characters.sample(model, "a", 20, "abcde", seed=2)
 
 
+def test_counting_follows_a_plain_loop():
+    train, held_out = (torch.randint(3, (n,), generator=torch.Generator().manual_seed(n)) for n in (60, 20))
+    total = 0.0
+    for at in range(2, 20):
+        seen = [0.5] * 3
+        for k in range(2, 60):
+            if torch.equal(train[k - 2 : k], held_out[at - 2 : at]):
+                seen[train[k]] += 1
+        total -= math.log(seen[held_out[at]] / sum(seen))
+    assert characters.counting_loss(train, held_out, 2, 3, more=0.5) == pytest.approx(total / 18)
+
+
 def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="text has 'x', 'é'; wanted only the 5 characters"):
         characters.encode("axéa", "abcde")
