@@ -56,9 +56,20 @@ TINY = Size(
 def prepare(device="cpu", size=None):
     """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
     size, table = size or Size(), Table()
-    works = {"transformer": size.transformers, "window": size.window_models}
-    parts = {kind: (lambda kind=kind, cases=cases: rows(size, kind, cases)) for kind, cases in works.items()}
-    return Plan(table, table.filled_by(parts), dataclasses.asdict(size), context=one_thread, tables=True)
+    kinds = {"transformer": size.transformers, "window": size.window_models}
+    works = {
+        part(kind, case): (lambda kind=kind, case=case: rows(size, kind, [case]))
+        for kind, cases in kinds.items()
+        for case in cases
+    }
+    return Plan(table, table.filled_by(works), dataclasses.asdict(size), context=one_thread)
+
+
+def part(kind, case):
+    """A part for each case, since one takes minutes: its name."""
+    first, second, one_signed = case
+    hidden = {True: "hidden layers", False: "no hidden layer"}.get(second, second)
+    return f"{kind}: {first}, {hidden}{', one-signed' * one_signed}"
 
 
 def rows(size, kind, cases):

@@ -1,6 +1,6 @@
 """Language models of characters: a perceptron that reads a window, and what any such model is used for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class WindowModel:
         return self.net.sums[-1]
 
 
-def windows(numbers: Tensor, context: int, batch: int, seed: int):
+def windows(numbers: Tensor, context: int, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Without end: x (batch, context) and what follows each, (batch,), from places drawn by ``seed``."""
     draw, span = torch.Generator().manual_seed(seed), torch.arange(context)
     while True:
