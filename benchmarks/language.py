@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.harness import Plan, Shown, Table, one_thread, side_by_side, summary
 from ed_lib import texts, timing
 from ed_lib.ed import characters
-from ed_lib.ed.transformer import Transformer
+from ed_lib.ed.gpt import Transformer
 from ed_lib.records import Row
 
 

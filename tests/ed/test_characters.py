@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ed_lib.ed import characters
 from ed_lib.ed.characters import WindowModel
-from ed_lib.ed.transformer import Transformer
+from ed_lib.ed.gpt import Transformer
 
 TEXT = torch.arange(400) % 5  # 0 1 2 3 4 0 1 …
 OPTIONS = dict(vocabulary=5, context=3, hidden=(30,), rate=0.01)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ed_lib.ed.transformer import RULES, Transformer, known_signs
+from ed_lib.ed.gpt import RULES, Transformer, known_signs
 
 V, T, C, HEADS, LAYERS = 5, 6, 8, 2, 2
 TOLD = ("direct", "broadcast")
@@ -171,7 +171,7 @@ def test_signs_are_known_where_nothing_breaks_them(monkeypatch):
     shares = known_signs(net, x)
     assert list(shares) == list(net.answered) and min(shares.values()) < 0.9
     assert known_signs(net, x, every=2).keys() == shares.keys()
-    monkeypatch.setattr("ed_lib.ed.transformer.normal", lambda y: y)
+    monkeypatch.setattr("ed_lib.ed.gpt.normal", lambda y: y)
     for n in range(LAYERS):  # nor attention
         net.parameters[f"{n}.answer"].data.zero_()
     assert set(known_signs(net, x).values()) == {1.0}
