@@ -1,9 +1,9 @@
 """Deep ED networks that do not collapse: other starts, skip connections, centred sums; all signs still known.
 
 ED's network with its inhibitory cells turned round, z = −y in place of y: then all weights between cells, M,
-are ≥ 0, the sizes of W, and a cell, z' = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z):
-with a skip connection ED's argument stands, that the output grows with every z of every layer. Subtracting a
-number that does not depend on the sample changes no slope, so centred sums leave it standing too.
+are ≥ 0, the sizes of W, and a cell, z' = σ(z M + b) − s with s = 0 or 1, grows with every z. So does
+z + f(z): with a skip connection ED's argument stands, that the output grows with every z of every layer.
+Subtracting a number that does not depend on the sample changes no slope, so centred sums leave it standing.
 """
 
 import numpy as np
