@@ -86,7 +86,8 @@ def run(colab, source, folder):
     script = folder / "cell.ipy"
     script.write_text(source)
     command = [colab[0], "-m", "IPython", "--colors=NoColor", "--quick", str(script)]
-    alone = os.environ | {"PYTHONPATH": ""}  # or it would find the package in this folder
+    alone = os.environ | {"PYTHONPATH": ""}  # or it would find the package in this folder,
+    alone.pop("VIRTUAL_ENV", None)  # or in an environment that is activated
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
 
 
