@@ -10,7 +10,15 @@ import traceback
 from benchmarks import harness
 from ed_lib import arrays
 
-BENCHMARKS = ("ed", "parallel", "precision", "lstm", "lstm_cpu", "recurrences")  # what runs by itself
+BENCHMARKS = (
+    "ed",
+    "parallel",
+    "precision",
+    "finetuning",
+    "lstm",
+    "lstm_cpu",
+    "recurrences",
+)  # what runs by itself
 # Whose results are alike anywhere:
 LONG = (
     "accuracy",

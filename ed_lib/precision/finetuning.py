@@ -1,0 +1,94 @@
+"""Fine-tuning the pretrained encoder on pairs of sentences as BERT's authors do: AdamW, warm-up, decay."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ed_lib import check, learning
+from ed_lib.models import Encoder
+from ed_lib.precision import minilm
+from ed_lib.precision.sick import Pairs
+from ed_lib.precision.training import step
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N pairs of sentences as numbers: ``tokens`` and ``segments``, tensors (T,) each; ``labels`` (N,)."""
+
+    tokens: list[Tensor]
+    segments: list[Tensor]
+    labels: Tensor
+
+    def __len__(self):
+        return len(self.labels)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
+        tokens, mask = minilm.padded([self.tokens[row] for row in rows])
+        segments, _ = minilm.padded([self.segments[row] for row in rows])
+        return tokens, segments, mask, self.labels[torch.as_tensor(rows)]
+
+
+def examples(pairs: Pairs, tokenizer: Any, positions: int = 512) -> Examples:
+    """The pairs through a tokenizer; a warning names how many were cut at ``positions``."""
+    tokens, segments = minilm.encode(tokenizer, pairs.first, pairs.second, positions)
+    return Examples(tokens, segments, torch.tensor(pairs.labels))
+
+
+def finetune(
+    net: Encoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
+    batch: int = 32, warmup: float = 0.1, decay: float = 0.01, seed: int = 0,
+    context: Callable = contextlib.nullcontext, scaler: Any = None,
+) -> learning.History:  # fmt: skip
+    """Trains ``net`` in place by AdamW → ``learning.History``; looks at ``test`` at the end of each epoch.
+
+    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context: called for each
+    step, gives what forward pass and loss run in. scaler: with torch.amp.GradScaler's interface, or None.
+    ValueError for a label that is no class of ``net``.
+    """
+    classes, found = net.classes.out_features, train.labels
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < classes:
+        raise ValueError(f"labels run from {found.min()} to {found.max()}; wanted 0 to {classes - 1}")
+    check.positive("rate", rate)
+    total = epochs * -(-len(train) // batch)
+    matrices = [p for p in net.parameters() if p.dim() > 1]  # biases and layer norms do not decay
+    others = [p for p in net.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, rate, fused=True)
+    rising = max(round(warmup * total), 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))
+    )
+    device = net.classes.weight.device
+
+    def one_step(rows):
+        *inputs, labels = (each.to(device) for each in train.batch(rows))
+        with context():
+            loss = F.cross_entropy(net(*inputs), labels)
+        step(loss, optimizer, scaler)
+        schedule.step()
+        return loss.detach()
+
+    def look():
+        return accuracy(net, test, context)
+
+    return learning.train(one_step, len(train), look if test else None, epochs=epochs, batch=batch, seed=seed)
+
+
+@torch.no_grad()
+def accuracy(
+    net: Encoder, test: Examples, context: Callable = contextlib.nullcontext, batch: int = 64
+) -> float:
+    """The share of pairs whose largest score is that of their label. Pairs of like length go together."""
+    order = sorted(range(len(test)), key=lambda row: len(test.tokens[row]))
+    right, device = 0, net.classes.weight.device
+    for start in range(0, len(order), batch):
+        *inputs, labels = (each.to(device) for each in test.batch(order[start : start + batch]))
+        with context():
+            right += int((net(*inputs).argmax(1) == labels).sum())
+    return right / len(test)

@@ -1,0 +1,127 @@
+"""A pretrained encoder that fits a laptop: all-MiniLM-L6-v2, of BERT's architecture, in the book's own code.
+
+Six layers of 384 cells, 22.7 million parameters; W. Wang and others, "MiniLM" (2020), in the version of the
+sentence-transformers project. T tokens a sentence or pair, cut at the model's 512 positions.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ed_lib import models, published
+
+HUB = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/"
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
+# {our module: theirs}, outside the layers and in each of them
+WHOLE = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
+}
+LAYER = {
+    "out": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "wide": "intermediate.dense",
+    "narrow": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+IGNORED = "embeddings.position_ids"  # 0, 1, 2, …: no weights
+
+
+def load(classes: int = 3, seed: int = 0) -> models.Encoder:
+    """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``.
+
+    Errors: :func:`ed_lib.published.file`'s, and ImportError without safetensors.
+    """
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(f"MiniLM needs safetensors: pip install safetensors ({error})") from error
+    name = "model.safetensors"
+    theirs = load_file(published.file("minilm", name, HUB + name, SHA256[name]))
+    net = models.Encoder(**SIZES, classes=classes, seed=seed)
+    load_bert(net, theirs)
+    return net
+
+
+def load_bert(net: models.Encoder, theirs: Mapping[str, Tensor]) -> None:
+    """Puts the tensors of a BERT, by the names of ``transformers``, into ``net``, all but its ``classes``.
+
+    ValueError, before anything changes, if tensors are missing or left over or have other shapes.
+    """
+    theirs = {name: tensor for name, tensor in theirs.items() if name != IGNORED}
+    ours = {name: p for name, p in net.state_dict().items() if not name.startswith("classes.")}
+    sources = {name: names(name) for name in ours}
+    wanted = {name for each in sources.values() for name in each}
+    if missing := sorted(wanted - theirs.keys()):
+        raise ValueError(f"theirs lacks {', '.join(missing[:3])} ({len(missing)} in all); wanted a BERT's")
+    if extra := sorted(theirs.keys() - wanted):
+        raise ValueError(f"theirs has {', '.join(extra[:3])} ({len(extra)} in all), which net has no use for")
+    joined = {name: torch.cat([theirs[each] for each in sources[name]]) for name in ours}
+    for name, tensor in joined.items():
+        if tensor.shape != ours[name].shape:
+            shapes = f"{tuple(tensor.shape)}; wanted {tuple(ours[name].shape)}"
+            raise ValueError(f"{', '.join(sources[name])}: shape {shapes}")
+    with torch.no_grad():
+        for name, tensor in joined.items():
+            ours[name].copy_(tensor)
+
+
+def names(ours: str) -> list[str]:
+    """A parameter of :class:`ed_lib.models.Encoder` → those of a BERT, which are joined in it on axis 0."""
+    module, kind = ours.rsplit(".", 1)
+    if module in WHOLE:
+        return [f"{WHOLE[module]}.{kind}"]
+    _, number, part = module.split(".")
+    inside = [LAYER[part]] if part in LAYER else [f"attention.self.{p}" for p in ("query", "key", "value")]
+    return [f"encoder.layer.{number}.{each}.{kind}" for each in inside]
+
+
+def tokenizer() -> Any:
+    """The published tokenizer, which cuts words into pieces of BERT's vocabulary.
+
+    Errors: :func:`ed_lib.published.file`'s, and ImportError without tokenizers.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ImportError(f"MiniLM needs tokenizers: pip install tokenizers ({error})") from error
+    name = "tokenizer.json"
+    made = Tokenizer.from_file(str(published.file("minilm", name, HUB + name, SHA256[name])))
+    made.no_padding()
+    made.no_truncation()
+    return made
+
+
+def encode(
+    tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None, positions: int = 512
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Sentences, or pairs of them → (tokens, segments): of each a tensor (T,) of int64; segments are 0 up to
+    the first sentence's end, 1 after it. What has more than ``positions`` tokens is cut, with a warning.
+    """
+    if second is not None and len(first) != len(second):
+        raise ValueError(f"there are {len(first)} first and {len(second)} second sentences; wanted as many")
+    pairs = first if second is None else list(zip(first, second, strict=True))
+    found = tokenizer.encode_batch(list(pairs))
+    if cut := sum(len(each.ids) > positions for each in found):
+        warnings.warn(f"{cut} of {len(found)} have more than {positions} tokens and were cut", stacklevel=2)
+    columns = ([each.ids for each in found], [each.type_ids for each in found])
+    tokens, segments = ([torch.tensor(ids[:positions]) for ids in column] for column in columns)
+    return tokens, segments
+
+
+def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Tensors (T,) → one of (B, longest T), filled with 0, and where it is not filling, as bool."""
+    longest = pad_sequence(list(some), batch_first=True)  # (B, T)
+    lengths = torch.tensor([len(each) for each in some])
+    return longest, torch.arange(longest.shape[1]) < lengths[:, None]

@@ -1,0 +1,117 @@
+"""The pretrained encoder: equal to transformers', and checkpoints that do not fit."""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+from ed_lib import models, published
+from ed_lib.precision import minilm
+
+DATA = pytest.mark.skipif("ED_DATA" not in os.environ, reason="no data")
+SMALL = {"layers": 2, "hidden": 12, "heads": 3, "vocabulary": 20, "positions": 9}
+
+
+def berts(net, seed=0):
+    """Random tensors with a BERT's names, of the shapes that ``net`` wants."""
+    draw, found = torch.Generator().manual_seed(seed), {}
+    for name, p in net.state_dict().items():
+        if not name.startswith("classes."):
+            parts = minilm.names(name)
+            for each in parts:
+                shape = (p.shape[0] // len(parts), *p.shape[1:])
+                found[each] = torch.randn(shape, generator=draw)
+    return found
+
+
+def test_queries_keys_and_values_are_joined_in_this_order():
+    net = models.Encoder(**SMALL)
+    theirs = berts(net)
+    classes = net.classes.weight.clone()
+    minilm.load_bert(net, theirs | {minilm.IGNORED: torch.arange(9)})
+    found = net.layers[1].queries_keys_values.weight.view(3, 12, 12)
+    for ours, name in zip(found, ("query", "key", "value"), strict=True):
+        assert torch.equal(ours, theirs[f"encoder.layer.1.attention.self.{name}.weight"])
+    assert torch.equal(net.layers[0].narrow.bias, theirs["encoder.layer.0.output.dense.bias"])
+    assert torch.equal(net.classes.weight, classes), "the classes are not a BERT's"
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing():
+    net = models.Encoder(**SMALL)
+    before, theirs = {name: p.clone() for name, p in net.state_dict().items()}, berts(net)
+    missing = {name: each for name, each in theirs.items() if "pooler" not in name}
+    name = "encoder.layer.0.intermediate.dense.weight"
+    bad = {
+        r"theirs lacks pooler.dense.bias, pooler.dense.weight \(2 in all\)": missing,
+        r"theirs has cls.weight \(1 in all\), which net has no use for": theirs
+        | {"cls.weight": theirs[name]},
+        name + r": shape \(12, 48\); wanted \(48, 12\)": theirs | {name: theirs[name].T},
+    }
+    for message, each in bad.items():
+        with pytest.raises(ValueError, match=message):
+            minilm.load_bert(net, each)
+    assert all(torch.equal(p, before[name]) for name, p in net.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    pytest.importorskip("tokenizers")
+    if "ED_DATA" not in os.environ:
+        pytest.skip("no data")
+    return minilm.tokenizer()
+
+
+@DATA
+def test_it_is_transformers_encoder(tokenizer):
+    """To 1e-5 on padded pairs, from the same published weights."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("safetensors")
+    folder = published.file("minilm", "tokenizer.json", "", minilm.SHA256["tokenizer.json"]).parent
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
+    tokens, segments = minilm.encode(tokenizer, ["A dog barks.", "Hi"], ["It is quiet here", "Nobody sings"])
+    (tokens, mask), (segments, _) = minilm.padded(tokens), minilm.padded(segments)
+    net = minilm.load()
+    net.classes = torch.nn.Identity()
+    with torch.no_grad():
+        ours = net(tokens, segments, mask)
+        wanted = theirs(input_ids=tokens, token_type_ids=segments, attention_mask=mask.long()).pooler_output
+    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
+
+
+@DATA
+def test_sentences_that_mean_the_same_are_near():
+    """What the published weights are for, with no other library: a wrong mapping would not know it."""
+    pytest.importorskip("safetensors")
+    net, tokenizer = minilm.load(), pytest.importorskip("tokenizers") and minilm.tokenizer()
+    says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
+    (tokens, mask), kept = minilm.padded(minilm.encode(tokenizer, says)[0]), []
+    net.layers[-1].register_forward_hook(lambda module, given, h: kept.append(h))
+    with torch.no_grad():
+        net(tokens, mask=mask)
+    means = (kept[0] * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)  # (3, 384)
+    near, far = (torch.cosine_similarity(means[0], means[n], dim=0).item() for n in (1, 2))
+    assert near > 0.5 and far < 0.2
+
+
+def test_padding_changes_no_score():
+    net = models.Encoder(**SMALL).double()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(p.numel()))
+    long, short = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([8, 9])
+    tokens, mask = minilm.padded([long, short])
+    assert mask.tolist() == [[True] * 5, [True, True, False, False, False]]
+    alone = torch.cat([net(long[None]), net(short[None])])
+    torch.testing.assert_close(net(tokens, mask=mask), alone)
+
+
+def test_what_is_too_long_is_cut_and_said(tokenizer):
+    with pytest.warns(UserWarning, match="1 of 2 have more than 6 tokens and were cut"):
+        tokens, segments = minilm.encode(tokenizer, ["a b c d e f g h", "a"], ["i", "b"], positions=6)
+    assert [len(each) for each in tokens] == [6, 5] == [len(each) for each in segments]
+    assert segments[1].tolist() == [0, 0, 0, 1, 1], "[CLS] a [SEP], then b [SEP]"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        minilm.encode(tokenizer, ["a"], positions=3)
+    with pytest.raises(ValueError, match="there are 1 first and 2 second sentences; wanted as many"):
+        minilm.encode(tokenizer, ["a"], ["b", "c"])
