@@ -61,7 +61,7 @@ class Perceptron:
         self.transposes = [normal(columns, rows) for rows, columns in sizes]  # in place of Wᵀ, (O, I)
         self.direct = [normal(K, len(each)) for each in cells]  # (K, O)
         self.heads = [normal(len(each), K) for each in cells]  # classifiers of hidden layers, (O, K)
-        after = [*self.signs[1:], torch.ones(K).to(self.weights[0])]
+        after = [*self.signs, torch.ones(K).to(self.weights[0])][1:]
         pairs = zip(self.signs, after, strict=True)
         self.products = [s[:, None] * t for s, t in pairs]  # ±1, of each weight but the first layer's, (I, O)
         for weight, sign in zip(self.weights[1:], self.products, strict=True):

@@ -130,3 +130,13 @@ def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
 def test_bad_arguments_are_errors_that_name_them(arguments, error, message):
     with pytest.raises(error, match=message):
         Perceptron(**{"widths": (3, 4, 2)} | arguments)
+
+
+def test_without_hidden_layers_it_is_a_linear_model():
+    net = Perceptron((6, 4), rule="backprop", rate=0.01, seed=0)
+    x, target = torch.rand(5, 6), torch.eye(4)[[0, 1, 2, 3, 0]]
+    weight = net.weights[0].clone().requires_grad_()
+    F.cross_entropy(x @ weight + net.biases[0], target).backward()
+    net.forward(x)
+    ((change, _),) = net.directions(target)
+    torch.testing.assert_close(-change, weight.grad)
