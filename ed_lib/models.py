@@ -12,8 +12,6 @@ from torch import nn
 
 from ed_lib import check
 
-EPS = 1e-12  # of the encoder's layer norms, as in BERT
-
 
 def mlp(widths: Sequence[int] = (784, 256, 256, 10), seed: int = 0) -> nn.Sequential:
     """A perceptron (B, widths[0]) → (B, widths[-1]), with a ReLU between its layers."""
@@ -48,7 +46,7 @@ class Encoder(nn.Module):
     """An encoder for sentences in the sizes of BERT-base (Devlin et al., 2019), 109,482,240 parameters, and a
     linear layer for the ``classes``: tokens (B, T) of int64 → scores (B, classes).
 
-    Its weights are random; :mod:`ed_lib.precision.minilm` puts published ones in. Dropout is left out.
+    Its weights are random: it is here to be timed. Dropout is left out.
     """
 
     def __init__(
@@ -63,24 +61,19 @@ class Encoder(nn.Module):
             self.tokens = nn.Embedding(vocabulary, hidden)
             self.positions = nn.Embedding(positions, hidden)
             self.segments = nn.Embedding(2, hidden)
-            self.norm = nn.LayerNorm(hidden, eps=EPS)
+            self.norm = nn.LayerNorm(hidden)
             self.layers = nn.ModuleList(EncoderLayer(hidden, heads) for _ in range(layers))
             self.pooler = nn.Linear(hidden, hidden)
             self.classes = nn.Linear(hidden, classes)
             for matrix in (p for p in self.parameters() if p.dim() == 2):
                 nn.init.normal_(matrix, 0, 0.02)
 
-    def forward(
-        self, tokens: torch.Tensor, segments: torch.Tensor | None = None, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """segments: 0 or 1 for each token, (B, T); mask: bool (B, T), False for what only fills up."""
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         T = tokens.shape[1]
-        segments = torch.zeros_like(tokens) if segments is None else segments
-        h = self.tokens(tokens) + self.positions.weight[:T] + self.segments(segments)  # (B, T) → (B, T, H)
+        h = self.tokens(tokens) + self.positions.weight[:T] + self.segments.weight[0]  # (B, T) → (B, T, H)
         h = self.norm(h)
-        mask = None if mask is None else mask[:, None, None]  # (B, T) → (B, 1, 1, T): no query looks there
         for layer in self.layers:
-            h = layer(h, mask)
+            h = layer(h)
         h = torch.tanh(self.pooler(h[:, 0]))  # (B, T, H) → (B, H)
         return self.classes(h)  # → (B, classes)
 
@@ -93,16 +86,16 @@ class EncoderLayer(nn.Module):
         self.heads = heads
         self.queries_keys_values = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
-        self.norm1 = nn.LayerNorm(hidden, eps=EPS)
+        self.norm1 = nn.LayerNorm(hidden)
         self.wide = nn.Linear(hidden, 4 * hidden)
         self.narrow = nn.Linear(4 * hidden, hidden)
-        self.norm2 = nn.LayerNorm(hidden, eps=EPS)
+        self.norm2 = nn.LayerNorm(hidden)
 
-    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
         B, T, H = h.shape
         qkv = self.queries_keys_values(h).view(B, T, 3, self.heads, -1)  # (B, T, 3H) → (B, T, 3, heads, d)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # → three of (B, heads, T, d)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(q, k, v)
         mixed = mixed.transpose(1, 2).reshape(B, T, H)  # (B, heads, T, d) → (B, T, H)
         h = self.norm1(h + self.out(mixed))
         return self.norm2(h + self.narrow(F.gelu(self.wide(h))))

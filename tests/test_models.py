@@ -59,7 +59,7 @@ def test_the_encoder_is_embeddings_torchs_layers_and_a_pooler():
     net = shaken(models.Encoder(**SMALL, classes=4))
     tokens = torch.randint(0, 50, (3, 9))
     h = net.tokens.weight[tokens] + net.positions.weight[None, :9] + net.segments.weight[0]
-    h = F.layer_norm(h, (24,), net.norm.weight, net.norm.bias, models.EPS)
+    h = F.layer_norm(h, (24,), net.norm.weight, net.norm.bias)
     for layer in net.layers:
         h = torchs_layer(layer)(h)
     first = torch.tanh(h[:, 0] @ net.pooler.weight.T + net.pooler.bias)

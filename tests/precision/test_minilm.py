@@ -26,7 +26,7 @@ def berts(net, seed=0):
 
 
 def test_queries_keys_and_values_are_joined_in_this_order():
-    net = models.Encoder(**SMALL)
+    net = minilm.PairEncoder(**SMALL)
     theirs = berts(net)
     classes = net.classes.weight.clone()
     minilm.load_bert(net, theirs | {minilm.IGNORED: torch.arange(9)})
@@ -38,7 +38,7 @@ def test_queries_keys_and_values_are_joined_in_this_order():
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing():
-    net = models.Encoder(**SMALL)
+    net = minilm.PairEncoder(**SMALL)
     before, theirs = {name: p.clone() for name, p in net.state_dict().items()}, berts(net)
     missing = {name: each for name, each in theirs.items() if "pooler" not in name}
     name = "encoder.layer.0.intermediate.dense.weight"
@@ -86,7 +86,7 @@ def test_sentences_that_mean_the_same_are_near():
     net, tokenizer = minilm.load(), pytest.importorskip("tokenizers") and minilm.tokenizer()
     says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
     (tokens, mask), kept = minilm.padded(minilm.encode(tokenizer, says)[0]), []
-    net.layers[-1].register_forward_hook(lambda module, given, h: kept.append(h))
+    net.layers[-1].norm2.register_forward_hook(lambda module, given, h: kept.append(h))
     with torch.no_grad():
         net(tokens, mask=mask)
     means = (kept[0] * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)  # (3, 384)
@@ -95,7 +95,7 @@ def test_sentences_that_mean_the_same_are_near():
 
 
 def test_padding_changes_no_score():
-    net = models.Encoder(**SMALL).double()
+    net = minilm.PairEncoder(**SMALL).double()
     for p in net.parameters():
         torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(p.numel()))
     long, short = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([8, 9])
@@ -115,3 +115,12 @@ def test_what_is_too_long_is_cut_and_said(tokenizer):
         minilm.encode(tokenizer, ["a"], positions=3)
     with pytest.raises(ValueError, match="there are 1 first and 2 second sentences; wanted as many"):
         minilm.encode(tokenizer, ["a"], ["b", "c"])
+
+
+def test_without_a_mask_it_is_the_books_encoder():
+    ours, theirs = minilm.PairEncoder(**SMALL).double(), models.Encoder(**SMALL).double()
+    theirs.load_state_dict(ours.state_dict())
+    for norm in (module for module in theirs.modules() if isinstance(module, torch.nn.LayerNorm)):
+        norm.eps = minilm.EPS
+    tokens = torch.randint(0, 20, (3, 7), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(tokens), theirs(tokens))
