@@ -1,0 +1,266 @@
+"""Training with products of 8- and 4-bit numbers: how matrices are scaled and rounded before a product.
+
+A linear layer multiplies three times a step. With x (N, I), weights w (I, O) and the gradient g (N, O) of
+x w:
+
+    x w, summed over I        g wᵀ, summed over O        xᵀ g, summed over N
+
+Numbers that share a scale lie along the axis that is summed over, so that a product of blocks is multiplied
+by its scales once. So each matrix is rounded twice, along one axis and along the other. Hardware that has
+such products sums them in float32; here the rounded numbers are float32 numbers, and so are their products.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ed_lib import check
+from ed_lib.precision.formats import FORMATS, Format
+
+EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
+HADAMARD = 16  # neighbours that a Hadamard transform mixes
+SCALES = ("none", "float32", "floor", "ceil", "e4m3", "two-level")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How a matrix is brought into a format of few bits.
+
+    format: a key of FORMATS, "float32" for no rounding.
+    block: (across, along) the axis that is summed over: so many neighbours have a scale; None: one for all.
+    scale: what takes the largest number of a block to the format's largest. "float32": exactly. "floor" and
+    "ceil": a power of two, rounded down (as OCP's MX formats have it, 2023: the largest may saturate) or up
+    (Mishra and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the same, after one scale of
+    float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no scale.
+    history: delayed scaling: the largest of the last so many steps in place of this one's; 0: this one's.
+    stochastic: rounded up or down at random, so that the mean is right.
+    """
+
+    format: str = "e4m3"
+    block: tuple[int, int] | None = None
+    scale: str = "float32"
+    history: int = 0
+    stochastic: bool = False
+
+    def __post_init__(self):
+        check.choice("format", self.format, FORMATS)
+        check.choice("scale", self.scale, SCALES)
+        check.count("history", self.history, least=0)
+        for size in self.block or ():
+            check.count("block", size)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How ``x``, ``w`` and ``g`` are scaled. hadamard: for xᵀ g both are first mixed along N, in sixteens, by
+    the same random orthogonal matrix of ± 1/4: the product stays, outliers are spread over their neighbours.
+    """
+
+    x: Scaling = Scaling()
+    w: Scaling = Scaling()
+    g: Scaling = Scaling()
+    hadamard: bool = False
+
+
+EVERYWHERE = {  # the same scaling for x, w and g
+    "bfloat16": Scaling("bfloat16", scale="none"),
+    "E4M3, no scale": (AS_IT_IS := Scaling(scale="none")),
+    "per tensor": Scaling(),
+    "MXFP8, floor": Scaling(block=(1, 32), scale="floor"),
+    "MXFP8, ceil": Scaling(block=(1, 32), scale="ceil"),
+    "MXFP4": Scaling("e2m1", (1, 32), "floor"),
+    "NVFP4, to nearest": (FOUR := Scaling("e2m1", (1, 16), "two-level")),
+}
+E5M2, LATER, ROWS = Scaling("e5m2"), Scaling(history=16), Scaling(block=(1, 128))
+RECIPES = {name: Recipe(how, how, how) for name, how in EVERYWHERE.items()} | {
+    "E5M2 for gradients, no scale": Recipe(AS_IT_IS, AS_IT_IS, Scaling("e5m2", scale="none")),
+    "E5M2 for gradients": Recipe(g=E5M2),
+    "the same, delayed": Recipe(LATER, LATER, replace(E5M2, history=16)),
+    "blocks of 128": Recipe(ROWS, replace(ROWS, block=(128, 128)), ROWS),
+    "NVFP4": Recipe(FOUR, replace(FOUR, block=(16, 16)), replace(FOUR, stochastic=True), True),
+}
+
+
+def nearest(x: Tensor, format: str, random: torch.Generator | None = None) -> Tensor:
+    """The numbers of a format that are nearest to x, float32 (…) → (…); ties to even, beyond the largest the
+    largest, NaN stays NaN. random: up or down with the probability that makes the mean right.
+
+    As :func:`ed_lib.precision.formats.round_to` with ``saturate``, in a third of the time, for formats of at
+    most eight bits: a number is added, so large that float32 keeps nothing below the format's spacing.
+    """
+    check.choice("format", format, [name for name, f in FORMATS.items() if f.bits <= 8])
+    return _nearest(x, FORMATS[format], random)
+
+
+def _nearest(x: Tensor, f: Format, random: torch.Generator | None) -> Tensor:
+    x = x.clamp(-f.largest, f.largest)
+    power = (x.view(torch.int32) & EXPONENT).view(torch.float32)  # 2ᵏ ≤ |x| < 2ᵏ⁺¹
+    spacing = power.clamp_(min=f.smallest_normal).mul_(f.epsilon)
+    if random is not None:
+        x = torch.rand(x.shape, generator=random).to(x.device).sub_(0.5).mul_(spacing).add_(x)
+    shift = spacing.mul_(1.5 * 2**23)  # a float32 of this size has the format's spacing
+    return (x + shift).sub_(shift)
+
+
+def scaled(
+    x: Tensor, how: Scaling, axis: int = 1, *, largest: Tensor | None = None,
+    random: torch.Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """A matrix (R, C) of float32 as it comes back from few bits: divided by its scales, rounded, multiplied.
+
+    axis: the one that products sum over. largest: () in place of the largest of x, for delayed scaling.
+    random: the generator that stochastic rounding draws from. Blocks of zeros stay zeros; one with a
+    NaN or infinity becomes NaN. ValueError for a matrix that blocks do not divide, and for a largest that is
+    zero, negative or no number.
+    """
+    f = FORMATS[how.format]
+    if x.ndim != 2 or x.dtype != torch.float32:
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; wanted a matrix of float32")
+    if how.format == "float32":
+        return x
+    if how.scale == "none":
+        return x.to(getattr(torch, how.format)).float() if f.bits > 8 else _nearest(x, f, None)
+    across, along = how.block or (x.shape[1 - axis], x.shape[axis])
+    r, c = (across, along) if axis == 1 else (along, across)
+    if x.shape[0] % r or x.shape[1] % c:
+        raise ValueError(f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}")
+    blocks = x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)  # (R, C) → (R / r, r, C / c, c)
+    most = blocks.abs().amax(dim=(1, 3), keepdim=True)  # → (R / r, 1, C / c, 1)
+    if largest is not None:
+        if not (largest > 0 and largest.isfinite()):
+            raise ValueError(f"largest is {float(largest)}; wanted a positive number")
+        most = most.where(~most.isfinite(), largest)
+    scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
+    inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    rounded = _nearest(blocks * inverse, f, random if how.stochastic else None)
+    return rounded.mul_(scale).view(x.shape)  # → (R, C)
+
+
+def _scales(most, f, kind):
+    """The largest of each block → what the block is divided by."""
+    if kind == "float32":
+        return most / f.largest
+    if kind in ("floor", "ceil"):
+        power = (most.view(torch.int32) & EXPONENT).view(torch.float32)
+        scale = power / 2.0 ** (torch.tensor(f.largest).log2().floor().item())
+        if kind == "ceil":
+            scale = torch.where(most > scale * f.largest, 2 * scale, scale)
+        return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
+    e4m3 = FORMATS["e4m3"]
+    overall = most.max() / (f.largest * e4m3.largest) if kind == "two-level" else torch.ones(())
+    wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
+    return _nearest(wanted, e4m3, None) * overall
+
+
+def mixed(x: Tensor, signs: Tensor) -> Tensor:
+    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (N, C), signs (16,) of ± 1 →
+    (N, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y. N is a multiple of 16.
+    """
+    H = torch.ones(1, 1)
+    while len(H) < HADAMARD:
+        H = torch.cat([torch.cat([H, H], 1), torch.cat([H, -H], 1)])  # (n, n) → (2n, 2n)
+    matrix = H.to(x.device) * signs / HADAMARD**0.5
+    return (matrix @ x.view(-1, HADAMARD, x.shape[1])).view(x.shape)  # (N / 16, 16, C) → (N, C)
+
+
+class low_bits(TorchFunctionMode):  # lower case, as autocast
+    """``with low_bits(recipe, weights):`` makes each product x @ w inside, and the two of its backward pass,
+    products of few bits, wherever w is one of the ``weights``: {name: matrix (I, O)}. All else stays.
+
+    A delayed scale begins with the first step's own largest number. seed: of what is random.
+    """
+
+    def __init__(self, recipe: Recipe, weights: Mapping[str, Tensor], seed: int = 0):
+        super().__init__()
+        self.recipe, self.names = recipe, {id(w): name for name, w in weights.items()}
+        self.random = torch.Generator().manual_seed(seed)
+        self.signs = torch.randint(2, (HADAMARD,), generator=self.random) * 2.0 - 1
+        self.seen: dict[tuple[str, str], deque] = {}  # the largest numbers of the last steps
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in ("matmul", "__matmul__") and id(args[1]) in self.names:
+            return Product.apply(args[0], args[1], self, self.names[id(args[1])])
+        return func(*args, **(kwargs or {}))
+
+    def round(self, name: str, role: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A matrix in a role, "x", "w" or "g", of the weights of this name → it, for a product that sums over
+        its second axis, and for one that sums over its first.
+        """
+        how, largest = getattr(self.recipe, role), None
+        if how.history:
+            seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
+            largest, now = (max(seen, default=None) or None), x.abs().max()  # None, too, for zeros
+            seen.append(now)
+        turned = mixed(x, self.signs) if self.recipe.hadamard and role != "w" else x
+        second = scaled(x, how, 1, largest=largest, random=self.random)
+        if turned is x and (how.block is None or how.block[0] == how.block[1]):
+            return second, second
+        return second, scaled(turned, how, 0, largest=largest, random=self.random)
+
+
+class Product(torch.autograd.Function):
+    """x (…, I), w (I, O) → x w (…, O), by three products of few bits in all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, mode: low_bits, name: str) -> Tensor:
+        along_i, along_n = mode.round(name, "x", x.flatten(0, -2))  # (…, I) → (N, I), twice
+        along_o, w_along_i = mode.round(name, "w", w)  # (I, O), twice
+        ctx.save_for_backward(along_n, along_o)
+        ctx.shape, ctx.mode, ctx.name = x.shape, mode, name
+        return (along_i @ w_along_i).view(*x.shape[:-1], -1)  # → (…, O)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        x_along_n, w_along_o = ctx.saved_tensors
+        along_o, along_n = ctx.mode.round(ctx.name, "g", g.flatten(0, -2))  # (…, O) → (N, O), twice
+        return (along_o @ w_along_o.t()).view(ctx.shape), x_along_n.t() @ along_n, None, None
+
+
+class Bfloat16Weights:
+    """Keeps an optimizer's parameters at numbers of bfloat16: from here on each step's sum is rounded.
+
+    how: "nearest"; "stochastic": up or down at random, right in the mean; "kahan": to nearest, and what was
+    rounded off is kept, in bfloat16 too, and added at the next step (Kahan summation; P. Zamirai and others,
+    "Revisiting BFloat16 training", arXiv 2010.06192). Bytes a weight: 2, 2 and 4; with a master copy 6.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, how: str, seed: int = 0):
+        check.choice("how", how, ("nearest", "stochastic", "kahan"))
+        self.how, self.random = how, torch.Generator().manual_seed(seed)
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for p in self.parameters:
+            p.data.copy_(p.data.bfloat16())
+        self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
+        optimizer.register_step_pre_hook(self.remember)
+        optimizer.register_step_post_hook(self.round)
+
+    def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before a step: the weights as they are."""
+        self.before = [p.detach().clone() for p in self.parameters]
+
+    @torch.no_grad()
+    def round(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """After a step, whose sums are in float32."""
+        for p, before, rest in zip(self.parameters, self.before, self.rest, strict=True):
+            if self.how == "stochastic":
+                p.copy_(stochastic_bfloat16(p, self.random))
+            elif self.how == "nearest":
+                p.copy_(p.bfloat16())
+            else:
+                update = p - before + rest
+                p.copy_((before + update).bfloat16())
+                rest.copy_((update - (p - before)).bfloat16())
+
+
+def stochastic_bfloat16(x: Tensor, random: torch.Generator) -> Tensor:
+    """float32 (…) → (…): a number of bfloat16 beside each, the upper one the likelier the nearer it is.
+
+    To the bits of a float32 a random number of 16 bits is added, and then the last 16 are cut off.
+    """
+    noise = torch.randint(2**16, x.shape, generator=random, dtype=torch.int32).to(x.device)
+    return ((x.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
