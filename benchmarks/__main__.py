@@ -15,6 +15,7 @@ BENCHMARKS = (
     "parallel",
     "precision",
     "finetuning",
+    "few_bits",
     "lstm",
     "lstm_cpu",
     "recurrences",

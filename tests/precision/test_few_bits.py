@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.precision import formats, low_bits
-from ed_lib.precision.low_bits import RECIPES, Bfloat16Weights, Recipe, Scaling, mixed, nearest, scaled
+from ed_lib.precision import few_bits, formats
+from ed_lib.precision.few_bits import (
+    RECIPES,
+    Bfloat16Weights,
+    Recipe,
+    Scaling,
+    low_bits,
+    mixed,
+    nearest,
+    scaled,
+)
 
 EIGHT = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1"]
 
@@ -53,11 +62,11 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean(name):
 
 def test_stochastic_rounding_to_bfloat16_is_right_in_the_mean_too():
     x = torch.full((200_000,), -1 - 0.3 * 2**-7)
-    found = low_bits.stochastic_bfloat16(x, torch.Generator().manual_seed(0))
+    found = few_bits.stochastic_bfloat16(x, torch.Generator().manual_seed(0))
     assert set(found.tolist()) == {-1.0, -1 - 2**-7}
     assert abs(float((found != -1).float().mean()) - 0.3) < 5 * (0.3 * 0.7 / len(x)) ** 0.5
     exact = draw(1000).bfloat16().float()
-    assert torch.equal(low_bits.stochastic_bfloat16(exact, torch.Generator()), exact)
+    assert torch.equal(few_bits.stochastic_bfloat16(exact, torch.Generator()), exact)
 
 
 @pytest.mark.parametrize(("name", "scale"), [("mxfp8", "floor"), ("mxfp8", "ceil"), ("mxfp4", "floor")])
@@ -125,7 +134,7 @@ def test_the_hadamard_transform_changes_no_product_and_spreads_an_outlier():
 def linear(recipe, x, w, g):
     """The output and both gradients of x @ w."""
     x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
-    with low_bits.low_bits(recipe, {"w": w}):
+    with low_bits(recipe, {"w": w}):
         y = x @ w
         y.backward(g)
     return y.detach(), x.grad, w.grad
@@ -156,7 +165,7 @@ def test_products_are_those_of_the_rounded_matrices(name):
 
 
 def test_what_is_not_named_is_left_alone():
-    with low_bits.low_bits(RECIPES["MXFP4"], {"other": W}):
+    with low_bits(RECIPES["MXFP4"], {"other": W}):
         assert torch.equal(X @ W.clone(), X @ W.clone())
     assert torch.equal(linear(RECIPES["MXFP4"], X, W, G)[0], linear(RECIPES["MXFP4"], X, W, G)[0])
 
@@ -164,7 +173,7 @@ def test_what_is_not_named_is_left_alone():
 def test_a_delayed_scale_is_that_of_the_steps_before():
     recipe = Recipe(Scaling(history=2), Scaling("float32"), Scaling("float32"))
     w, one = torch.eye(16), torch.ones(1, 16)
-    with low_bits.low_bits(recipe, {"w": w}):
+    with low_bits(recipe, {"w": w}):
         assert torch.equal(one @ w, one)  # its own, at first
         assert torch.equal((100 * one) @ w, one)  # saturates: the scale is that of 1
         assert torch.equal((1e-4 * one) @ w, nearest(1e-4 * 4.48 * one, "e4m3") / 4.48)  # beside 100: coarse
@@ -177,7 +186,7 @@ def test_a_delayed_scale_is_that_of_the_steps_before():
 def test_after_steps_of_zeros_a_delayed_scale_begins_anew():
     recipe = Recipe(Scaling(history=1), Scaling("float32"), Scaling("float32"))
     w = torch.eye(16)
-    with low_bits.low_bits(recipe, {"w": w}):
+    with low_bits(recipe, {"w": w}):
         torch.zeros(1, 16) @ w
         assert torch.equal(torch.ones(1, 16) @ w, torch.ones(1, 16))
 
