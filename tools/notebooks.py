@@ -108,6 +108,9 @@ def fingerprint(nb):
     return fingerprints.digest(fingerprints.reached(modules, ROOT), ROOT, digest).hexdigest()
 
 
+QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs
+
+
 def execute(nb, path, **environment):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
@@ -148,7 +151,7 @@ async def _run(client, environment):
 
     asyncio.get_running_loop().add_signal_handler = refuse
     try:
-        await client.async_execute(env=os.environ | {"TQDM_DISABLE": "1"} | environment)
+        await client.async_execute(env=os.environ | QUIET | environment)
     except DeadKernelError:  # which nbclient says when it is cancelled within a cell
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from None
