@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
-from ed_lib import data, figures, gates, notebook  # noqa: E402
+from ed_lib import data, figures, gates, notebook, texts  # noqa: E402
 from tools import book, notebooks  # noqa: E402
 from tools.notebooks import ROOT, code_cells  # noqa: E402
 
@@ -48,13 +48,17 @@ def no_data(monkeypatch):
         raise ConnectionError(f"No network, and no copy of {name}")
 
     monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(texts, "load", load)
 
 
 def shown(path):
     return notebooks.read(book.SOURCE / path)
 
 
-@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITHOUT, False)])
+WITH_TEXT = Path("book/parallel/when_it_does_not_fit.ipynb")
+
+
+@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITH_TEXT, True), (WITHOUT, False)])
 def test_without_data_a_chapter_that_needs_them_is_not_executed(path, needs, build, no_data):
     nb = notebooks.read(ROOT / path)
     done = book.prepare(path)
