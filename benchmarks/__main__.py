@@ -15,7 +15,6 @@ BENCHMARKS = (
     "parallel",
     "precision",
     "finetuning",
-    "few_bits",
     "lstm",
     "lstm_cpu",
     "recurrences",
@@ -29,6 +28,7 @@ LONG = (
     "parallel_accuracy",
     "critical_batch",
     "precision_accuracy",
+    "few_bits",
 )
 # Never on a GPU:
 ON_CPU = [*LONG[1:], "lstm_cpu", "parallel", "recurrences"]

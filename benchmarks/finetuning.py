@@ -125,9 +125,11 @@ def megabytes(name):
     return lambda row: f"{row.results[name][0] / 1e6:.0f}"
 
 
-COLUMNS = (
-    ("held out", percent("accuracy")), ("before", percent("before")),
-    ("activations, MB", megabytes("activations")), ("casts, MB", megabytes("casts")),
-    ("in all, MB", megabytes("total")),
-)  # fmt: skip
-PAGE = {"fine-tuning": [Shown("fine-tuning", ("format",), ("time", "× floor", *COLUMNS))]}
+RIGHT = ("held out", percent("accuracy")), ("before", percent("before"))
+KEPT = tuple((name, megabytes(name)) for name in ("activations", "casts", "total"))
+PAGE = {
+    "fine-tuning": [
+        Shown("fine-tuning", ("format",), ("time", "× floor", *RIGHT)),
+        Shown("what a step keeps, MB", ("format",), KEPT),
+    ]
+}

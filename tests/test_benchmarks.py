@@ -14,6 +14,7 @@ from benchmarks import (
     data_parallel,
     ed,
     ed_pipeline,
+    finetuning,
     harness,
     lstm,
     parallel,
@@ -110,7 +111,7 @@ def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, cap
         command.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert ended.value.code == 0 and "parallel: left out, since it is about a CPU" in said
-    assert seen == [(benchmark, "cuda", str(tmp_path)) for benchmark in (ed, precision, lstm)]
+    assert seen == [(benchmark, "cuda", str(tmp_path)) for benchmark in (ed, precision, finetuning, lstm)]
 
 
 @pytest.fixture
