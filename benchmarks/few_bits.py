@@ -8,44 +8,46 @@ import dataclasses
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from benchmarks.harness import Plan, Shown, Table, one_thread, side_by_side, summary
+from benchmarks.harness import Plan, Shown, Table, by_seed, one_thread
 from ed_lib import texts, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
-from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Scaling, low_bits
+from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
 from ed_lib.records import Row
 
-NV, ONE_LEVEL = RECIPES["NVFP4"], {"scale": "e4m3"}
-CASES = RECIPES | {
+NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
+ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}
+WITHOUT = {  # NVFP4, but for one of its parts
     "NVFP4 without stochastic rounding": replace(NV, g=FOUR),
     "NVFP4 without Hadamard": replace(NV, hadamard=False),
     "NVFP4 without square blocks": replace(NV, w=FOUR),
-    "NVFP4, scales of one level": replace(
-        NV, **{role: replace(getattr(NV, role), **ONE_LEVEL) for role in "xwg"}
-    ),
-    "NVFP4, all stochastic": replace(
-        NV, **{role: replace(getattr(NV, role), stochastic=True) for role in "xwg"}
-    ),
-    "E2M1, one scale for a matrix": replace(NV, x=Scaling("e2m1"), w=Scaling("e2m1"), g=Scaling("e2m1")),
-}  # fmt: skip
-WEIGHTS = "nearest", "stochastic", "kahan"
+    "NVFP4, scales of one level": replace(NV, **ONE_LEVEL),
+}
+GRADIENTS = {  # x and w as in "E4M3, per tensor", g in four bits with one scale for a matrix
+    "gradients E2M1": Recipe(g=E2M1),
+    "gradients E2M1, Hadamard": Recipe(g=E2M1, hadamard=True),
+    "gradients E2M1, stochastic": Recipe(g=replace(E2M1, stochastic=True)),
+    "gradients E2M1, stochastic, Hadamard": Recipe(g=replace(E2M1, stochastic=True), hadamard=True),
+}
+CASES = {"float32": None} | RECIPES | WITHOUT | GRADIENTS
+WEIGHTS = "float32", "nearest", "stochastic", "kahan"
 
 
 @dataclass(frozen=True)
 class Size:
-    """``batch`` stretches of ``context`` characters a step; ``slow``: the rate at which weights of bfloat16
-    are tried beside ``rate``. ``every``: steps between two looks at ``places`` stretches; at the end all the
+    """``batch`` stretches of ``context`` characters a step; ``slow``: a low rate, at which the weights of
+    bfloat16 are tried as well. ``every``: steps between two looks at ``places`` stretches; at the end all the
     held-out text is read.
     """
 
-    recipes: tuple = tuple(CASES)
+    products: tuple = tuple(CASES)
     weights: tuple = WEIGHTS
     layers: int = 4
     heads: int = 4
     width: int = 128
     context: int = 64
     batch: int = 12
-    steps: int = 1000
+    steps: int = 800
     rate: float = 3e-3
     slow: float = 1e-4
     every: int = 100
@@ -54,33 +56,29 @@ class Size:
     workers: int | None = None
 
 
-TINY = Size(("per tensor", "NVFP4"), ("kahan",), 1, 2, 16, 8, 4, 6, every=3, places=2, seeds=2, workers=1)
+TINY = Size(
+    ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), 1, 2, 16, 8, 4, 6, every=3, places=2,
+    seeds=2, workers=1,
+)  # fmt: skip
 
 
 def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
+    """The :class:`benchmarks.harness.Plan`, in parts of four cases; ``device`` is "cpu"."""
     size, table = size or Size(), Table()
-    works = {"products: float32": lambda: rows(size, "products", "float32", size.rate)}
-    works |= {
-        f"products: {name}": (lambda name=name: rows(size, "products", name, size.rate))
-        for name in size.recipes
-    }
-    works |= {
-        f"weights: {name}, {rate:g}": (lambda name=name, rate=rate: rows(size, "weights", name, rate))
-        for rate in (size.rate, size.slow)
-        for name in ("float32", *size.weights)
-        if (name, rate) != ("float32", size.rate)
+    cases = [("products", name, size.rate) for name in size.products]
+    cases += [("weights", name, rate) for rate in (size.rate, size.slow) for name in size.weights]
+    works = {
+        f"cases from {n}": (lambda some=cases[n : n + 4]: rows(some, size)) for n in range(0, len(cases), 4)
     }
     return Plan(table, table.filled_by(works), dataclasses.asdict(size), context=one_thread)
 
 
-def rows(size, kind, name, rate):
-    """One; results, of each seed: "loss", in nats a character of all the held-out text, and the "curve"."""
-    jobs = [(kind, name, rate, seed, size) for seed in range(size.seeds)]
-    runs = list(side_by_side(run, jobs, size.workers))
-    case = {"table": kind, kind: name, "rate": rate}
-    results = {key: [each[key] for each in runs] for key in ("loss", "curve")}
-    yield Row(case, summary([each["seconds"] for each in runs]), results=results)
+def rows(cases, size):
+    """One of each; results, of each seed: "loss", in nats a character of all the held-out text, and its
+    "curve" on the way.
+    """
+    for (kind, name, rate), seconds, results in by_seed(run, cases, size.seeds, size, workers=size.workers):
+        yield Row({"table": kind, kind: name, "rate": rate}, seconds, results=results)
 
 
 def run(kind, name, rate, seed, size):

@@ -70,7 +70,7 @@ class Recipe:
 EVERYWHERE = {  # the same scaling for x, w and g
     "bfloat16": Scaling("bfloat16", scale="none"),
     "E4M3, no scale": (AS_IT_IS := Scaling(scale="none")),
-    "per tensor": Scaling(),
+    "E4M3, per tensor": Scaling(),
     "MXFP8, floor": Scaling(block=(1, 32), scale="floor"),
     "MXFP8, ceil": Scaling(block=(1, 32), scale="ceil"),
     "MXFP4": Scaling("e2m1", (1, 32), "floor"),
@@ -78,10 +78,10 @@ EVERYWHERE = {  # the same scaling for x, w and g
 }
 E5M2, LATER, ROWS = Scaling("e5m2"), Scaling(history=16), Scaling(block=(1, 128))
 RECIPES = {name: Recipe(how, how, how) for name, how in EVERYWHERE.items()} | {
-    "E5M2 for gradients, no scale": Recipe(AS_IT_IS, AS_IT_IS, Scaling("e5m2", scale="none")),
-    "E5M2 for gradients": Recipe(g=E5M2),
-    "the same, delayed": Recipe(LATER, LATER, replace(E5M2, history=16)),
-    "blocks of 128": Recipe(ROWS, replace(ROWS, block=(128, 128)), ROWS),
+    "hybrid, no scale": Recipe(AS_IT_IS, AS_IT_IS, Scaling("e5m2", scale="none")),
+    "hybrid, per tensor": Recipe(g=E5M2),
+    "hybrid, delayed": Recipe(LATER, LATER, replace(E5M2, history=16)),
+    "E4M3, blocks of 128": Recipe(ROWS, replace(ROWS, block=(128, 128)), ROWS),
     "NVFP4": Recipe(FOUR, replace(FOUR, block=(16, 16)), replace(FOUR, stochastic=True), True),
 }
 

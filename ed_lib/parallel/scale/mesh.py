@@ -2,7 +2,8 @@
 
 Devices form a mesh: data × pipeline × context × tensor. Each layer's products, the memory traffic of what is
 not a product, and every message are counted; seconds follow from the devices' rates and links, and from three
-:class:`Efficiency`, the only things that are fitted (:mod:`.published`). Bytes are those of 16-bit training.
+:class:`Efficiency`, the only things that are fitted (by :mod:`ed_lib.parallel.scale.published`). Bytes are
+those of 16-bit training.
 
 Sources: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
 Megatron-LM" (2021), for counts of FLOPs and the schedule; V. Korthikanti et al., "Reducing activation
