@@ -25,6 +25,7 @@ LONG = (
     "relatives",
     "deep",
     "language",
+    "controls",
     "parallel_accuracy",
     "critical_batch",
     "precision_accuracy",

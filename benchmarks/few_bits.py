@@ -106,16 +106,24 @@ def run(kind, name, rate, seed, size):
 # The page
 TITLE = "Training in eight and four bits"
 MEANING = """A transformer of nanoGPT's size for a CPU on the characters of tiny Shakespeare. Losses in nats a
-character of the last tenth of the text, one for each seed. `products`: the blocks' products are of few bits,
-emulated; `weights`: these are bfloat16, and how a step's sum is rounded."""
+character of the last tenth of the text, one for each seed, and the mean of how far they are from float32's of
+the same seed and rate. `products`: the blocks' products are of few bits, emulated; `weights`: these are
+bfloat16, and how a step's sum is rounded."""
 
 
-def numbers(name):
-    """The losses, one after another."""
-    return lambda row: ", ".join(f"{value:.3f}" for value in row.results[name])
+def against_float32(key):
+    """The lines of a table: case, losses, their mean difference from float32's at the same rate."""
+
+    def lines(rows):
+        exact = {row.case["rate"]: row for row in rows if row.case[key] == "float32"}
+        yield key, "rate", "loss, each seed", "− float32's"
+        for row in rows:
+            loss, base = row.results["loss"], exact[row.case["rate"]].results["loss"]
+            apart = sum(mine - theirs for mine, theirs in zip(loss, base, strict=True)) / len(loss)
+            losses = ", ".join(f"{each:.3f}" for each in loss)
+            yield row.case[key], f"{row.case['rate']:g}", losses, f"{apart:+.3f}"
+
+    return lines
 
 
-PAGE = {
-    "products": [Shown("products", ("products",), (("loss", numbers("loss")),))],
-    "weights": [Shown("weights", ("weights", "rate"), (("loss", numbers("loss")),))],
-}
+PAGE = {name: [Shown(name, lines=against_float32(name))] for name in ("products", "weights")}

@@ -46,7 +46,9 @@ def test_without_a_gpu_it_says_on_one_screen_what_it_would_do():
 @WITHOUT
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stages", [["smoke", "persistent"], ["ED"], ["LSTM"], ["precision"], ["chapters"]], ids=str
+    "stages",
+    [["smoke", "persistent"], ["ED"], ["LSTM"], ["precision"], ["fine-tuning"], ["chapters"]],
+    ids=str,
 )
 def test_the_rehearsal_goes_through_every_stage(stages):
     result = run("tools.gpu", "--rehearse", "--stages", *stages)

@@ -41,8 +41,8 @@ class Stage:
     again: bool = False  # whether it runs in every call
 
 
-def measured(name, benchmark, seconds, *parts):
-    return Stage(name, ("benchmarks", benchmark, "--device", "cuda", "--resume"), seconds, parts)
+def measured(name, benchmark, seconds, *parts, needs=()):
+    return Stage(name, ("benchmarks", benchmark, "--device", "cuda", "--resume"), seconds, parts, needs)
 
 
 TESTS = ("tests/ed", "tests/lstm", "tests/precision", "tests/test_devices.py", "tests/test_timing.py")
@@ -61,6 +61,8 @@ STAGES = (
     measured("LSTM: training, sizes", "lstm", 200, "training, 1 layers", "training, 4 layers", "combine",
              "batch", "hidden"),
     measured("precision: MLP, LeNet", "precision", 200, "MLP", "LeNet"),
+    measured("fine-tuning", "finetuning", 300, "float32", "bfloat16", "float16",
+             needs=("pooch", "tokenizers", "safetensors")),
     Stage("chapters' cells", ("tools.cells",), 240, needs=("matplotlib", "sklearn", "array_api_compat")),
 )  # fmt: skip
 

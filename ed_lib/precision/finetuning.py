@@ -70,8 +70,10 @@ def finetune(
         *inputs, labels = (each.to(device) for each in train.batch(rows))
         with context():
             loss = F.cross_entropy(net(*inputs), labels)
+        scale = scaler.get_scale() if scaler else 0
         step(loss, optimizer, scaler)
-        schedule.step()
+        if not scaler or scaler.get_scale() >= scale:  # it falls when a step is skipped
+            schedule.step()
         return loss.detach()
 
     def look():

@@ -56,6 +56,23 @@ def test_in_few_bits_with_a_scaler():
     assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
 
 
+def test_the_schedule_waits_while_steps_are_skipped(monkeypatch):
+    rates, step, found_inf = [], torch.optim.AdamW.step, [torch.inf] * 3
+
+    def watched(self, *args):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args)
+
+    class Overflows(GradScaler):  # in the first three steps
+        def scale(self, loss):
+            return super().scale(loss * (found_inf.pop() if found_inf else 1))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    net, scaler = minilm.PairEncoder(**SMALL), Overflows("cpu")
+    finetuning.finetune(net, task(100), rate=1.0, epochs=1, batch=10, warmup=1.0, scaler=scaler)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), "as many rates as steps taken"
+
+
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_that_is_no_class(label):
     net, bad = minilm.PairEncoder(**SMALL), task(4)
