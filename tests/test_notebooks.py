@@ -46,7 +46,7 @@ def test_the_outputs_are_those_of_this_code(path, nb):
 LIMITS = {"words": 2500, "cells": 70}
 LONG = "smaller_models".split()
 FLOORS = """every_layer_at_once honest_timing fast_forward forward_at_once relatives language_model one_step
-            many_steps breaking_the_chain""".split()
+            many_steps breaking_the_chain training_in_eight_bits""".split()
 
 
 @chapters
