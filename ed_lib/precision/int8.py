@@ -2,10 +2,11 @@
 
 A quantized product is a product of whole numbers: Σ (a − a₀) s · w t = s t (Σ a w − a₀ Σ w), where a and w
 are codes, s and t scales and a₀ the zero point of the inputs. A CPU adds up four products of bytes with one
-instruction, where it has VNNI; without, oneDNN may need more, and on some old ones saturates.
+instruction, where it has VNNI; without, two products go into 16 bits, and what is too large is cut off.
 """
 
 import copy
+import functools
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ class Int8(nn.Module):
 def to_int8(model: nn.Module) -> nn.Module:
     """A copy of a quantized model whose quantized layers compute in 8 bits, on a CPU."""
     if not available():
-        raise RuntimeError("this PyTorch has no oneDNN products of 8 bits; wanted one for CPUs of x86")
+        raise RuntimeError("no products of 8 bits here whose sums are right; wanted a CPU of x86 with VNNI")
     model = copy.deepcopy(model)
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, quantization.Quantized)]
     if not layers:
@@ -68,7 +69,14 @@ def to_int8(model: nn.Module) -> nn.Module:
     return model
 
 
+@functools.cache
 def available() -> bool:
-    """Whether this PyTorch has the operations."""
+    """Whether this PyTorch has the operations, and this CPU's sums of the largest codes are right."""
     names = ("qconv_prepack", "qconv_pointwise", "qlinear_prepack", "qlinear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)
+    if not (torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)):
+        return False
+    weights = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
+    grids = 1.0, 0, weights, torch.ones(16), torch.zeros(16, dtype=torch.int32), None
+    codes = torch.full((4, 64), 255, dtype=torch.uint8)
+    sums = torch.ops.onednn.qlinear_pointwise(codes, *grids, 1.0, 0, torch.float32, "none", [], "")
+    return bool((sums == 64 * 255 * 127).all())

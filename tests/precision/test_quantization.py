@@ -240,7 +240,7 @@ def test_training_moves_the_weights_behind_the_codes(random):
         assert module.weights is grid and set(module.codes().unique().tolist()) <= {-1, 0, 1}
 
 
-ONEDNN = pytest.mark.skipif(not int8.available(), reason="this PyTorch has no oneDNN products of 8 bits")
+ONEDNN = pytest.mark.skipif(not int8.available(), reason="no right products of 8 bits here")
 
 
 @ONEDNN
@@ -279,7 +279,7 @@ def test_int8_says_what_it_cannot_do(monkeypatch):
         with pytest.raises(ValueError, match=message):
             int8.to_int8(model)
     monkeypatch.setattr(int8, "available", lambda: False)
-    with pytest.raises(RuntimeError, match="no oneDNN"):
+    with pytest.raises(RuntimeError, match="no products of 8 bits"):
         int8.to_int8(quantize_model(MLP, inputs=8, images=X))
 
 
