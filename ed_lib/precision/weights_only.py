@@ -1,0 +1,179 @@
+"""Weights in few bits, inputs as they are: for a model that answers one token at a time, and so reads all of
+its weights for each.
+
+A row of a Linear layer's weight (O, I) is cut into groups of so many neighbours along I, and each group has a
+grid of its own: weight ≈ code · scale + least, with codes from 0 to 2^bits − 1. Three ways to choose the
+codes: to the nearest; GPTQ (Frantar and others, arXiv 2210.17323), which lets each column make up for the
+errors of those before it; AWQ (Lin and others, arXiv 2306.00978), which first makes important columns larger.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ed_lib import check
+
+BITS = range(2, 9)
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """A weight (O, I): ``codes`` uint8 (O, I), and for each of its groups ``scale`` and ``least``, float32
+    (O, I / group). ``bits``: of a code.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    least: Tensor
+    bits: int
+
+    @property
+    def group(self) -> int:
+        """How many neighbours share a grid."""
+        return self.codes.shape[1] // self.scale.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Of the codes, packed, and of scales and least numbers in 16 bits each."""
+        return -(-self.codes.numel() * self.bits // 8) + 2 * 2 * self.scale.numel()
+
+    def weight(self) -> Tensor:
+        """The numbers that the codes stand for, float32 (O, I)."""
+        rows, columns = self.codes.shape
+        groups = self.codes.view(rows, -1, self.group)  # (O, I / group, group)
+        return (groups * self.scale[..., None] + self.least[..., None]).view(rows, columns)
+
+
+def grids(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Scale and least number, (O, I / group) each, of grids from each group's smallest number to its largest.
+    Where all numbers of a group are equal the scale is 0, and the grid is right.
+    """
+    groups = weight.view(len(weight), -1, group)  # (O, I / group, group)
+    least, most = groups.amin(2), groups.amax(2)
+    return (most - least) / (2**bits - 1), least
+
+
+def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
+    """The nearest codes, as floats."""
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return ((column - least) / safe).round().clamp(0, 2**bits - 1)
+
+
+def nearest(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
+    """Each number of a weight (O, I), float32, by the nearest code.
+
+    ValueError if ``group`` does not divide I, or for NaN and infinity.
+    """
+    _check(weight, bits, group)
+    scale, least = grids(weight, bits, group)
+    groups = weight.view(*scale.shape, group)
+    codes = encode(groups, scale[..., None], least[..., None], bits)  # (O, I / group, group)
+    return FewBits(codes.view(weight.shape).to(torch.uint8), scale, least, bits)
+
+
+def hessian(inputs: Tensor) -> Tensor:
+    """2 XᵀX / N, float64 (I, I), of inputs (N, I): of the mean squared error of a product with them."""
+    x = inputs.flatten(0, -2).double()  # (…, I) → (N, I)
+    return 2 * x.T @ x / len(x)
+
+
+def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, damping: float = 0.01) -> FewBits:
+    """Rounds a weight (O, I) column after column; the error of each is taken up by the columns to come, so as
+    to add the least to the output's error on the inputs behind ``hessian`` (I, I).
+
+    damping: so much of the diagonal's mean is added to it. Weights of an input that was never anything but 0
+    become 0. ValueError as from :func:`nearest`, and for a Hessian of another shape or none.
+    """
+    _check(weight, bits, group)
+    _check_hessian(hessian, weight)
+    check.positive("damping", damping)
+    left, matrix = weight.double().clone(), hessian.double().clone()  # (O, I), (I, I)
+    dead = matrix.diagonal() == 0
+    left[:, dead] = 0
+    matrix.diagonal()[dead] = 1
+    matrix.diagonal().add_(damping * matrix.diagonal().mean())
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    factor = torch.linalg.cholesky(inverse, upper=True)  # inverse = factorᵀ factor
+    codes, scales, leasts = torch.empty_like(left), [], []
+    for start in range(0, weight.shape[1], group):
+        end = start + group
+        scale, least = grids(left[:, start:end].contiguous(), bits, group)  # (O, 1) each
+        errors = torch.empty_like(left[:, start:end])
+        for n in range(start, end):
+            column = left[:, n : n + 1]  # (O, 1)
+            codes[:, n : n + 1] = encode(column, scale, least, bits)
+            error = (column - codes[:, n : n + 1] * scale - least) / factor[n, n]
+            left[:, n:end] -= error * factor[n, n:end]  # to the rest of this group at once
+            errors[:, n - start : n - start + 1] = error
+        left[:, end:] -= errors @ factor[start:end, end:]  # to all groups to come, in one product
+        scales.append(scale)
+        leasts.append(least)
+    scale, least = (torch.cat(each, dim=1).float() for each in (scales, leasts))  # (O, I / group) each
+    return FewBits(codes.to(torch.uint8), scale, least, bits)
+
+
+def awq(
+    weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128, steps: int = 20
+) -> tuple[FewBits, Tensor]:
+    """→ (the weight (O, I) with its columns multiplied by factors (I,), rounded to the nearest; the factors).
+    A product divides its inputs by them first, or the layer before does.
+
+    The factors are the mean size of each input, to a power from 0 to 1, of ``steps`` that with the least
+    squared error of the output. ValueError as from :func:`nearest`, and for inputs of another width.
+    """
+    _check(weight, bits, group)
+    x = inputs.flatten(0, -2)  # (…, I) → (N, I)
+    if x.shape[1] != weight.shape[1]:
+        raise ValueError(f"inputs have {x.shape[1]} columns; wanted {weight.shape[1]}, as weight has")
+    size, right = x.abs().mean(0).clamp(min=1e-8), x @ weight.T  # (I,), (N, O)
+    best = None
+    for step in range(steps):
+        factors = size ** (step / steps)
+        factors = factors / (factors.max() * factors.min()).sqrt()  # around 1
+        few = nearest(weight * factors, bits, group)
+        error = float((x @ (few.weight() / factors).T - right).square().sum())
+        if best is None or error < best[0]:
+            best = error, few, factors
+    assert best is not None
+    return best[1], best[2]
+
+
+class Linear4(nn.Module):
+    """A Linear layer whose weight has 4 bits, by PyTorch's operator: (…, I) → (…, O), of x's dtype.
+
+    factors: what AWQ multiplied the columns by, or None.
+    """
+
+    def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
+        super().__init__()
+        if few.bits != 4 or few.group not in (32, 64, 128, 256):
+            raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
+        self.group, self.bias, self.factors = few.group, bias, factors
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1)
+        middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
+        self.grids = torch.stack([few.scale.T, middle.T], dim=2).contiguous()  # (I / group, O, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x if self.factors is None else x / self.factors).flatten(0, -2)  # (…, I) → (N, I)
+        grids = self.grids.to(x.dtype)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, grids)  # (N, O)
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+def _check(weight, bits, group):
+    check.choice("bits", bits, BITS)
+    check.shape("weight", tuple(weight.shape), ("O", "I"))
+    group = check.count("group", group)
+    if weight.shape[1] % group:
+        raise ValueError(f"group is {group}; wanted a divisor of {weight.shape[1]}, the inputs of weight")
+    if not torch.isfinite(weight).all():
+        raise ValueError("weight holds NaN or infinity; wanted finite numbers")
+
+
+def _check_hessian(hessian, weight):
+    size = weight.shape[1]
+    check.shape("hessian", tuple(hessian.shape), (size, size))
+    if not torch.isfinite(hessian).all() or (hessian.diagonal() < 0).any():
+        raise ValueError("hessian holds NaN, infinity or a diagonal below 0; wanted one from hessian(inputs)")

@@ -1,0 +1,127 @@
+"""Weights in few bits: grids, packing, GPTQ against its definition, AWQ, and the products that read them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ed_lib.precision import packed, weights_only
+
+
+def naive_gptq(weight, hessian, bits, group, damping=0.01):
+    """Column after column, each with the inverse of what is left of the Hessian, as the paper defines it."""
+    left, matrix = weight.double().clone(), hessian.double().clone()
+    dead = matrix.diagonal() == 0
+    left[:, dead] = 0
+    matrix.diagonal()[dead] = 1
+    matrix += damping * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64)
+    codes = torch.zeros_like(left)
+    for n in range(weight.shape[1]):
+        if n % group == 0:
+            scale, least = weights_only.grids(left[:, n : n + group].contiguous(), bits, group)
+        inverse = torch.linalg.inv(matrix[n:, n:])
+        codes[:, n : n + 1] = weights_only.encode(left[:, n : n + 1], scale, least, bits)
+        error = (left[:, n : n + 1] - codes[:, n : n + 1] * scale - least) / inverse[0, 0]
+        left[:, n:] -= error * inverse[0]
+    return codes
+
+
+def weight_and_inputs(rows=7, columns=32, samples=60, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(columns, columns, generator=draw)
+    return torch.randn(rows, columns, generator=draw), torch.randn(samples, columns, generator=draw) @ mixing
+
+
+def output_error(few, weight, x, factors=1.0):
+    return float((x @ (few.weight() / factors - weight).T).square().sum())
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 2, 8, 32]), st.integers(2, 8))
+def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, bits):
+    weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(rows))
+    few = weights_only.nearest(weight, bits, group)
+    assert few.group == group and int(few.codes.max()) < 2**bits
+    off = (few.weight() - weight).abs().view(rows, groups, group)
+    assert (off <= few.scale[..., None] / 2 + 1e-6).all()
+
+
+def test_numbers_that_are_all_equal_stay():
+    weight = torch.full((3, 8), 0.7)
+    weight[1] = 0
+    for few in (weights_only.nearest(weight, 4, 4), weights_only.gptq(weight, torch.eye(8), 4, 4)):
+        assert torch.allclose(few.weight(), weight)
+
+
+@pytest.mark.parametrize(("columns", "group", "bits"), [(16, 8, 4), (24, 24, 3), (32, 4, 2), (12, 1, 4)])
+def test_gptq_is_its_definition(columns, group, bits):
+    weight, x = weight_and_inputs(columns=columns)
+    x[:, 3] = 0  # an input that is never anything else
+    hessian = weights_only.hessian(x)
+    few = weights_only.gptq(weight, hessian, bits, group)
+    assert torch.equal(few.codes.double(), naive_gptq(weight, hessian, bits, group))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gptq_and_awq_are_no_worse_than_the_nearest_on_their_inputs(seed):
+    weight, x = weight_and_inputs(seed=seed)
+    plain = output_error(weights_only.nearest(weight, 4, 8), weight, x)
+    assert output_error(weights_only.gptq(weight, weights_only.hessian(x), 4, 8), weight, x) < plain
+    few, factors = weights_only.awq(weight, x, 4, 8)
+    assert output_error(few, weight, x, factors) <= plain * (1 + 1e-4)  # the power 0 is among those tried
+
+
+def test_a_dead_input_gets_no_weight():
+    weight, x = weight_and_inputs()
+    x[:, 5] = 0
+    weight[:, 4:8] = 0.5  # one grid: all but the dead one would be exact
+    few = weights_only.gptq(weight, weights_only.hessian(x), 4, 4)
+    assert few.weight()[:, 5].abs().max() < 1e-6
+
+
+def test_packing_gives_the_codes_back_and_takes_half_a_byte():
+    few = weights_only.nearest(torch.randn(4, 256), 4, 128)
+    both = packed.pack(few)  # (4, 2, 64)
+    again = np.concatenate([both & 15, both >> 4], axis=2).reshape(4, 256)
+    assert both.nbytes == 4 * 256 // 2 and np.array_equal(again, few.codes.numpy())
+    assert few.bytes == 4 * 256 // 2 + 2 * 4 * 4  # two numbers of 16 bits for each of the eight groups
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_the_products_are_those_of_the_weight(group):
+    weight, x = torch.randn(64, 256), torch.randn(1, 256)
+    few, bias = weights_only.nearest(weight, 4, group), torch.randn(64)
+    right = x @ few.weight().T
+    ours = packed.product(packed.halves(x, group), packed.pack(few), few.scale.numpy(), few.least.numpy())
+    assert np.allclose(ours, right[0], atol=1e-4)
+    theirs = weights_only.Linear4(few, bias)
+    assert torch.allclose(theirs(x), right + bias, atol=1e-4)
+    assert theirs(torch.randn(2, 3, 256)).shape == (2, 3, 64)
+
+
+def test_awqs_factors_divide_the_inputs():
+    weight, x = weight_and_inputs(rows=64, columns=128)
+    few, factors = weights_only.awq(weight, x, 4, 32)
+    layer = weights_only.Linear4(few, factors=factors)
+    assert torch.allclose(layer(x), (x / factors) @ few.weight().T, rtol=1e-3, atol=1e-2)
+
+
+def test_bad_input_has_an_answer():
+    weight, x = weight_and_inputs()
+    hessian = weights_only.hessian(x)
+    with pytest.raises(ValueError, match="group is 5; wanted a divisor of 32"):
+        weights_only.nearest(weight, 4, 5)
+    with pytest.raises(ValueError, match="bits is 1"):
+        weights_only.nearest(weight, 1, 8)
+    with pytest.raises(ValueError, match="weight holds NaN"):
+        weights_only.gptq(weight * float("nan"), hessian, 4, 8)
+    with pytest.raises(ValueError, match="hessian has the shape"):
+        weights_only.gptq(weight, hessian[:8, :8], 4, 8)
+    with pytest.raises(ValueError, match="hessian holds NaN"):
+        weights_only.gptq(weight, hessian * float("nan"), 4, 8)
+    with pytest.raises(ValueError, match="inputs have 16 columns; wanted 32"):
+        weights_only.awq(weight, x[:, :16], 4, 8)
+    with pytest.raises(ValueError, match="few has 3 bits, groups of 32"):
+        weights_only.Linear4(weights_only.nearest(weight, 3, 32))
+    singular = weights_only.hessian(x[:2])  # of rank 2: the damping makes it invertible
+    assert torch.isfinite(weights_only.gptq(weight, singular, 4, 8).weight()).all()
