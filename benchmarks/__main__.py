@@ -19,7 +19,7 @@ BENCHMARKS = (
     "lstm_cpu",
     "recurrences",
 )  # what runs by itself
-# Whose results are alike anywhere:
+# Whose results are alike anywhere, or nearly:
 LONG = (
     "accuracy",
     "relatives",
@@ -30,6 +30,7 @@ LONG = (
     "critical_batch",
     "precision_accuracy",
     "few_bits",
+    "one_token",
 )
 # Never on a GPU:
 ON_CPU = [*LONG[1:], "lstm_cpu", "parallel", "recurrences"]

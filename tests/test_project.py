@@ -225,7 +225,7 @@ LIBRARIES = {
     *("_version", "_modules", "_buffers", "_parameters", "_conv_forward", "_get_current_dispatch_mode"),
     "_patch_lang_tensor",
     *("_linear_pointwise", "_reorder_linear_weight"),
-    *("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu"),
+    *("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu", "_weight_int8pack_mm"),
     *("_resolve_process_group", "_type"),
 }
 

@@ -50,13 +50,18 @@ class PairEncoder(models.Encoder):
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """segments: 0 or 1 for each token, (B, T); mask: bool (B, T), False for what only fills up."""
+        h = self.hidden(tokens, segments, mask)
+        return self.classes(torch.tanh(self.pooler(h[:, 0])))  # (B, T, H) → (B, H) → (B, classes)
+
+    def hidden(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """What the last layer answers for each token: (B, T, H)."""
         segments = torch.zeros_like(tokens) if segments is None else segments
         h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments(segments)
         h = self.norm(h)  # (B, T, H)
         keys = None if mask is None else mask[:, None, None]  # (B, 1, 1, T): no query looks at the others
         for layer in self.layers:
             h = through(layer, h, keys)
-        return self.classes(torch.tanh(self.pooler(h[:, 0])))  # (B, T, H) → (B, H) → (B, classes)
+        return h
 
 
 def through(layer: Any, h: Tensor, keys: Tensor | None) -> Tensor:
@@ -148,6 +153,21 @@ def encode(
     columns = ([each.ids for each in found], [each.type_ids for each in found])
     tokens, segments = ([torch.tensor(ids[:positions]) for ids in column] for column in columns)
     return tokens, segments
+
+
+@torch.no_grad()
+def embeddings(net: PairEncoder, sentences: Sequence[Tensor], batch: int = 64) -> Tensor:
+    """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
+    tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
+    """
+    order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))  # those of like length together
+    found = torch.empty(len(sentences), net.classes.in_features)
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        tokens, mask = padded([sentences[n] for n in rows])  # (B, T) both
+        h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
+        found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
+    return found
 
 
 def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,14 @@ SHA256 = "3de6211d6cee83b1b444c1205da36bd18e6cabf5b4debfc24995b1510b796878"
 
 @dataclass(frozen=True)
 class Pairs:
-    """N pairs: ``first`` and ``second`` sentences, and ``labels``, places in LABELS."""
+    """N pairs: ``first`` and ``second`` sentences, ``labels``, places in LABELS, and how alike people found
+    them in meaning, ``relatedness`` from 1 to 5.
+    """
 
     first: list[str] = field(repr=False)
     second: list[str] = field(repr=False)
     labels: list[int] = field(repr=False)
+    relatedness: list[float] = field(default_factory=list, repr=False)
 
     def __len__(self):
         return len(self.labels)
@@ -35,11 +38,12 @@ def load() -> tuple[Pairs, Pairs]:
     lines = published.file("sick", "SICK.txt", URL, SHA256).read_text(encoding="utf-8").splitlines()
     parts: tuple[Pairs, Pairs] = Pairs([], [], []), Pairs([], [], [])
     for line in lines[1:]:  # the first names the columns
-        _, first, second, _, label = line.split("\t")
+        _, first, second, relatedness, label = line.split("\t")
         pairs = parts[is_held_out(first, second)]
         pairs.first.append(first)
         pairs.second.append(second)
         pairs.labels.append(LABELS.index(label))
+        pairs.relatedness.append(float(relatedness))
     return parts
 
 

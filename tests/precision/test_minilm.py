@@ -85,12 +85,8 @@ def test_sentences_that_mean_the_same_are_near():
     pytest.importorskip("safetensors")
     net, tokenizer = minilm.load(), pytest.importorskip("tokenizers") and minilm.tokenizer()
     says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
-    (tokens, mask), kept = minilm.padded(minilm.encode(tokenizer, says)[0]), []
-    net.layers[-1].norm2.register_forward_hook(lambda module, given, h: kept.append(h))
-    with torch.no_grad():
-        net(tokens, mask=mask)
-    means = (kept[0] * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)  # (3, 384)
-    near, far = (torch.cosine_similarity(means[0], means[n], dim=0).item() for n in (1, 2))
+    vectors = minilm.embeddings(net, minilm.encode(tokenizer, says)[0], batch=2)  # (3, 384)
+    near, far = (float(vectors[0] @ vectors[n]) for n in (1, 2))
     assert near > 0.5 and far < 0.2
 
 
@@ -124,3 +120,13 @@ def test_without_a_mask_it_is_the_books_encoder():
         norm.eps = minilm.EPS
     tokens = torch.randint(0, 20, (3, 7), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(tokens), theirs(tokens))
+
+
+def test_embeddings_are_means_over_the_tokens_in_the_order_given():
+    net = minilm.PairEncoder(**SMALL)
+    sentences = [torch.tensor(tokens) for tokens in ([1, 4, 2, 3], [1, 2], [1, 5, 2])]
+    found = minilm.embeddings(net, sentences, batch=2)
+    for tokens, vector in zip(sentences, found, strict=True):
+        with torch.no_grad():
+            alone = net.hidden(tokens[None])[0].mean(0)  # (T, H) → (H,)
+        torch.testing.assert_close(vector, alone / alone.norm())

@@ -22,9 +22,9 @@ def test_pairs_are_the_files_and_their_split_is_not_by_their_order(monkeypatch, 
     found = {
         (*pair,)
         for part in (train, held_out)
-        for pair in zip(part.first, part.second, part.labels, strict=True)
+        for pair in zip(part.first, part.second, part.relatedness, part.labels, strict=True)
     }
-    assert found == {(a, b, sick.LABELS.index(label)) for _, a, b, _, label in ROWS}
+    assert found == {(a, b, float(r), sick.LABELS.index(label)) for _, a, b, r, label in ROWS}
     assert set(load(ROWS[::-1])[1].first) == set(held_out.first)
 
 

@@ -1,0 +1,44 @@
+"""The benchmark of weights in few bits: the whole at a tiny size, and ranks against SciPy's."""
+
+import numpy as np
+import pytest
+
+from benchmarks import one_token
+from ed_lib.precision import minilm, sick
+from tests.benchmark import measured
+from tools import measurements
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    try:
+        sick.load(), minilm.tokenizer(), minilm.load()
+    except (OSError, ImportError) as error:
+        pytest.skip(f"no sentences or weights: {error}")
+    return measured(one_token, one_token.TINY, tmp_path_factory.mktemp("records"))
+
+
+def test_every_product_is_timed_once_it_is_right(record):
+    rows = record.select(table="products")
+    found = [(row.case["format"], row.case["batch"]) for row in rows]
+    names = one_token.FORMATS  # the last, this book's own, takes one row
+    assert found == [*((name, 1) for name in names), *((name, 4) for name in names[:-1])]
+    assert all(row.error < 0.03 and row.floor > 0 for row in rows)
+
+
+def test_every_way_of_rounding_has_its_loss(record):
+    rows = {(row.case["how"], row.case["group"]): row.results for row in record.select(table="encoder")}
+    assert len(rows) == 1 + 2 + 3 and rows["float32", 0]["off"] == [0.0]
+    layers = 6 * 12 * 384**2  # weights of the encoder's Linear layers
+    assert rows["float32", 0]["bytes"] == [4 * layers]
+    for how in ("nearest", "GPTQ", "AWQ"):
+        assert rows[how, 128]["bytes"] == [layers // 2 + 4 * layers // 128]
+    assert rows["nearest", -1]["off"] > rows["nearest", 128]["off"] > [0.0]
+    assert "GPTQ" in measurements.page(record)
+
+
+def test_equal_numbers_share_a_rank():
+    stats = pytest.importorskip("scipy.stats")
+    a, b = np.random.default_rng(0).integers(0, 9, (2, 50))
+    assert np.array_equal(one_token.ranks(a), stats.rankdata(a))
+    assert one_token.spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
