@@ -1,0 +1,97 @@
+"""Adam with averages of eight bits: its codes, against torch's Adam, and against torchao's where it is."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ed_lib.precision import eight_bit_adam
+from ed_lib.precision.eight_bit_adam import KINDS, Adam8bit, decode, encode, numbers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("signed", [True, False])
+def test_there_are_256_numbers_in_order_with_zero_and_one(kind, signed):
+    found = numbers(kind, signed)
+    assert found.shape == (256,) and (found.diff() > 0).all()
+    assert 0 in found and 1 in found and (found[0] < -0.9) == signed
+
+
+def test_dynamic_numbers_are_half_in_each_decade_of_those_in_the_one_above():
+    for signed, most in ((True, 64), (False, 128)):
+        found = numbers("dynamic", signed)
+        decades = [((found > 10.0 ** -(n + 1)) & (found < 10.0**-n)).sum() for n in range(7)]
+        assert decades == [most // 2**n for n in range(7)]
+        assert 1e-7 < found[found > 0].min() < 1e-6
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.sampled_from(KINDS), st.integers(0, 1000))
+def test_codes_are_the_nearest(n, block, kind, seed):
+    x, table = torch.randn(n, generator=torch.Generator().manual_seed(seed)) ** 3, numbers(kind, True)
+    codes, scale = encode(x, table, block)
+    found = decode(codes, scale, table, x)
+    scales = scale.repeat_interleave(block)[:n]
+    best = (x[:, None] - scales[:, None] * table).abs().amin(1)
+    assert torch.allclose((x - found).abs(), best, rtol=1e-4, atol=1e-7)
+    assert codes.numel() == -(-n // block) * block
+
+
+def test_zeros_stay_zeros_and_the_largest_of_a_block_is_exact():
+    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, -7.25, 0.3]])
+    for kind in KINDS:
+        table = numbers(kind, True)
+        assert torch.equal(decode(*encode(x[0], table, 2), table, x[0]), x[0])
+        size = decode(*encode(x[1].abs(), numbers(kind, False), 3), numbers(kind, False), x[1])
+        assert size[1] == 7.25
+
+
+def twins(theirs, steps=20, shape=(30, 10), **options):
+    """Two copies of a parameter, moved by the same gradients."""
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=draw)
+    p, q = start.clone().requires_grad_(), start.clone().requires_grad_()
+    ours, theirs = Adam8bit([p], 1e-2, **options), theirs([q])
+    for _ in range(steps):
+        g = torch.randn(shape, generator=draw) * torch.linspace(0.01, 1, shape[1])
+        p.grad, q.grad = g, g.clone()
+        ours.step()
+        theirs.step()
+    return p.detach(), q.detach(), start
+
+
+def test_without_rounding_it_is_adam(monkeypatch):
+    monkeypatch.setattr(eight_bit_adam, "encode", lambda x, table, block: (x.clone(), None))
+    monkeypatch.setattr(eight_bit_adam, "decode", lambda x, scale, table, like: x)
+    p, q, _ = twins(lambda ps: torch.optim.Adam(ps, 1e-2))
+    assert torch.allclose(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_with_rounding_it_is_nearly_adam_and_linear_codes_are_worse():
+    off = {}
+    for kind in KINDS:
+        p, q, start = twins(lambda ps: torch.optim.Adam(ps, 1e-2), kind=kind, block=64)
+        off[kind] = float((p - q).norm() / (q - start).norm())
+    assert off["dynamic"] < 0.05 and off["linear"] > 3 * off["dynamic"], off
+
+
+def test_it_moves_as_torchaos():
+    optim = pytest.importorskip("torchao.optim")
+    shape = (64, 128)  # which torchao keeps in eight bits only from 4,096 numbers on
+    p, q, start = twins(lambda ps: optim.Adam8bit(ps, 1e-2, block_size=256), shape=shape, block=256)
+    assert float((p - q).norm() / (q - start).norm()) < 1e-3
+
+
+def test_what_is_kept_is_two_bytes_a_weight_and_the_scales():
+    p = torch.randn(4096, requires_grad=True)
+    adam = Adam8bit([p])
+    adam.step()  # no gradient: nothing to do
+    assert adam.bytes() == 0
+    p.grad = torch.randn(4096)
+    adam.step()
+    assert adam.bytes() == 2 * (4096 + 4 * 2)
+
+
+@pytest.mark.parametrize("bad", [{"kind": "odd"}, {"block": 0}, {"lr": 0.0}])
+def test_bad_input_names_the_argument(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Adam8bit([torch.zeros(3, requires_grad=True)], **bad)
