@@ -65,7 +65,7 @@ def test_batches_are_the_text_and_what_follows():
         next(texts.batches(numbers, 1, 20, seed=0))
 
 
-@pytest.mark.skipif("ED_DATA" not in os.environ, reason="no data")
+@pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
 def test_tiny_shakespeare_is_as_published():
     text = texts.load()
     assert len(text.characters) == 65 and len(text.train) + len(text.held_out) == 1_115_394

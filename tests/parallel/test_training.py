@@ -57,7 +57,7 @@ def test_python_a_notebook_and_torchrun_give_the_same_weights():
     assert weights(in_a_notebook(2)) == weights(by_python)
 
 
-@pytest.mark.skipif("ED_DATA" not in os.environ, reason="no text")
+@pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no text")
 def test_the_sharded_script_gives_the_same_weights_everywhere_and_by_every_stage():
     by_python = weights(shown([sys.executable, *SHARDED, "--ranks", "2", "--stage", "3"]))
     by_torchrun = [*TORCHRUN, "2", *SHARDED, "--ranks", "2", "--stage", "prefetching"]
