@@ -31,6 +31,7 @@ LONG = (
     "precision_accuracy",
     "few_bits",
     "one_token",
+    "optimizer_states",
 )
 # Never on a GPU:
 ON_CPU = [*LONG[1:], "lstm_cpu", "parallel", "recurrences"]

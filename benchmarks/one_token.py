@@ -1,9 +1,10 @@
-"""Weights in few bits: how long a product with them takes, from one row to many, and what an encoder loses.
+"""Weights in few bits: how long a product with them takes, from one row to many, and what models lose.
 
 Products: matrices of 4,096 × 4,096, several in turn, as the layers of a model are, so that no cache holds
 them. Encoder: all-MiniLM-L6-v2, whose Linear layers are rounded after training; its embeddings are compared
 with those of float32, and with what people said of SICK's pairs (relatedness, 1 to 5; Spearman's
-correlation).
+correlation). Characters: Part I's transformer, trained on tiny Shakespeare and then rounded. Writing: how
+long that one, and a wide one, take for a text, character after character.
 """
 
 import copy
@@ -17,17 +18,23 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from ed_lib import texts
+from ed_lib.ed import characters, gpt
 from ed_lib.precision import minilm, packed, sick, weights_only
+from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
 from ed_lib.records import Row
 
 HOWS = ("nearest", "GPTQ", "AWQ")
-FORMATS = ("float32", "int8", "int4", "int4, this book's")
+FORMATS = ("float32", "float32, w xᵀ", "bfloat16", "int8", "int4", "int4, this book's")
+WAYS = ("float32, no cache", "float32", "int8", "int4")
 
 
 @dataclass(frozen=True)
 class Size:
-    """``copies``: matrices in turn; ``pairs``: None for all held out; ``sentences``: to calibrate on."""
+    """``copies``: matrices in turn; ``pairs``: None for all held out; ``sentences``, ``stretches`` of
+    text: to calibrate on; ``trained``, ``wide``: layers, heads and width of the two that write.
+    """
 
     n: int = 4096
     copies: int = 8
@@ -36,18 +43,24 @@ class Size:
     sentences: int = 128
     bits: tuple = (8, 4, 3, 2)
     groups: tuple = (128, 32)
+    steps: int = 2000
+    stretches: int = 32
+    trained: tuple = (4, 4, 128)
+    wide: tuple = (6, 16, 1024)
 
 
-TINY = Size(256, 2, (1, 4), 20, 8, (4,), (128,))
+TINY = Size(256, 2, (1, 4), 20, 8, (4,), (128,), 3, 2, (1, 2, 128), (1, 2, 128))
 
 
 def prepare(device="cpu", size=None):
     """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
     size, roof = size or Size(), ceilings(device, ["float32"])["float32"]
-    table = Table(dict.fromkeys(FORMATS, roof))
+    table = Table(dict.fromkeys(FORMATS + WAYS, roof))
     works = {f"batch {batch}": partial(products, size, table, batch) for batch in size.batches}
-    encoder = table.filled_by({"encoder": partial(encoders, size)})
-    return Plan(table, works | encoder, dataclasses.asdict(size))
+    works |= table.filled_by({"encoder": partial(encoders, size), "characters": partial(writers, size)})
+    for name in ("trained", "wide"):
+        works[f"writing, {name}"] = partial(writing, size, table, name)
+    return Plan(table, works, dataclasses.asdict(size))
 
 
 def products(size, table, batch):
@@ -58,8 +71,11 @@ def products(size, table, batch):
     codes, half = (w / scale[:, None]).round().to(torch.int8), x.bfloat16()
     layer, ours, row = Linear4(few), packed.pack(few), packed.halves(x[:1], few.group)
     grids, eight = (few.scale.numpy(), few.least.numpy()), scale.bfloat16()
+    column = x.T.contiguous()
     calls = {
         "float32": (w, lambda w: x @ w.T, w),
+        "float32, w xᵀ": (w, lambda w: (w @ column).T, w),
+        "bfloat16": (w.bfloat16(), lambda w: half @ w.T, w.bfloat16()),
         "int8": (codes, lambda q: torch.ops.aten._weight_int8pack_mm(half, q, eight), codes * scale[:, None]),
         "int4": (layer, lambda each: each(half), few.weight()),
         "int4, this book's": (ours, lambda p: packed.product(row, p, *grids), few.weight()),
@@ -69,13 +85,13 @@ def products(size, table, batch):
         if batch == 1 or "this" not in name:
             turns = [copy.deepcopy(one) for _ in range(size.copies)]
             found = torch.as_tensor(call(one)).float().view(batch, -1)
-            bytes = {"float32": 4, "int8": 1}.get(name, few.bytes / w.numel()) * w.numel()
+            bytes = {"int8": 1, "bfloat16": 2}.get(name, 4 if "float32" in name else few.bytes / w.numel())
             versions.append(Version(
                 {"table": "products", "format": name, "batch": batch, "part": f"batch {batch}"},
                 lambda call=call, turns=turns: [call(each) for each in turns],
-                (size.copies * bytes, size.copies * 2 * w.numel() * batch),
+                (size.copies * bytes * w.numel(), size.copies * 2 * w.numel() * batch),
                 deviation([found], [x.double() @ exact.double().T]),
-                3e-2 if name in ("int8", "int4") else 1e-4,  # whose inputs are rounded to bfloat16
+                1e-4 if "float32" in name or "this" in name else 3e-2,  # inputs are rounded to bfloat16
             ))  # fmt: skip
     table.measure(versions, launches=False)
 
@@ -128,22 +144,129 @@ def inputs(net, sentences):
     return {name: torch.cat(found) for name, found in seen.items()}
 
 
-def with_few_bits(net, seen, how, bits, group):
+def with_few_bits(net, seen, **case):
     """(a copy of the encoder with rounded weights, their bytes)."""
     net, total = copy.deepcopy(net), 0
     for name, x in seen.items():
         weight = net.get_submodule(name).weight.data
-        w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
-        width = group if group > 0 else w.shape[1]
-        if how == "GPTQ":
-            few = weights_only.gptq(w, weights_only.hessian(x), bits, width)
-        elif how == "AWQ":
-            few, factors = weights_only.awq(w, x, bits, width)
-        else:
-            few = weights_only.nearest(w, bits, width)
-        weight.copy_((few.weight() / factors).view(weight.shape))
-        total += few.bytes
+        found, bytes = rounded(weight, x, **case)
+        weight.copy_(found)
+        total += bytes
     return net, total
+
+
+def rounded(weight, x, how, bits, group):
+    """(the numbers that a weight (O, I), with inputs x (N, I), is rounded to; the bytes of their codes)."""
+    w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
+    width = group if group > 0 else w.shape[1]
+    if how == "GPTQ":
+        few = weights_only.gptq(w, weights_only.hessian(x), bits, width)
+    elif how == "AWQ":
+        few, factors = weights_only.awq(w, x, bits, width)
+    else:
+        few = weights_only.nearest(w, bits, width)
+    return (few.weight() / factors).view(weight.shape), few.bytes
+
+
+def transformer(shape, steps=0):
+    """The transformer of characters, trained for so many steps; and the text."""
+    text = texts.load()
+    layers, heads, width = shape
+    net = gpt.Transformer(len(text.characters), 64, layers, heads, width, rate=3e-3, steps=max(steps, 1))
+    for _, batch in zip(range(steps), texts.batches(text.train, 12, 64, seed=0), strict=False):
+        net.step(*(half.T for half in batch))
+    return net, text
+
+
+def writers(size):
+    """A row for each way of rounding the trained transformer; results: "loss" and "bytes"."""
+    net, text = transformer(size.trained, size.steps)
+    seen = given(net, text.train[: size.stretches * 64].view(-1, 64))
+    exact = dict(net.parameters)
+    for case in [{"how": "float32", "bits": 32, "group": 0}, *cases(size)]:
+        start, total = time.perf_counter(), 0
+        for name, x in seen.items():
+            net.parameters[name], bytes = exact[name].detach(), 4 * exact[name].numel()
+            if case["how"] != "float32":
+                weight, bytes = rounded(exact[name].detach().T.contiguous(), x, **case)
+                net.parameters[name] = weight.T
+            total += bytes
+        seconds = time.perf_counter() - start
+        results = {"loss": [characters.held_out_loss(net, text.held_out)], "bytes": [total]}
+        yield Row({"table": "characters", "part": "characters", **case}, summary([seconds]), results=results)
+
+
+def given(net, stretches):
+    """What each product of a transformer's blocks is given in these stretches (n, T): {name: (n T, I)}."""
+    seen = []
+
+    def watched(w):
+        rows = []
+        seen.append(rows)
+        return lambda x: rows.append(x) or x @ w.T
+
+    decoder = Decoder(net, watched)
+    for stretch in stretches.tolist():
+        decoder.length = 0  # a new text
+        for character in stretch:
+            decoder.step(character)
+    return {name: torch.cat(rows) for name, rows in zip(decoder.products, seen, strict=False)}
+
+
+def writing(size, table, name):
+    """Times a text as long as the context, one character after another: a row for each of ``WAYS``."""
+    net, text = transformer(getattr(size, name))
+    line, exact, versions = text.held_out[:64], dict(net.parameters), []
+    for way in WAYS:
+        made = {
+            n: PRODUCTS[way[:7].rstrip(",")](p.detach().T.contiguous())
+            for n, p in exact.items()
+            if n[0].isdigit()
+        }
+        numbers = {n: each.T for n, (_, each, _) in made.items()}
+        calls = iter([call for call, _, _ in made.values()])
+        decoder = Decoder(net, lambda w, calls=calls: next(calls))
+        call = partial(anew, net, line) if "no cache" in way else partial(write, decoder, line)
+        weights, bytes = sum(w.numel() for w in numbers.values()), sum(bytes for _, _, bytes in made.values())
+        reads = 65 / 2 if "no cache" in way else 1  # of each character
+        net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
+        right = net.scores(line[None])
+        net.parameters = exact
+        versions.append(Version(
+            {"table": "writing", "part": f"writing, {name}", "net": name, "format": way}, call,
+            (64 * bytes, 64 * reads * 2 * weights), deviation([call()[None]], [right]),
+            1e-4 if "float32" in way else 5e-2, {"characters": [64]},
+        ))  # fmt: skip
+    table.measure(versions, launches=False)
+
+
+def write(decoder, line):
+    """The scores after a text (T,), read character by character."""
+    decoder.length = 0
+    return [decoder.step(character) for character in line.tolist()][-1]
+
+
+def anew(net, line):
+    """The same, with the whole text so far read for each character."""
+    return [net.scores(line[None, : n + 1])[0] for n in range(len(line))][-1]
+
+
+def eight(w):
+    """→ (a function x (1, I) → (1, O), the numbers of the weight (O, I), the bytes of its codes)."""
+    scale = w.abs().amax(1) / 127  # (O,)
+    codes, short = (w / scale[:, None]).round().to(torch.int8), scale.bfloat16()
+    product = torch.ops.aten._weight_int8pack_mm
+    return lambda x: product(x.bfloat16(), codes, short).float(), codes * scale[:, None], codes.numel()
+
+
+def four(w):
+    """The same, in four bits."""
+    few = weights_only.nearest(w, 4, 128)
+    layer = Linear4(few)
+    return lambda x: layer(x.bfloat16()).float(), few.weight(), few.bytes
+
+
+PRODUCTS = {"float32": lambda w: (lambda x: x @ w.T, w, 4 * w.numel()), "int8": eight, "int4": four}
 
 
 def spearman(a, b):
@@ -162,7 +285,10 @@ MEANING = """Products of 4,096 × 4,096 weights, eight matrices in turn, with a 
 PyTorch's operators for weights of eight and four bits (inputs in bfloat16); the floor is that of reading the
 weights, or of the operations at float32's rate. And MiniLM with its Linear layers rounded: a grid for each
 matrix (group −1), each row (0), or so many neighbours; Spearman's correlation with people's judgement of
-SICK's held-out pairs, in per cent, and how far the embeddings are from float32's."""
+SICK's held-out pairs, in per cent, and how far the embeddings are from float32's. `characters`: the loss of
+Part I's transformer with the weights of its blocks rounded, in nats a character of held-out text. `writing`:
+its 64 characters, and those of a wide one with random weights, by a key-value cache or without.
+"""
 
 
 def shown(name, form):
@@ -177,4 +303,8 @@ COLUMNS = (
 PAGE = {
     "products": [Shown("products", ("format", "batch"), ("time", "× floor"))],
     "encoder": [Shown("encoder", ("how", "bits", "group"), COLUMNS)],
+    "characters": [
+        Shown("characters", ("how", "bits", "group"), (("loss", shown("loss", "{:.3f}")), COLUMNS[2]))
+    ],
+    "writing": [Shown("writing", ("net", "format"), ("time", "× floor"))],
 }

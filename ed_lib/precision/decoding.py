@@ -1,4 +1,4 @@
-"""A transformer that writes: one character after another, with the keys and values of those before it kept."""
+"""A transformer that writes: one character after another, with the keys and values of those before kept."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,15 @@ class Decoder:
     """Reads characters one by one. Attention needs the keys and values of all characters so far: those of
     earlier ones do not change, so they are computed once and kept (a key-value cache).
 
-    product: makes of a weight (O, I) a function x (1, I) → (1, O), float32; by default the product itself.
+    product: makes of a weight (O, I) of the blocks a function x (1, I) → (1, O), float32; by default the
+    product itself.
     """
 
     def __init__(self, net: Transformer, product: Callable[[Tensor], Product] | None = None):
         self.net, self.length = net, 0
         product = product or (lambda w: lambda x: x @ w.T)
-        weights = {k: p.detach().T for k, p in net.parameters.items() if k not in ("embedding", "places")}
-        self.products = {name: product(w.contiguous()) for name, w in weights.items()}
+        blocks = {name: p.detach().T for name, p in net.parameters.items() if name[0].isdigit()}  # (O, I)
+        self.products = {name: product(w.contiguous()) for name, w in blocks.items()}
         size = net.parameters["places"].shape[1] // net.heads
         self.keys, self.values = torch.zeros(2, net.layers, net.heads, net.context, size)
 
@@ -42,7 +43,7 @@ class Decoder:
             wide = self.products[f"{n}.up"](normal(stream)).relu()  # (1, 4 C)
             stream = stream + self.products[f"{n}.down"](wide)
         self.length += 1
-        return self.products["scores"](normal(stream))[0]
+        return (normal(stream) @ p["scores"])[0]
 
     def attend(self, n: int, at: int, x: Tensor) -> Tensor:
         """Layer n's attention for the character at this place: (1, C) → (1, C)."""

@@ -1,7 +1,7 @@
 """Adam whose two averages are kept in eight bits each: 2 bytes a weight in place of 8.
 
 T. Dettmers and others, "8-bit optimizers via block-wise quantization" (2021), arXiv 2110.02861. An average is
-cut into blocks, each with a scale, its largest magnitude. A code stands for a number from −1 to 1, times that.
+cut into blocks, each with a scale, its largest magnitude. A code is a number from −1 to 1, times that.
 """
 
 from collections.abc import Iterable
@@ -51,8 +51,8 @@ class Adam8bit(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        kind: str = "dynamic", block: int | None = 2048,
+        self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, kind: str = "dynamic", block: int | None = 2048,
     ):  # fmt: skip
         check.choice("kind", kind, KINDS)
         self.block = None if block is None else check.count("block", block)

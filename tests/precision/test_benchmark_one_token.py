@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import one_token
+from ed_lib import texts
 from ed_lib.precision import minilm, sick
 from tests.benchmark import measured
 from tools import measurements
@@ -12,7 +13,7 @@ from tools import measurements
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     try:
-        sick.load(), minilm.tokenizer(), minilm.load()
+        sick.load(), minilm.tokenizer(), minilm.load(), texts.load()
     except (OSError, ImportError) as error:
         pytest.skip(f"no sentences or weights: {error}")
     return measured(one_token, one_token.TINY, tmp_path_factory.mktemp("records"))
@@ -21,7 +22,7 @@ def record(tmp_path_factory):
 def test_every_product_is_timed_once_it_is_right(record):
     rows = record.select(table="products")
     found = [(row.case["format"], row.case["batch"]) for row in rows]
-    names = one_token.FORMATS  # the last, this book's own, takes one row
+    names = one_token.FORMATS  # the last, this book's own, takes one row of inputs
     assert found == [*((name, 1) for name in names), *((name, 4) for name in names[:-1])]
     assert all(row.error < 0.03 and row.floor > 0 for row in rows)
 
@@ -35,6 +36,23 @@ def test_every_way_of_rounding_has_its_loss(record):
         assert rows[how, 128]["bytes"] == [layers // 2 + 4 * layers // 128]
     assert rows["nearest", -1]["off"] > rows["nearest", 128]["off"] > [0.0]
     assert "GPTQ" in measurements.page(record)
+
+
+def test_a_transformer_is_rounded_and_writes(record):
+    losses = {(row.case["how"], row.case["group"]): row.results for row in record.select(table="characters")}
+    assert set(losses) == {
+        ("float32", 0),
+        ("nearest", -1),
+        ("nearest", 0),
+        *((how, 128) for how in one_token.HOWS),
+    }
+    weights = 12 * 128**2
+    assert losses["float32", 0]["bytes"] == [4 * weights]
+    assert losses["GPTQ", 128]["bytes"] == [weights // 2 + 4 * weights // 128]
+    assert losses["nearest", -1]["loss"] != losses["float32", 0]["loss"]
+    rows = record.select(table="writing")
+    assert [row.case["format"] for row in rows] == 2 * list(one_token.WAYS)
+    assert all(row.error < 0.05 for row in rows)
 
 
 def test_equal_numbers_share_a_rank():

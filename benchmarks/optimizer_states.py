@@ -1,0 +1,92 @@
+"""Adam with averages of eight bits: the transformer of ``few_bits``, trained with each way to keep them."""
+
+import dataclasses
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks import few_bits
+from benchmarks.harness import Plan, Shown, Table, by_seed, one_thread
+from ed_lib import texts, timing
+from ed_lib.ed import characters
+from ed_lib.ed.gpt import Transformer
+from ed_lib.precision.eight_bit_adam import Adam8bit
+from ed_lib.records import Row
+
+CASES = {
+    "float32": None,
+    "dynamic, blocks of 2048": {},
+    "dynamic, blocks of 256": {"block": 256},
+    "dynamic, a scale a matrix": {"block": None},
+    "linear, blocks of 256": {"kind": "linear", "block": 256},
+    "linear, a scale a matrix": {"kind": "linear", "block": None},
+}
+BETAS = (0.9, 0.99)  # as the network's own
+
+
+@dataclass(frozen=True)
+class Size(few_bits.Size):
+    products: tuple = ()
+    weights: tuple = ()
+    states: tuple = tuple(CASES)
+    every: int = 40
+
+
+TINY = replace(
+    Size(), states=("float32", "dynamic, blocks of 256"), layers=1, heads=2, width=16, context=8, batch=4,
+    steps=6, every=3, places=2, seeds=2, workers=1,
+)  # fmt: skip
+
+
+def prepare(device="cpu", size=None):
+    """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
+    size, table = size or Size(), Table()
+    works = {name: (lambda name=name: rows([(name,)], size)) for name in size.states}
+    return Plan(table, table.filled_by(works), dataclasses.asdict(size), context=one_thread)
+
+
+def rows(cases, size):
+    """One of each; results, of each seed: "loss" at the end, "curve" on the way, "bytes" of the averages."""
+    for (name,), seconds, results in by_seed(run, cases, size.seeds, size, workers=size.workers):
+        yield Row({"table": "states", "states": name, "rate": size.rate}, seconds, results=results)
+
+
+def run(name, seed, size):
+    """Trains one → {"loss", "curve", "bytes", "seconds"}; seconds are of a step."""
+    text = texts.load()
+    shape = (len(text.characters), size.context, size.layers, size.heads, size.width)
+    net = Transformer(*shape, rate=size.rate, steps=size.steps, seed=seed)
+    if name != "float32":
+        put_in(net, Adam8bit(net.parameters.values(), size.rate, BETAS, **CASES[name]))
+    draw, curve = texts.batches(text.train, size.batch, size.context, seed=seed), []
+    start = timing.now()
+    for n in range(size.steps):
+        if n % size.every == 0:
+            curve.append(round(characters.held_out_loss(net, text.held_out, size.places), 4))
+        net.step(*(half.T for half in next(draw)))
+    seconds = (timing.now() - start) / size.steps
+    loss = characters.held_out_loss(net, text.held_out)
+    return {"loss": loss, "curve": curve, "bytes": bytes_of(net.optimizer), "seconds": seconds}
+
+
+def put_in(net, optimizer):
+    """Gives a transformer another optimizer, with the schedule of its own."""
+    schedule = net.schedule.lr_lambdas[0]
+    net.optimizer, net.schedule = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+
+
+def bytes_of(optimizer):
+    """Of the averages that it keeps."""
+    if isinstance(optimizer, Adam8bit):
+        return optimizer.bytes()
+    states = optimizer.state.values()
+    return sum(state[key].nbytes for state in states for key in ("exp_avg", "exp_avg_sq"))
+
+
+# The page
+TITLE = "Adam's averages in eight bits"
+MEANING = """The transformer of few_bits, trained by Adam with its two averages kept in eight bits: codes
+spread over seven decades ("dynamic") or evenly ("linear"), and a scale for each block of neighbours or for a
+whole matrix. Losses in nats a character of the last tenth of the text, one for each seed, and the mean of how
+far they are from float32's."""
+PAGE = {"states": [Shown("states", lines=few_bits.against_float32("states"))]}
