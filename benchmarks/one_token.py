@@ -71,10 +71,9 @@ def products(size, table, batch):
     codes, half = (w / scale[:, None]).round().to(torch.int8), x.bfloat16()
     layer, ours, row = Linear4(few), packed.pack(few), packed.halves(x[:1], few.group)
     grids, eight = (few.scale.numpy(), few.least.numpy()), scale.bfloat16()
-    column = x.T.contiguous()
     calls = {
         "float32": (w, lambda w: x @ w.T, w),
-        "float32, w xᵀ": (w, lambda w: (w @ column).T, w),
+        "float32, w xᵀ": (w, lambda w: (w @ x.T).T, w),
         "bfloat16": (w.bfloat16(), lambda w: half @ w.T, w.bfloat16()),
         "int8": (codes, lambda q: torch.ops.aten._weight_int8pack_mm(half, q, eight), codes * scale[:, None]),
         "int4": (layer, lambda each: each(half), few.weight()),

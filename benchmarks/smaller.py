@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from benchmarks import harness
+from benchmarks import smaller_parts as parts
 from benchmarks.harness import by_seed, side_by_side
 from ed_lib import data, learning, models, timing
-from ed_lib.precision import distillation as distilling
 from ed_lib.precision import int8, pruning, training
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
@@ -113,7 +113,7 @@ def pruned_gradually(amount, seed, base, size):
     optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
     (x, y), _ = images(size)
     length = int(0.75 * size.tuning * len(x)) // size.prunings
-    for step in pruning.gradually(net, amount, size.prunings):
+    for step in parts.gradually(net, amount, size.prunings):
         at = torch.arange((step - 1) * length, step * length) % len(x)
         training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
@@ -147,12 +147,12 @@ def fewer_filters(amount, seed, base, size):
 def students(seed, base, size):
     """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
     (x, y), test = images(size)
-    targets, found = distilling.targets(base, x, y), {}
+    targets, found = parts.targets(base, x, y), {}
     for name, alpha in (("alone", None), ("taught", 0.9), ("taught without labels", 1.0)):
         net, labels = student(seed), y
         learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
         if alpha:
-            labels, learn["loss_function"] = targets, distilling.Loss(2.0, alpha)
+            labels, learn["loss_function"] = targets, parts.Loss(2.0, alpha)
         training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, labels, **learn)
         found[f"student, {name}"] = net
     return found
@@ -219,7 +219,7 @@ def running(name, net):
     if quantized:
         return {"float32": unpacked(net)} | ({"float32, fake": net} if name == "int8 weights" else {})
     if name.endswith("gradually"):
-        return {"float32": net, "float32, CSR": pruning.sparse_linears(net)}
+        return {"float32": net, "float32, CSR": parts.sparse_linears(net)}
     return {str(next(net.parameters()).dtype).removeprefix("torch."): net}
 
 
@@ -238,8 +238,8 @@ def taught(few, temperature, seed, teachers, size):
     """A student of the first ``few`` images → its accuracy, and seconds of training."""
     (x, y), test = images(size)
     x, y, net = x[:few], y[:few], student(seed)
-    loss = {} if not temperature else {"loss_function": distilling.Loss(temperature, 0.9)}
-    y = distilling.targets(teachers[seed], x, y) if temperature else y
+    loss = {} if not temperature else {"loss_function": parts.Loss(temperature, 0.9)}
+    y = parts.targets(teachers[seed], x, y) if temperature else y
     epochs = max(1, round(size.steps * size.batch / few))
     start = time.perf_counter()
     fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}

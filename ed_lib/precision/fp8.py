@@ -1,15 +1,9 @@
 """Linear layers whose products are of 8-bit numbers, with a scale for each tensor.
 
-FP8 is two formats. The recipe here is that of Micikevicius et al. ("FP8 formats for deep learning", arXiv
-2209.05433, 2022): E4M3 for inputs and weights, whose precision counts, and E5M2 for gradients, whose range
-counts. (Recipes with a scale for each block take E4M3 for gradients too.) Neither reaches far enough for a
-tensor as it comes, so each tensor is multiplied by a scale of its own that takes its largest number to the
-largest of the format. That is loss scaling again: tensor by tensor, and anew at each step. (One scale for a
-tensor is the cheapest to find, and lets one outlier push the small numbers to zero; recipes with a scale for
-each row or block of 128 pay for more scales with less of that.)
-
-A GPU from compute capability 8.9 on multiplies such numbers itself. Elsewhere the numbers are rounded to the
-same values, and multiplied in float32.
+The recipe is that of Micikevicius et al. ("FP8 formats for deep learning", arXiv 2209.05433, 2022): E4M3 for
+inputs and weights, E5M2 for gradients, and a scale that takes each tensor's largest number to the largest of
+the format. A GPU from compute capability 8.9 on multiplies such numbers itself. Elsewhere they are rounded to
+the same values, and multiplied in float32.
 """
 
 from typing import Any

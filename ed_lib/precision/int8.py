@@ -44,7 +44,7 @@ class Int8(nn.Module):
             self.packed = torch.ops.onednn.qlinear_prepack(quantized.codes(), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        codes = x.mul(self.inverse).round_()  # as quantization.encode, in fewer calls
+        codes = x.mul(self.inverse).round_()  # as quantization.quantize, in fewer calls
         codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
         codes = codes.clamp_(0, self.inputs.high).to(torch.uint8)
         grids = (*self.inputs_at, self.packed, self.weights.scale, self.weights.zero_point, self.bias)

@@ -4,15 +4,12 @@ A mask has the shape of a weight, and is False where the weight is pruned.
 """
 
 import copy
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ed_lib import check
 from ed_lib.precision.quantization import LAYERS, plain, replaced
 
 
@@ -50,49 +47,34 @@ def smallest_of_all(weights: dict[str, torch.Tensor], amount: float) -> dict[str
     return {name: mask.view(weights[name].shape) for name, mask in zip(weights, masks, strict=True)}
 
 
-def strongest(weight: torch.Tensor, amount: float, norm: int = 2) -> torch.Tensor:
-    """The filters or neurons of a weight (n, …) that stay when the share ``amount`` with the smallest L1 or
-    L2 norm goes: their indices, int64, rising.
+def strongest(weight: torch.Tensor, amount: float) -> torch.Tensor:
+    """The filters or neurons of a weight (n, …) that stay when the share ``amount`` with the smallest L2 norm
+    goes: their indices, int64, rising.
     """
     _check(weight, amount)
-    check.choice("norm", norm, (1, 2))
     stay = len(weight) - round(amount * len(weight))
     if not stay:
         raise ValueError(f"amount is {amount}: of {len(weight)} filters none would stay; wanted less")
-    norms = weight.detach().flatten(1).norm(norm, dim=1)  # (n, …) → (n,)
+    norms = weight.detach().flatten(1).norm(dim=1)  # (n, …) → (n,)
     return torch.topk(norms, stay).indices.sort().values
 
 
-def prune(model: nn.Module, amount: float, *, scope: str = "global") -> dict[str, torch.Tensor]:
+def prune(model: nn.Module, amount: float) -> dict[str, torch.Tensor]:
     """Prunes the Conv2d and Linear weights of a model, in place, by absolute value: the share ``amount`` of
-    each ("layer"), or of all together ("global"). What was pruned before counts as zero, and so goes first.
+    all together. What was pruned before counts as zero, and so goes first.
 
     The masks stay in force in training. → {name: mask}.
     """
-    check.choice("scope", scope, ("layer", "global"))
     layers: dict[str, Any] = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
     if not layers:
         raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
-    weights = {name: layer.weight for name, layer in layers.items()}
-    if scope == "global":
-        masks = smallest_of_all(weights, amount)
-    else:
-        masks = {name: smallest(weight, amount) for name, weight in weights.items()}
+    masks = smallest_of_all({name: layer.weight for name, layer in layers.items()}, amount)
     for name, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
             layer.parametrizations.weight[0].mask.copy_(masks[name])
         else:
             parametrize.register_parametrization(layer, "weight", Mask(masks[name]))
     return masks
-
-
-def gradually(model: nn.Module, amount: float, steps: int) -> Iterator[int]:
-    """Prunes a model globally in ``steps`` steps along :func:`cubic`, and yields the number of each, from 1,
-    for some training after it: ``for step in gradually(model, 0.9, 10): train(…)``.
-    """
-    for step in range(1, check.count("steps", steps) + 1):
-        prune(model, cubic(step, steps, amount))
-        yield step
 
 
 def permanent(model: nn.Module) -> nn.Module:
@@ -102,13 +84,6 @@ def permanent(model: nn.Module) -> nn.Module:
         if isinstance(module, LAYERS) and parametrize.is_parametrized(module):
             model = replaced(model, name, plain(module, module.weight, module.bias))
     return model
-
-
-def cubic(step: int, steps: int, end: float, start: float = 0.0) -> float:
-    """The share that is pruned at ``step`` of ``steps``, from ``start`` to ``end``, fast at first:
-    end + (start − end)(1 − step / steps)³ (Zhu and Gupta, 2017, equation 1). After the last step, end.
-    """
-    return end + (start - end) * (1 - min(step, steps) / steps) ** 3
 
 
 def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
@@ -134,47 +109,6 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
         small = replaced(small, name, plain(layer, weight[stay], bias))
         inputs = stay, width
     return small
-
-
-def masked_filters(model: nn.Module, keep: dict[str, Any]) -> nn.Module:
-    """A copy of a model in which the filters that ``keep`` does not name, and their biases, are zero: what
-    :func:`keep_filters` computes, in the old sizes.
-    """
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, indices in keep.items():
-            layer: Any = model.get_submodule(name)
-            gone = torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
-            gone[indices] = False
-            layer.weight[gone] = 0
-            if layer.bias is not None:
-                layer.bias[gone] = 0
-    return model
-
-
-class SparseLinear(nn.Module):
-    """A Linear layer with its weight in compressed rows (CSR): (B, n_in) → (B, n_out). It skips zeros."""
-
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that CSR tensors are "in beta state"
-            self.weight, self.bias = layer.weight.detach().to_sparse_csr(), layer.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = (self.weight @ x.T).T  # (n_out, n_in) @ (n_in, B) → (n_out, B) → (B, n_out)
-        return y if self.bias is None else y + self.bias
-
-
-def sparse_linears(model: nn.Module) -> nn.Module:
-    """A copy of a pruned model that skips the zeros of its Linear layers. Convolutions stay dense: PyTorch
-    has no sparse ones.
-    """
-    model = permanent(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model = replaced(model, name, SparseLinear(module))
-    return model
 
 
 def _columns(inputs, n):

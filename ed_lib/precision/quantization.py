@@ -95,11 +95,6 @@ def quantize(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     Numbers outside the grid get its first or its last code.
     """
     _check(x)
-    return encode(x, grid)
-
-
-def encode(x: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """As :func:`quantize`, without looking at x first, for where that would take time."""
     return rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
 
 
@@ -205,11 +200,7 @@ def replaced(model: nn.Module, name: str, new: nn.Module) -> Any:
 
 
 def plain(layer: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks.
-
-    (Taking a mask off a *copy* by torch's ``remove_parametrizations`` breaks the original: the two share the
-    class that it changes.)
-    """
+    """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks."""
     kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
     new: Any = kind.__new__(kind)
     new.__dict__.update(layer.__dict__)

@@ -4,11 +4,8 @@ A weight is written in the smallest of three forms: all numbers (*dense*); a bit
 whether it is zero, and the others (*bitmap*); or for each row how many are not zero, where, and what (*CSR*).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -22,16 +19,6 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     codes = np.asarray(codes).reshape(-1).view(np.uint8)
     planes = np.unpackbits(codes[:, None], axis=1, bitorder="little")  # (n,) → (n, 8), the lowest bit first
     return np.packbits(planes[:, :bits], bitorder="little")
-
-
-def unpack(packed: np.ndarray, bits: int, shape: Sequence[int], dtype: DTypeLike = np.int8) -> np.ndarray:
-    """The codes that :func:`pack` has packed; ``dtype`` int8 or uint8."""
-    n = int(np.prod(shape))
-    planes = np.zeros((n, 8), np.uint8)
-    planes[:, :bits] = np.unpackbits(packed, count=n * bits, bitorder="little").reshape(n, bits)
-    if dtype == np.int8:
-        planes[:, bits:] = planes[:, bits - 1 : bits]  # the sign's bit is repeated
-    return np.packbits(planes, axis=1, bitorder="little").reshape(shape).view(dtype)
 
 
 def forms(numbers: np.ndarray, bits: int) -> dict[str, list[np.ndarray]]:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks import smaller_parts as parts
 from ed_lib import models
 from ed_lib.precision import distillation, training
 
@@ -28,7 +29,7 @@ def test_loss_and_gradient_are_torchs(shape, alpha, temperature, random):
     log_p, log_q = (F.log_softmax(z / temperature, dim=1) for z in (teacher, other))
     soft = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
     wanted = alpha * temperature**2 * soft + (1 - alpha) * F.cross_entropy(other, labels)
-    found = distillation.loss(mine, teacher, labels, temperature, alpha)
+    found = parts.loss(mine, teacher, labels, temperature, alpha)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     found.backward()
     wanted.backward()
@@ -38,7 +39,7 @@ def test_loss_and_gradient_are_torchs(shape, alpha, temperature, random):
 def test_scores_that_saturate_stay_finite():
     student = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
     teacher = torch.tensor([[-1000.0, 1000.0, 0.0]])
-    found = distillation.loss(student, teacher, torch.tensor([0]), 1.0, 1.0)
+    found = parts.loss(student, teacher, torch.tensor([0]), 1.0, 1.0)
     found.backward()
     assert torch.isfinite(found) and torch.isfinite(student.grad).all()
 
@@ -62,17 +63,17 @@ def test_a_score_of_minus_infinity_is_a_class_that_is_left_out(dtype, random):
     # The student's too: as without these classes.
     mine, other = student.clone().requires_grad_(), student[:, :3].clone().requires_grad_()
     hidden = torch.tensor([0.0, 0.0, 0.0, -torch.inf, -torch.inf])
-    found = distillation.loss(mine + hidden, teacher + hidden, labels)
-    wanted = distillation.loss(other, teacher[:, :3], labels)
+    found = parts.loss(mine + hidden, teacher + hidden, labels)
+    wanted = parts.loss(other, teacher[:, :3], labels)
     found.backward()
     wanted.backward()
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(mine.grad, F.pad(other.grad, (0, 2)))
     # A label among these classes: with alpha = 1 it does not count, whatever its score.
-    found = distillation.loss(mine + hidden, teacher + hidden, torch.full((6,), 4), 2.0, 1.0)
+    found = parts.loss(mine + hidden, teacher + hidden, torch.full((6,), 4), 2.0, 1.0)
     torch.testing.assert_close(found, 4 * distillation.divergence(other, teacher[:, :3], 2.0))
     # Nor does the teacher with alpha = 0, whose classes the student may leave out.
-    found = distillation.loss(mine + hidden, teacher, labels, 2.0, 0.0)
+    found = parts.loss(mine + hidden, teacher, labels, 2.0, 0.0)
     torch.testing.assert_close(found, F.cross_entropy(other, labels))
 
 
@@ -83,14 +84,14 @@ def test_a_hot_softmax_matches_scores(random):
     off = []
     for temperature in (1e1, 1e2, 1e3, 1e4):
         mine = student.clone().requires_grad_()
-        distillation.loss(mine, teacher, torch.zeros(6, dtype=torch.int64), temperature, 1.0).backward()
+        parts.loss(mine, teacher, torch.zeros(6, dtype=torch.int64), temperature, 1.0).backward()
         off.append(float((6 * mine.grad - (student - teacher) / 10).abs().max()))
     assert off[-1] < 3e-3 and all(after < before / 5 for before, after in zip(off[:-1], off[1:], strict=True))
 
 
 def test_nothing_flows_into_the_teacher(random):
     student, teacher = scores(random, 4, 3).requires_grad_(), scores(random, 4, 3).requires_grad_()
-    distillation.loss(student, teacher, torch.tensor([0, 1, 2, 0])).backward()
+    parts.loss(student, teacher, torch.tensor([0, 1, 2, 0])).backward()
     assert teacher.grad is None and student.grad.abs().sum() > 0
     equal = scores(random, 4, 3)
     assert abs(float(distillation.divergence(equal, equal, 3.0))) < 1e-12
@@ -99,7 +100,7 @@ def test_nothing_flows_into_the_teacher(random):
 def test_targets_and_the_loss_of_a_loop(random):
     teacher = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10)).train()
     images, labels = torch.rand(2345, 1, 28, 28, generator=random), torch.arange(2345) % 10  # several chunks
-    found = distillation.targets(teacher, images, labels)
+    found = parts.targets(teacher, images, labels)
     assert found.shape == (2345, 11) and found.dtype == torch.float32 and not found.requires_grad
     assert teacher.training
     with torch.no_grad():
@@ -107,8 +108,8 @@ def test_targets_and_the_loss_of_a_loop(random):
     torch.testing.assert_close(found[:, :10], wanted)
     assert torch.equal(found[:, 10].long(), labels)
     student = torch.randn(2345, 10, generator=random)
-    mine = distillation.Loss(3.0, 0.6)(student, found)
-    torch.testing.assert_close(mine, distillation.loss(student, wanted, labels, 3.0, 0.6))
+    mine = parts.Loss(3.0, 0.6)(student, found)
+    torch.testing.assert_close(mine, parts.loss(student, wanted, labels, 3.0, 0.6))
 
 
 def test_a_student_learns_what_only_its_teacher_knows(random):
@@ -118,11 +119,11 @@ def test_a_student_learns_what_only_its_teacher_knows(random):
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     right = teacher(images - 0.5).argmax(dim=1)
     student = nn.Sequential(nn.Flatten(), *models.mlp((16, 3)))
-    taught = distillation.targets(teacher, images - 0.5, torch.zeros_like(right))
+    taught = parts.targets(teacher, images - 0.5, torch.zeros_like(right))
     optimizer = torch.optim.Adam(student.parameters(), 0.05)
     history = training.train(
         student, optimizer, images - 0.5, taught, (images - 0.5, right), epochs=10, batch=32,
-        loss_function=distillation.Loss(2.0, 1.0),
+        loss_function=parts.Loss(2.0, 1.0),
     )  # fmt: skip
     assert history.accuracy[-1] > 0.95 > (right == 0).float().mean()
 
@@ -139,4 +140,4 @@ def test_a_student_learns_what_only_its_teacher_knows(random):
 )
 def test_bad_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
-        distillation.Loss(*arguments)
+        parts.Loss(*arguments)
