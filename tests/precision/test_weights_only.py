@@ -125,3 +125,12 @@ def test_bad_input_has_an_answer():
         weights_only.Linear4(weights_only.nearest(weight, 3, 32))
     singular = weights_only.hessian(x[:2])  # of rank 2: the damping makes it invertible
     assert torch.isfinite(weights_only.gptq(weight, singular, 4, 8).weight()).all()
+
+
+def test_eight_bits_by_row_are_torchaos():
+    quantization = pytest.importorskip("torchao.quantization")
+    layer = torch.nn.Linear(96, 40, bias=False)
+    weight = layer.weight.detach().clone()
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    scale = weight.abs().amax(1, keepdim=True) / 127.5  # where ours are / 127
+    assert float(((weight / scale).round().clamp(-128, 127) == layer.weight.qdata).float().mean()) > 0.999
