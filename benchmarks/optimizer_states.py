@@ -100,6 +100,6 @@ def ends(row):
 
 
 PAGE = {"states": [Shown(
-    "Adam's averages", ("states", "seeds"),
+    "Adam's averages", ("states",),
     (("loss, each seed", ends), ("MB", lambda row: f"{row.results['bytes'][0] / 1e6:.2f}")),
 )]}  # fmt: skip

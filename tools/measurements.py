@@ -52,8 +52,8 @@ same, be it in a comment only, and nobody has measured again.
 """
 NO_GPU = "\nNo GPU has been measured yet. There is no record of one, and none is estimated.\n"
 BENCHMARKS = ("ed", "accuracy", "relatives", "deep", "language", "controls", "parallel", "parallel_accuracy",
-              "precision", "precision_accuracy", "finetuning", "few_bits", "optimizer_states", "one_token", "lstm", "lstm_cpu",
-              "recurrences", "critical_batch")  # fmt: skip
+              "precision", "precision_accuracy", "finetuning", "few_bits", "optimizer_states", "one_token",
+              "lstm", "lstm_cpu", "recurrences", "critical_batch")  # fmt: skip
 KINDS = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
 
 

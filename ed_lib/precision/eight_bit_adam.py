@@ -65,17 +65,17 @@ class Adam8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self.move(p, self.state[p], **group)
+                    self.move(p, p.grad, self.state[p], **group)
 
-    def move(self, p: Tensor, state: Any, lr: float, betas: tuple, eps: float, **_: Any) -> None:
-        """One step of a parameter."""
+    def move(self, p: Tensor, g: Tensor, state: Any, lr: float, betas: tuple, eps: float, **_: Any) -> None:
+        """One step of a parameter with the gradient g."""
         block = self.block or p.numel()
         n = state["step"] = state.get("step", 0) + 1
         averages = []
-        new = p.grad, p.grad**2
-        for key, table, beta, each in zip(("mean", "square"), self.tables, betas, new, strict=True):
-            before = decode(*state[key], table, p) if key in state else torch.zeros_like(p)
-            averages.append(beta * before + (1 - beta) * each)
+        for key, table, beta, new in zip(("mean", "square"), self.tables, betas, (g, g**2), strict=True):
+            codes, scale = state.get(key, (None, None))
+            before = torch.zeros_like(p) if codes is None else decode(codes, scale, table, p)
+            averages.append(beta * before + (1 - beta) * new)
             state[key] = encode(averages[-1], table, block)
         mean, square = (each / (1 - beta**n) for each, beta in zip(averages, betas, strict=True))
         p.sub_(lr * mean / (square.sqrt() + eps))

@@ -23,8 +23,7 @@ def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> tuple[torch.Tensor,
     """x (…) → (its numbers times a scale, as ``dtype`` (…); 1 / scale, float32 ()). Never waits for a GPU.
 
     The scale is the format's largest number, 448 or 57,344, over the largest absolute value of x; 1 for a
-    tensor of zeros. An infinity or NaN in x makes all of it NaN, so that it shows in whatever is computed
-    from it: torch's own conversion would make it 448 on some devices.
+    tensor of zeros. An infinity or NaN in x makes all of it NaN (torch's own conversion may make it 448).
     """
     check.choice("dtype", dtype, (E4M3, E5M2))
     largest = torch.linalg.vector_norm(x, float("inf")).float()  # (…) → (); NaN if x has one
@@ -63,8 +62,7 @@ def in_hardware(device: torch.device | str) -> bool:
 class Product8(torch.autograd.Function):
     """x (M, K), weight (N, K) → x weightᵀ (M, N) of ``dtype``: three products of 8-bit numbers in all.
 
-    What the backward pass needs is kept in 8 bits too: half of what autocast to 16 bits keeps. The scores may
-    be summed fast; gradients, which pass through every layer below, are summed in float32.
+    What the backward pass needs is kept in 8 bits too. Scores may be summed fast; gradients never.
     """
 
     @staticmethod
@@ -114,8 +112,7 @@ class Float8Linear(nn.Linear):
 def use_float8(model: nn.Module) -> int:
     """Makes the nn.Linear in a model whose sizes are multiples of 16 a :class:`Float8Linear` → how many.
 
-    In place, and the parameters stay the same objects: an optimizer that has them keeps them. A layer of ten
-    classes stays as it is, as the last layer does in most recipes for FP8.
+    In place, and the parameters stay the same objects: an optimizer that has them keeps them.
     """
     found = [module for module in model.modules() if type(module) is nn.Linear]
     found = [m for m in found if not (m.in_features % MULTIPLE or m.out_features % MULTIPLE)]
