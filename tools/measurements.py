@@ -133,7 +133,7 @@ def provenance(record):
         )
     facts += [f"Versions: {versions}", f"Operating system: {made['os']}", f"Command: `{made['command']}`"]
     facts += [f"Code: SHA-256 `{made['code'][:16]}…` over {', '.join(made['modules'])}"]
-    for roof in record.ceilings:
+    for roof in dict.fromkeys(record.ceilings):  # one for each time that a part was measured
         speeds = f"{roof.bandwidth / 1e9:.3g} GB/s ({roof.access}), {roof.rate / 1e9:.3g} GFLOP/s"
         facts.append(f"Ceilings: {speeds} in {roof.dtype}")
     return "\n".join(f"- {fact}" for fact in facts)
