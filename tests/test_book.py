@@ -286,7 +286,8 @@ def test_folded_code_without_outputs_is_one_line_with_what_follows():
 
     folded = [cell("a", "hide-input"), cell("b", "hide-input", output=True, title="Show the code, part 2")]
     shown = [cell("c"), nbformat.v4.new_markdown_cell("text")]
-    alone = cell("d", "hide-input")
-    found = book.joined([*folded, *shown, alone, shown[1], cell("e", "hide-cell"), cell("f", output=True)])
-    assert [one.source for one in found] == ["a\n\n\nb", "c", "text", "d", "text", "e", "f"]
+    silent = [cell("d", "hide-input"), cell("e", "hide-input"), shown[1], cell("f", "hide-input")]
+    found = book.joined([*folded, *shown, *silent, cell("g", "hide-cell"), cell("h", output=True)])
+    wanted = ["a\n\n\nb", "c", "text", "d\n\n\ne", "text", "f", "g", "h"]
+    assert [one.source for one in found] == wanted
     assert found[0].metadata.mystnb.code_prompt_show == "Show the code" and found[0].outputs

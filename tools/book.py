@@ -186,19 +186,25 @@ def joined(cells):
     kept, before = [], []
     for cell in cells:
         folded = cell.cell_type == "code" and "hide-input" in notebooks.tags(cell)
-        if folded and not cell.outputs:
+        if folded:
             before.append(cell)
-            continue
-        if folded and before:
-            cell.source = "\n\n\n".join(one.source for one in (*before, cell))
-            look = cell.metadata.setdefault("mystnb", {})
-            look["code_prompt_show"] = re.sub(
-                r", part \d$", "", look.get("code_prompt_show", "Show the code")
-            )
-        else:
-            kept += before
-        kept, before = [*kept, cell], []
-    return kept + before
+        if not folded or cell.outputs:
+            kept += merged(before)
+            before = []
+        if not folded:
+            kept.append(cell)
+    return kept + merged(before)
+
+
+def merged(cells):
+    """Folded cells as a list of one, the last with the code of all; of none, if there are none."""
+    if len(cells) < 2:
+        return cells
+    last = cells[-1]
+    last.source = "\n\n\n".join(cell.source for cell in cells)
+    look = last.metadata.setdefault("mystnb", {})
+    look["code_prompt_show"] = re.sub(r", part \d$", "", look.get("code_prompt_show", "Show the code"))
+    return [last]
 
 
 def render():
