@@ -148,6 +148,7 @@ def assert_tiny(arrays):
 # The real data sets -------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @needs_real_data
 def test_real_mnist(monkeypatch):
     monkeypatch.setenv("ED_DATA", REAL)
@@ -164,6 +165,7 @@ def test_real_mnist(monkeypatch):
     assert (mnist.name, mnist.source) == ("MNIST", "ED_DATA")
 
 
+@pytest.mark.oracle
 @needs_real_data
 def test_real_fashion_mnist(monkeypatch):
     monkeypatch.setenv("ED_DATA", REAL)
@@ -392,6 +394,7 @@ def test_digits_only_where_they_are_asked_for(tiny, mirrors, tmp_path, monkeypat
     assert mirror.asked == []
 
 
+@pytest.mark.oracle
 def test_digits_look_like_mnist():
     digits = data.load(offline=True)
     assert digits.train_images.shape == (1437, 28, 28) and digits.train_labels.shape == (1437,)
@@ -419,6 +422,7 @@ def test_without_pooch_only_the_cache_and_a_download_are_missing(tiny, assert_ti
 # From a data set to a network's inputs ------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_as_inputs(arrays, dtype):
     images = arrays[0].astype(np.uint8)
@@ -443,6 +447,7 @@ def test_as_inputs_refuses(images, error, message):
         data.as_inputs(images)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n_classes", [4, 10])
 def test_one_hot_is_torchs(n_classes, dtype):

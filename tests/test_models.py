@@ -41,6 +41,7 @@ def shaken(net, seed=0):
     return net
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("hidden", "heads", "B", "T"), [(24, 3, 5, 7), (16, 1, 1, 1), (32, 8, 2, 11)])
 def test_an_encoder_layer_is_torchs(hidden, heads, B, T):
     ours = shaken(models.EncoderLayer(hidden, heads))
@@ -55,6 +56,7 @@ def test_an_encoder_layer_is_torchs(hidden, heads, B, T):
     torch.testing.assert_close(ours.queries_keys_values.weight.grad, theirs.self_attn.in_proj_weight.grad)
 
 
+@pytest.mark.oracle
 def test_the_encoder_is_embeddings_torchs_layers_and_a_pooler():
     net = shaken(models.Encoder(**SMALL, classes=4))
     tokens = torch.randint(0, 50, (3, 9))
@@ -66,6 +68,7 @@ def test_the_encoder_is_embeddings_torchs_layers_and_a_pooler():
     torch.testing.assert_close(net(tokens), first @ net.classes.weight.T + net.classes.bias)
 
 
+@pytest.mark.oracle
 def test_sizes_are_those_of_the_sources():
     """BERT-base without its classes (the count of Devlin et al.'s published checkpoint), and d2l's LeNet."""
     with torch.device("meta"):
@@ -94,6 +97,7 @@ def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
     assert all(d for d, matrix in zip(differs, drawn, strict=True) if matrix)
 
 
+@pytest.mark.oracle
 def test_the_encoders_matrices_start_as_berts():
     net = models.Encoder(layers=1, hidden=64, heads=4, vocabulary=1000)
     for matrix in (p for p in net.parameters() if p.dim() == 2 and p.numel() > 4000):

@@ -65,6 +65,7 @@ def test_batches_are_the_text_and_what_follows():
         next(texts.batches(numbers, 1, 20, seed=0))
 
 
+@pytest.mark.oracle
 @pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
 def test_tiny_shakespeare_is_as_published():
     text = texts.load()

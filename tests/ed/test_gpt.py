@@ -63,6 +63,7 @@ def by_modules(net, x, target):
     return scores, found
 
 
+@pytest.mark.oracle
 def test_scores_and_gradients_are_those_of_pytorchs_modules():
     net, (x, target) = network(), batch()
     scores, grads = by_modules(net, x, target)
@@ -76,6 +77,7 @@ def error_of(net, x, target):
     return (net.forward(x).detach().softmax(2) - F.one_hot(target, V)) / target.numel()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("attention", [*TOLD, "frozen", "backprop"])
 def test_a_broadcast_perceptron_learns_from_what_its_ends_know(attention):
     net, (x, target) = network(attention, "broadcast"), batch()
@@ -91,6 +93,7 @@ def test_a_broadcast_perceptron_learns_from_what_its_ends_know(attention):
                 torch.testing.assert_close(weight.grad[:, o], want, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rule", TOLD)
 def test_told_attention_is_the_gradient_of_its_answer_times_what_it_is_told(rule):
     net, (x, target) = network(rule, rule), batch()
@@ -108,6 +111,7 @@ def test_told_attention_is_the_gradient_of_its_answer_times_what_it_is_told(rule
             torch.testing.assert_close(got[name], grad, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 def test_with_told_perceptrons_attention_by_gradient_has_the_whole_gradient():
     net, (x, target) = network("backprop", "broadcast"), batch()
     _, grads = by_modules(net, x, target)

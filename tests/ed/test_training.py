@@ -9,12 +9,14 @@ from ed_lib.ed import EDNetwork, training
 XOR_1999 = {8: 75.14, 16: 28.00, 32: 8.26, 64: 5.97, 128: 5.09, 256: 4.62, 512: 4.47}  # Kaneko's page
 
 
+@pytest.mark.oracle
 def test_parity_is_in_kanekos_order():
     x, target = training.parity(3)
     assert x.tolist()[:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]] and x.shape == (8, 3)
     np.testing.assert_array_equal(target[:, 0], x.sum(axis=1) % 2)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("cells, published", XOR_1999.items())
 def test_xor_takes_as_many_epochs_as_kaneko_published(cells, published):
     """His mean is over 100 starts, and so is ours: their difference has √2 of one mean's standard error."""
@@ -24,6 +26,7 @@ def test_xor_takes_as_many_epochs_as_kaneko_published(cells, published):
     assert abs(epochs.mean() - published) < 4 * np.sqrt(2) * epochs.std() / np.sqrt(100)
 
 
+@pytest.mark.oracle
 def test_epochs_are_counted_as_by_one_network_after_another():
     """Against plain steps of single networks, with the weights of each of three."""
     x, target = training.parity(2)

@@ -62,6 +62,7 @@ def tokenizer():
     return minilm.tokenizer()
 
 
+@pytest.mark.oracle
 @DATA
 def test_it_is_transformers_encoder(tokenizer):
     """To 1e-5 on padded pairs, from the same published weights."""
@@ -79,6 +80,7 @@ def test_it_is_transformers_encoder(tokenizer):
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.oracle
 @DATA
 def test_sentences_that_mean_the_same_are_near():
     """What the published weights are for, with no other library: a wrong mapping would not know it."""
@@ -122,6 +124,7 @@ def test_without_a_mask_it_is_the_books_encoder():
     torch.testing.assert_close(ours(tokens), theirs(tokens))
 
 
+@pytest.mark.oracle
 def test_embeddings_are_means_over_the_tokens_in_the_order_given():
     net = minilm.PairEncoder(**SMALL)
     sentences = [torch.tensor(tokens) for tokens in ([1, 4, 2, 3], [1, 2], [1, 5, 2])]

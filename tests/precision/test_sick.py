@@ -35,6 +35,7 @@ def test_about_a_fifth_is_held_out():
     assert found == [sick.is_held_out(*pair[::-1]) for pair in pairs], "a pair turned round stays with it"
 
 
+@pytest.mark.oracle
 @pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
 def test_sick_is_as_published():
     """The counts of SemEval-2014's 9,927 pairs; no pair stands in both parts."""

@@ -22,6 +22,7 @@ def flat_mlp(seed=0):
     return nn.Sequential(nn.Flatten(), models.mlp((784, 16, 10), seed))
 
 
+@pytest.mark.oracle
 def test_training_is_the_loop_written_out(digits):
     x, y, test = digits
     ours, same = flat_mlp(), flat_mlp()
@@ -42,6 +43,7 @@ def test_training_is_the_loop_written_out(digits):
     assert all(seconds > 0 for seconds in history.seconds[1:])
 
 
+@pytest.mark.oracle
 def test_with_autocast_and_a_scaler_it_is_the_loop_in_torchs_documentation(digits):
     x, y, test = digits
     ours, same = flat_mlp(), flat_mlp()
