@@ -30,11 +30,13 @@ WAITING = {  # what the host waits for, on a GPU
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("what", WAITING)
 def test_what_the_host_waits_for(what):
     assert counters.count(WAITING[what]).waits == 1
 
 
+@pytest.mark.oracle
 def test_what_the_host_does_not_wait_for():
     def works():
         X[INDEX].double().copy_(X[INDEX])
@@ -65,6 +67,7 @@ def fake_gpu(number=0.0):
         yield
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "copy, waits",
     [
@@ -104,6 +107,7 @@ def launches(rung, T, L, directions, combine):
     return (N * products, N * pointwise + 4), back  # 4: zeros before, and the state after, stacked
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_pass_through_an_lstm_has_no_more_launches_than_known_and_no_wait(rung):
     for T, L, directions in ((1, 1, 1), (9, 1, 1), (8, 3, 1), (5, 5, 1), (9, 1, 2), (4, 2, 2)):
