@@ -43,6 +43,7 @@ def test_a_model_that_does_not_fit_is_never_put_on_one_device():
     assert advice.recommend(job, GPU)[0].name in ("pipeline", "tensor parallel")
 
 
+@pytest.mark.oracle
 def test_the_times_by_hand():
     devices = advice.Devices(2, rate=1e9, bandwidth=1e30, launch=0, memory=1e12, link=Link(1e-3, 1e-9))
     job = advice.Job(layers=4, width=100, batch=50)
@@ -67,6 +68,7 @@ def test_the_times_by_hand():
     assert pipe.seconds == pytest.approx(compute / 2 * (16 + 1) / 16)  # the bubble of 8p micro-batches
 
 
+@pytest.mark.oracle
 def test_sharding_divides_the_memory_and_sends_half_as_much_again():
     free = dataclasses.replace(GPU, link=Link(0, 1e-11), memory=1e15, launch=0)
     job = advice.Job(layers=100, width=8192, batch=64)  # so few samples that sending decides
@@ -82,6 +84,7 @@ def test_sharding_divides_the_memory_and_sends_half_as_much_again():
     assert found["sharded data parallel"].seconds == pytest.approx(found["data parallel"].computing, rel=0.02)
 
 
+@pytest.mark.oracle
 def test_reading_the_weights_and_launching_bound_few_samples():
     devices = advice.Devices(2, rate=1e12, bandwidth=1e10, launch=1e-4, memory=1e12, link=Link(0, 0))
     job = advice.Job(layers=4, width=1000, batch=64)  # arithmetic 0.128 ms a layer; reading 0.4 ms

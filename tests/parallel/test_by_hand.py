@@ -58,6 +58,7 @@ def distance(some, others):
     return max(float((a.detach() - b.detach()).abs().max()) for a, b in zip(some, others, strict=True))
 
 
+@pytest.mark.oracle
 def test_the_network_is_the_one_of_torchs_layers():
     params = strong(3)
     assert sum(p.numel() for p in params) == 129_068 and params[4].numel() == 102_400
@@ -88,6 +89,7 @@ def test_copies_of_the_parameters_share_nothing(d2l):
     assert params[0].to(d2l.try_gpu(5)) is params[0] or torch.cuda.is_available()  # why a copy is needed
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 @pytest.mark.parametrize("shape", [(), (1,), (7, 3)])
 def test_allreduce_is_the_sum_on_every_device(k, shape):
@@ -97,6 +99,7 @@ def test_allreduce_is_the_sum_on_every_device(k, shape):
     assert all(torch.equal(t, wanted) for t in tensors) and places == [t.data_ptr() for t in tensors]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 2), (8, 4), (11, 4), (4, 4)])
 def test_shards_are_the_batch_cut_as_torch_cuts_it(n, k):
     x, y = batch(n)
@@ -105,6 +108,7 @@ def test_shards_are_the_batch_cut_as_torch_cuts_it(n, k):
     assert [len(s) for s in xs] == [len(s) for s in ys] == [len(s) for s in x.tensor_split(k)]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_a_step_on_k_devices_is_the_step_on_the_whole_batch(k):
     batches, params = [batch(n) for n in (11, 13, 9)], strong(1)  # uneven for k = 2, 3, 4 but once
@@ -133,6 +137,7 @@ def test_averaging_the_means_of_uneven_shards_is_something_else():
     assert (weighted - whole).norm() < 1e-12 * whole.norm() and (of_means - whole).norm() > 0.2 * whole.norm()
 
 
+@pytest.mark.oracle
 def test_sgd_and_accuracy_are_d2ls(d2l):
     params, (x, y) = strong(2, torch.float32), batch(25, torch.float32)
     ours, theirs = (by_hand.get_params(params, "cpu") for _ in range(2))
@@ -145,6 +150,7 @@ def test_sgd_and_accuracy_are_d2ls(d2l):
     assert by_hand.accuracy(x, y, [ours] * 3, ["cpu"] * 3) == shown
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_run_is_serial_sgd_also_in_its_uneven_last_batch(k):
     (x, y), test, steps = batch(29), batch(7), []
@@ -183,6 +189,7 @@ def test_a_run_that_cannot_be_finished_is_not_started(changed, message, monkeypa
         by_hand.train(**call | changed, test=(x, y))
 
 
+@pytest.mark.oracle
 def test_tensors_of_images():
     images = RNG.integers(0, 256, (3, 28, 28)).astype(np.uint8)
     x, y = data.tensors(images, np.array([1, 2, 3], np.uint8))

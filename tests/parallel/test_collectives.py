@@ -21,6 +21,7 @@ def traffic(found):
     return {key: [one[key] for one, _ in found if key in one] for key in keys}
 
 
+@pytest.mark.oracle
 def test_every_algorithm_is_right_in_every_group_and_was_counted(traffic):
     assert set(traffic) == {
         (p, a, n) for p in ranks.GROUPS for a in collectives.ALGORITHMS for n in (*ranks.LENGTHS, 101)
@@ -36,6 +37,7 @@ def test_the_counted_traffic_is_that_of_the_formulas(traffic):
             assert total == formula, (p, algorithm, n)
 
 
+@pytest.mark.oracle
 def test_each_rank_of_a_ring_sends_2_p_minus_1_over_p_of_the_bytes(traffic):
     for p in ranks.GROUPS:
         bytes = 840 * 4
@@ -43,6 +45,7 @@ def test_each_rank_of_a_ring_sends_2_p_minus_1_over_p_of_the_bytes(traffic):
         assert costs.path_bytes("ring", bytes, p) == 2 * (p - 1) * bytes / p
 
 
+@pytest.mark.oracle
 def test_the_busiest_rank_of_each_algorithm_is_that_of_its_cost(traffic):
     """The cost formulas count the messages on the longest path; a power of two makes them plain."""
     for p in (2, 4, 8):
@@ -55,6 +58,7 @@ def test_the_busiest_rank_of_each_algorithm_is_that_of_its_cost(traffic):
         assert traffic[p, "halving_doubling", 840][0].messages == 2 * levels
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("each", [2, 3])
 def test_two_levels_sum_alike_and_send_between_nodes_only_a_share(each):
     nodes, bytes = 6 // each, 840 * 4

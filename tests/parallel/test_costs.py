@@ -13,6 +13,7 @@ from ed_lib.parallel.ranks import costs
 ALPHA, BETA = 5e-5, 1e-9
 
 
+@pytest.mark.oracle
 @given(st.integers(1, 64), st.integers(0, 10**9))
 def test_all_reduce_costs_what_the_textbook_says(p, n):
     link, log = costs.Link(ALPHA, BETA), math.ceil(math.log2(p))
@@ -25,6 +26,7 @@ def test_all_reduce_costs_what_the_textbook_says(p, n):
         assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx(halving)
 
 
+@pytest.mark.oracle
 @given(st.integers(2, 64), st.integers(1, 10**9))
 def test_where_all_messages_share_one_way_every_algorithm_takes_as_long_for_its_bytes(p, n):
     shared = costs.Link(0, BETA, contention=2)
@@ -32,6 +34,7 @@ def test_where_all_messages_share_one_way_every_algorithm_takes_as_long_for_its_
         assert costs.all_reduce(algorithm, n, p, shared) == pytest.approx(2 * (p - 1) * n * BETA)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 def test_what_is_added_one_after_another_is_half_of_the_path(p):
     n, link = 24, costs.Link(0, 0, gamma=1.0)
@@ -43,6 +46,7 @@ def test_what_is_added_one_after_another_is_half_of_the_path(p):
     assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx((q - 1) / q * n + folded)
 
 
+@pytest.mark.oracle
 @given(st.integers(2, 2048), st.integers(1, 10**10))
 def test_two_pipelined_trees_take_the_best_number_of_pieces(p, n):
     depth, link = math.ceil(math.log2(p)), costs.Link(ALPHA, BETA)
@@ -52,6 +56,7 @@ def test_two_pipelined_trees_take_the_best_number_of_pieces(p, n):
     assert found >= 2 * depth * 2 * ALPHA
 
 
+@pytest.mark.oracle
 def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
     n, inside, between = 10**9, costs.Link(0, 1e-12), costs.Link(0, 1e-11)
     by_hand = 2 * 7 / 8 * n * 1e-12 + 2 * 3 / 4 * n / 8 * 1e-11
@@ -60,6 +65,7 @@ def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
     assert costs.two_levels(n, 1, 8, inside, between) == costs.all_reduce("ring", n, 8, inside)
 
 
+@pytest.mark.oracle
 @given(st.floats(1e-4, 1), st.integers(10**3, 10**9), st.integers(2, 64))
 def test_buckets_hide_what_they_can(backward, n, p):
     link = costs.Link(ALPHA, BETA)
@@ -73,6 +79,7 @@ def test_buckets_hide_what_they_can(backward, n, p):
             assert free == pytest.approx(seconds)
 
 
+@pytest.mark.oracle
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]
@@ -81,6 +88,7 @@ def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     assert found.alpha == pytest.approx(alpha, rel=1e-6) and found.beta == pytest.approx(beta, rel=1e-6)
 
 
+@pytest.mark.oracle
 def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     rng, sizes = np.random.default_rng(0), np.array([0, 10**3, 10**5, 10**6, 10**7])
     seconds = (ALPHA + sizes * BETA) * rng.uniform(0.9, 1.1, 5)

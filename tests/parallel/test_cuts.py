@@ -9,6 +9,7 @@ from ed_lib.parallel.ranks.launcher import launch
 SHAPES = [(4, 6, 5), (4, 12, 7), (6, 9, 8)]  # layers, width, batch; uneven over 2 and over 3
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_the_bytes_are_those_of_the_formulas(p):
     ranks = launch(cuts.counted_each, p, SHAPES, timeout=120)

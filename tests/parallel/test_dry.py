@@ -16,6 +16,7 @@ from ed_lib.parallel.sharded.transformer import Block
 WORLDS = (64, 1024)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("world", WORLDS)
 def test_fully_shard_sends_what_stage_3_sends(world):
     numbers = []
@@ -37,6 +38,7 @@ def test_fully_shard_sends_what_stage_3_sends(world):
     assert not dist.is_initialized()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("world", WORLDS)
 def test_tensor_parallel_layers_need_an_all_reduce_each_way(world):
     def run():
@@ -56,6 +58,7 @@ def test_tensor_parallel_layers_need_an_all_reduce_each_way(world):
     assert {one.name for one in rest} == {"all_gather", "reduce_scatter"}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("world", WORLDS)
 def test_ddp_sums_every_gradient_once_in_buckets(world):
     model, buckets = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]), []

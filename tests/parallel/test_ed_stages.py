@@ -155,6 +155,7 @@ def test_the_delays_are_those_of_the_schedules():
                 assert later == delays(stages, stages, method)[stage + 1]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("stages", [1, 2, 3, 8, 64])
 def test_streaming_fills_the_pipeline_with_half_the_activations_of_1f1b(stages):
     m = 4 * stages
@@ -173,6 +174,7 @@ def test_without_delay_it_is_the_learner(method, optimizer):
         torch.testing.assert_close(late.step(x, target), plain.step(x, target), rtol=0, atol=0)
 
 
+@pytest.mark.oracle
 def test_late_directions_by_hand():
     """One step's direction, applied two steps later to the layers that are late by two."""
     net, shadow = ed_ranks.network(), ed_ranks.network()

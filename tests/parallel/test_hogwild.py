@@ -14,6 +14,7 @@ from ed_lib.parallel.ranks.launcher import RankError
 TIMEOUT = 120.0
 
 
+@pytest.mark.oracle
 def test_the_problem_is_least_squares():
     problem = SparseSquares.random(50, 12, 3, seed=2)
     dense = np.zeros((50, 12))
@@ -35,6 +36,7 @@ def test_the_problem_is_least_squares():
         assert (moved != w).sum() == 3
 
 
+@pytest.mark.oracle
 def test_one_worker_is_serial_sgd_and_loses_nothing_also_after_a_run_that_raised():
     problem = SparseSquares.random(40, 9, 2, seed=1)
     broken = SparseSquares(problem.columns + 9, problem.values, problem.targets, problem.truth)
@@ -56,6 +58,7 @@ def test_two_workers_on_a_sparse_problem_lose_little_and_converge():
     assert 0.75 * 16_002 < moved.sum() <= 16_002
 
 
+@pytest.mark.oracle
 def test_two_workers_that_never_meet_lose_nothing():
     """Row 0 touches one half of the parameters, row 1 the other, and each worker has one of them."""
     columns = torch.tensor([[0, 1], [2, 3]])

@@ -56,6 +56,7 @@ def test_with_one_device_the_error_says_how_many_there_are():
     assert "RuntimeError: jax has 1 devices; wanted 8" in done.stderr
 
 
+@pytest.mark.oracle
 @needs_jax
 def test_a_sum_over_64_devices_is_one_all_reduce():
     code = """

@@ -13,6 +13,7 @@ def block(how, hidden=12, heads=3):
     return Block(hidden, heads, how)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("how", RECOMPUTE)
 @pytest.mark.parametrize("tokens, sequences, hidden, heads", [(5, 3, 12, 3), (16, 1, 8, 4), (1, 2, 4, 1)])
 def test_a_block_keeps_what_the_formula_says(how, tokens, sequences, hidden, heads):
@@ -35,6 +36,7 @@ def test_recomputing_changes_no_number(how):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.oracle
 def test_recomputing_is_pytorchs_checkpoint():
     made = block("none")
     x = torch.randn(2, 5, 12, requires_grad=True)
@@ -53,6 +55,7 @@ def test_randomness_is_repeated_and_leaves_no_trace():
     assert torch.equal(dx, y.detach()) and torch.equal(torch.get_rng_state(), then)
 
 
+@pytest.mark.oracle
 def test_parameters():
     for layers, hidden in ((1, 8), (3, 12)):
         net = GPT(31, 6, hidden, 4, layers)
@@ -60,6 +63,7 @@ def test_parameters():
     assert ledger.parameters(96, 12_288, 50_257, 2048) == pytest.approx(175e9, rel=0.01), "GPT-3"
 
 
+@pytest.mark.oracle
 def test_the_published_ledger():
     of = 7.5e9  # of ZeRO's figure 1, on 64 devices, in GB of 1e9 bytes
     wanted = {0: 120, 1: 31.4, 2: 16.6, 3: 1.9}
@@ -79,6 +83,7 @@ def test_a_clock_keeps_queues_in_order_and_waits():
     assert clock.seconds == 4
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("units", [1, 2, 7])
 def test_a_step_with_and_without_prefetching(units):
     forward, message = 3.0, 1.0

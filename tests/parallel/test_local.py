@@ -23,6 +23,7 @@ def adamw(params):
     return torch.optim.AdamW(params, 0.01)
 
 
+@pytest.mark.oracle
 def test_meeting_after_each_step_is_a_large_batch():
     gradient = problem()
     start = gradient.start()
@@ -32,6 +33,7 @@ def test_meeting_after_each_step_is_a_large_batch():
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 def test_plain_outer_steps_average_the_models():
     gradient = problem()
     start = gradient.start()
@@ -45,6 +47,7 @@ def test_plain_outer_steps_average_the_models():
     torch.testing.assert_close(found, sum(ends) / 2, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 def test_nesterov_takes_the_mean_move_for_a_gradient():
     start = torch.tensor([1.0, -2.0]).double()
     half = Quadratic([0.5, 0.5])  # two steps at the rate 0.1 leave 0.95² of it
@@ -95,6 +98,7 @@ def test_failures_by_hand(monkeypatch):
     assert failures.goodput(10, 2, 30, 5, failures=3) == 50 / 85
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("save, between", [(10.0, 3_000.0), (60.0, 11_000.0)])
 def test_the_formulas_interval_is_about_the_best(save, between):
     best = failures.best_interval(save, between)

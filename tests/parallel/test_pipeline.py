@@ -64,6 +64,7 @@ def by_chunks():
     return first, {n: w.grad / 2 for n, w in model.named_parameters() if w.grad is not None}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3])
 def test_interleaved_gradients_are_the_unsplit_models(worlds, p):
     model, (x, t) = images_model(), batch()
@@ -105,6 +106,7 @@ def every_schedule():
     return found
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_gradients_are_the_unsplit_models_and_the_counts_the_simulators(worlds, p):
     model, (x, t) = images_model(), batch()
@@ -170,6 +172,7 @@ def beside_pytorchs():
     return found
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3])
 def test_losses_and_gradients_are_those_of_pytorchs_pipelining(worlds, p):
     for rank, found in enumerate(worlds[p]):
@@ -182,6 +185,7 @@ def test_losses_and_gradients_are_those_of_pytorchs_pipelining(worlds, p):
 # --- cutting ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @given(
     costs=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     parts=st.integers(1, 8),

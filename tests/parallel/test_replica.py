@@ -133,6 +133,7 @@ def worlds():
     return ranks.in_worlds(4, on_every_rank, UNEVEN)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_p_ranks_train_as_one_does_on_the_whole_batch(worlds, p):
     results, wanted = worlds[p], serial(UNEVEN)
@@ -220,6 +221,7 @@ def steps_apart(rank):
     return gaps
 
 
+@pytest.mark.oracle
 def test_what_two_ranks_agree_on_refuse_and_note():
     for rank, found in enumerate(launch(small_pieces, 2, timeout=120.0)):
         texts, gaps, (ours, ddps) = found
@@ -241,6 +243,7 @@ def ddp_bitwise(sizes):
     return parallel(Replica(net(0, torch.float32)), sizes, torch.float32), by_ddp(sizes, torch.float32)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("n", [0, 1, 4, 11])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
 def test_the_shard_of_a_rank_is_tensor_split(n, p):

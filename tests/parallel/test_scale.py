@@ -27,6 +27,7 @@ PLAIN = Machine("plain", 1e9, 1e9, 1e9, FAST, FAST)
 # --- counts -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 def test_parameters_and_flops_are_the_publications():
     """Narayanan et al. (2021), equations 2 and 3: P = 12 L H² (1 + 13/12H + (V + T)/12LH), and FLOPs."""
     for run in published.MEGATRON:
@@ -40,6 +41,7 @@ def test_parameters_and_flops_are_the_publications():
     assert math.isclose(published.llama().parameters, 405e9, rel_tol=0.01)
 
 
+@pytest.mark.oracle
 def test_weights_are_those_of_a_block():
     from ed_lib.parallel.sharded.transformer import Block
 
@@ -151,6 +153,7 @@ def test_stage_0_keeps_all_layers_of_one_microbatch_whatever_the_pipeline():
 # --- published runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("first", [0, 1])
 def test_half_of_a_table_predicts_the_other_better_than_one_utilisation_does(first):
     fitted, held = published.MEGATRON[first::2], published.MEGATRON[1 - first :: 2]
@@ -201,6 +204,7 @@ def sequence():
     return (q, k, v), gradient
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_ring_attention_is_exact_with_its_gradients(worlds, p):
     whole, gradient = sequence()
@@ -235,6 +239,7 @@ def expert(rank):
     return nn.Linear(6, 6).double().requires_grad_(False)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_each_token_meets_its_expert(worlds, p):
     for rank, (_, (y, traffic)) in enumerate(worlds[p]):

@@ -96,6 +96,7 @@ def test_repeating_numbers_the_microbatches_on():
 # --- the times of one batch ---------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches, f=times, b=times)
 @some
 def test_the_times_of_naive_gpipe_and_1f1b(p, m, f, b):
@@ -104,6 +105,7 @@ def test_the_times_of_naive_gpipe_and_1f1b(p, m, f, b):
         assert seconds(name, p, m, forward=f, backward=b) == (m + p - 1) * (f + b)
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches, f=st.integers(1, 9), b=st.integers(1, 9))
 @some
 def test_the_bubble(p, m, f, b):
@@ -120,6 +122,7 @@ def test_the_bubble(p, m, f, b):
     assert 1 - 1 / p == idle("naive", forward=f, backward=b)
 
 
+@pytest.mark.oracle
 @given(p=stages, extra=st.integers(0, 6), f=times, b=times, w=times)
 @some
 def test_the_time_of_zb_h1(p, extra, f, b, w):
@@ -129,11 +132,13 @@ def test_the_time_of_zb_h1(p, extra, f, b, w):
     assert taken == (p - 1) * (f + b - w) + m * (f + b + w)
 
 
+@pytest.mark.oracle
 def test_zb_h1_by_hand_where_the_formula_does_not_hold():
     """t_w = 2: stage 1 does F B F B W W from 1 to 9; stage 0 F F, waits from 2 to 3, B W B W."""
     assert seconds("zb_h1", 2, 2, forward=1, backward_input=1, backward_weight=2) == 9  # formula: 8
 
 
+@pytest.mark.oracle
 @given(p=stages, extra=st.integers(0, 4))
 @settings(max_examples=25, deadline=None)
 def test_zb_h2_has_no_bubble_between_batches(p, extra):
@@ -148,12 +153,14 @@ def test_zb_h2_has_a_bubble_where_microbatches_are_few():
     assert period("zb_h2", 4, 4, forward=1, backward_input=1, backward_weight=1) > 12
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches, f=times, u=times)
 @some
 def test_the_times_of_ed(p, m, f, u):
     assert seconds("ed", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
 
 
+@pytest.mark.oracle
 @given(p=stages, m=st.integers(1, 8), f=times, u=times)
 @settings(max_examples=40, deadline=None)
 def test_the_period_of_ed(p, m, f, u):
@@ -161,6 +168,7 @@ def test_the_period_of_ed(p, m, f, u):
     assert found == max(m * (f + u), p * f + m * u, (m + p - 1) * f + u)
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches, f=times, u=times)
 @some
 def test_streaming_ed_waits_only_to_fill_the_pipeline(p, m, f, u):
@@ -168,6 +176,7 @@ def test_streaming_ed_waits_only_to_fill_the_pipeline(p, m, f, u):
     assert seconds("ed_streaming", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches)
 @some
 def test_streaming_ed_updates_after_half_of_p_minus_1_minus_s_later_microbatches(p, m):
@@ -181,6 +190,7 @@ def test_streaming_ed_updates_after_half_of_p_minus_1_minus_s_later_microbatches
 # --- what is kept -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @given(p=stages, m=microbatches)
 @some
 def test_live_activations(p, m):
@@ -197,12 +207,14 @@ def test_live_activations(p, m):
 # --- stages and links that differ, by hand ------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 def test_a_slow_stage_sets_the_pace():
     slow = simulate(SCHEDULES["gpipe"], 3, 4, {"forward": [1, 5, 1]})
     assert slow.seconds == 1 + 4 * 5 + 1
     assert [slow.begins(1, i) for i in range(4)] == [1, 6, 11, 16]
 
 
+@pytest.mark.oracle
 def test_the_latency_and_the_bandwidth_of_a_link_by_hand():
     """Messages of 1 + 10·0.1 = 2 s. Forward 1 s: the link is the slower, and messages queue on it."""
     link, sizes = Link(1.0, 0.1), {"activation": 10}
@@ -213,6 +225,7 @@ def test_the_latency_and_the_bandwidth_of_a_link_by_hand():
     assert [no_bytes.begins(1, i) for i in range(3)] == [2, 3, 4]  # α alone
 
 
+@pytest.mark.oracle
 def test_the_two_directions_of_a_link_are_apart():
     """Naive, two stages: forward 1, message 2, forward 1, backward 1, message 4, backward 1, in turn."""
     sizes = {"activation": 2, "gradient": 4}
@@ -226,6 +239,7 @@ def test_the_two_directions_of_a_link_are_apart():
     assert timeline.seconds == 16
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(p=stages, m=microbatches)
 @settings(max_examples=20, deadline=None)
@@ -289,6 +303,7 @@ def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
 # --- interleaving -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @given(p=st.integers(2, 8), v=st.integers(1, 4), groups=st.integers(1, 4), f=st.integers(1, 9), b=times)
 @settings(max_examples=200, deadline=None)
 def test_interleaving_has_the_published_bubble_messages_and_memory(p, v, groups, f, b):

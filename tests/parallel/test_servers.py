@@ -52,6 +52,7 @@ def serial(problem, tasks, lr):
     return params.detach()
 
 
+@pytest.mark.oracle
 def test_the_perceptron_is_pytorchs(problem):
     net = network(problem)
     rows = problem.rows(4)
@@ -72,6 +73,7 @@ def test_tasks_draw_batches_of_their_own_that_do_not_depend_on_the_caller(proble
     assert (problem.rows(8) == problem.rows(8)).all() and (problem.rows(8) != problem.rows(9)).any()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.3, by_staleness=by_staleness)
@@ -80,6 +82,7 @@ def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
     assert run.seconds == 100 and {push.staleness for push in server.log} == {0}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_even_workers_are_stale_by_p_minus_1(problem, p):
     server = ParameterServer(problem.start(), 0.01)
@@ -89,6 +92,7 @@ def test_even_workers_are_stale_by_p_minus_1(problem, p):
     assert run.seconds == 9.0 and Counter(push.worker for push in server.log) == {w: 6 for w in range(p)}
 
 
+@pytest.mark.oracle
 def test_staleness_of_a_slow_worker(problem):
     server = ParameterServer(problem.start(), 0.01)
     run = simulate(server, problem, 320, [1, 1, 1, 5])
@@ -98,6 +102,7 @@ def test_staleness_of_a_slow_worker(problem):
     assert run.seconds == 100
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.2, by_staleness=by_staleness)
@@ -111,6 +116,7 @@ def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness
     assert max(push.staleness for push in server.log) > 5
 
 
+@pytest.mark.oracle
 def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     servers = []
     for seconds in ([1, 1, 1], [5, 1, 2], [1, 3]):
@@ -130,6 +136,7 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     assert torch.allclose(servers[0].params, wanted, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("seconds", "models"), [([1] * 4, 4), ([1, 1, 1, 5], 4), ([1, 2], 5), ([1] * 4, 3)])
 def test_models_of_a_queue_are_serial_and_never_merge(problem, seconds, models):
     queue = ModelQueue(problem.start(), 0.3, models)
@@ -321,6 +328,7 @@ def radius(rate, staleness):
     return np.abs(np.linalg.eigvals(companion)).max()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3, 7, 15, 40])
 def test_the_stable_rate_against_eigenvalues_and_simulation(staleness):
     curvature = 3.7
@@ -336,6 +344,7 @@ def test_the_stable_rate_against_eigenvalues_and_simulation(staleness):
     assert loss(0.95) < 1e-3 and loss(1.05) > 1e3
 
 
+@pytest.mark.oracle
 def test_dividing_by_the_staleness_makes_any_staleness_stable_below_one():
     for staleness in range(1, 60):
         limit = staleness * stable_rate(1, staleness)  # of lr·λ, where the step is lr / τ

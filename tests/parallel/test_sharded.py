@@ -95,6 +95,7 @@ def found():
     return ranks.in_worlds(4, by_stages, "none")
 
 
+@pytest.mark.oracle
 def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(found):
     right = serial()
     for p, results in found.items():
@@ -184,6 +185,7 @@ class Odd(nn.Module):
         return self.tiny(h[:, :1]) * F.linear(h, self.partly.weight)
 
 
+@pytest.mark.oracle
 def test_odd_modules():
     for p in (1, 3):
         results = launch(odd_ones, p, timeout=240.0)
@@ -235,6 +237,7 @@ def theirs(module, optimizer):
     return None if not isinstance(module, nn.parallel.DistributedDataParallel) else flat(module)
 
 
+@pytest.mark.oracle
 def test_pytorchs_own_end_where_ours_do(found):
     for p in (2, 3):
         for rank in launch(by_pytorch, p):

@@ -62,6 +62,7 @@ def block():
     return found
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_a_block_is_the_serial_one_with_one_all_reduce_each_way(worlds, p):
     for n, shape in enumerate(SHAPES):
@@ -111,6 +112,7 @@ def beside_pytorchs():
     return found if rank == 0 else None
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3])
 def test_it_is_parallelize_modules_block(worlds, p):
     for pairs in worlds[p][0][1]:
@@ -142,6 +144,7 @@ def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
 # --- branches -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, dict(stride=2, padding=1), dict(bias=False, dilation=2)])
 def test_branches_side_by_side_are_a_convolution_with_groups(groups, options):

@@ -93,6 +93,7 @@ class SlowToSend:
         return torch.zeros(self.size)
 
 
+@pytest.mark.oracle
 def test_the_three_servers_with_two_processes(problem):
     server = SynchronousServer(problem.start(), 0.3, 3)
     run = train(server, problem, 12, 2, pause=[0, 0.01], timeout=TIMEOUT)
