@@ -28,6 +28,7 @@ def loss_of(net, state, x, target, loss):
     return -(target * np.log(out) + (1 - target) * np.log(1 - out)).sum() / len(x)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("loss, bias", [(LOSSES[0], "free"), (LOSSES[1], "cells")])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_descent_is_minus_the_slope_of_the_loss(depth, loss, bias, rng):
@@ -77,6 +78,7 @@ def test_for_one_sample_ed_never_points_against_the_gradient(depth, k, rule, see
         assert found.same_sign == 1 or (np.isnan(found.same_sign) and found.counted == 0)
 
 
+@pytest.mark.oracle
 @given(st.integers(1, 40), st.integers(0, 10**6))
 def test_with_one_hidden_layer_ed_is_cross_entropy_up_to_a_factor_for_each_cell(size, seed):
     net, rng = a_net(0, seed=seed), np.random.default_rng(seed)
@@ -105,6 +107,7 @@ def test_two_samples_can_disagree():
         assert analysis.agreement(net, x[one], target[one])[0].same_sign == 1
 
 
+@pytest.mark.oracle
 def test_comparing_two_directions_by_hand():
     found = analysis.compare(np.array([1.0, -2.0, 3.0, 0.0, 1.0]), np.array([2.0, 1.0, 1.0, 5.0, 0.0]))
     assert found.same_sign == pytest.approx(2 / 3) and found.counted == pytest.approx(3 / 5)
@@ -115,6 +118,7 @@ def test_comparing_two_directions_by_hand():
     assert np.isnan(nothing.same_sign) and np.isnan(nothing.cosine) and nothing.counted == 0
 
 
+@pytest.mark.oracle
 def test_adjoints_are_slopes_and_have_the_cells_signs(rng):
     net = a_net(2)
     x, _ = batch(rng, net, size=4)
@@ -138,6 +142,7 @@ def test_adjoints_are_slopes_and_have_the_cells_signs(rng):
             assert found[start, k, q, b, o] == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.oracle
 def test_saturation_and_the_one_number_against_loops(rng, backend):
     net = a_net(3, init="half_normal", dtype="float32", **backend)
     x, _ = batch(rng, net, size=20)
@@ -156,6 +161,7 @@ def test_saturation_and_the_one_number_against_loops(rng, backend):
         assert single[n] == pytest.approx(np.mean(shares), abs=1e-3)
 
 
+@pytest.mark.oracle
 def test_votes_are_those_of_the_excitatory_cells_less_the_others(rng, backend):
     net = a_net(2, dtype="float32", **backend)
     x, _ = batch(rng, net)
@@ -171,6 +177,7 @@ def test_a_layer_that_answers_alike_passes_on_no_number():
     assert np.isnan(analysis.one_number(net)).all()
 
 
+@pytest.mark.oracle
 def test_how_far_each_layer_moved(rng):
     net = a_net(2, k=3)
     before = net.state_dict()

@@ -39,6 +39,7 @@ LAYER += ["multiply", "minimum", "exp", "absolute", "negative", "exp", "add", "d
 UPDATE = ["subtract", "multiply", "einsum", "einsum", "mean", "multiply", "add", "mean", "multiply", "add"]
 
 
+@pytest.mark.oracle
 def test_the_articles_network_makes_the_listings_calls(rng):
     net = EDNetwork(7, 3, 2, rule="signed", dtype="float64")
     article = baselines.ArticleNetwork(net)
@@ -68,6 +69,7 @@ def loss_of(state, x, target, u0):
     return ((target - y[:, 0, :, 0].T) ** 2).sum() / (2 * len(x))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("depth, k", [(0, 1), (1, 3), (20, 2)])
 def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
@@ -82,6 +84,7 @@ def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
         np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-15, err_msg=name)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("depth, k", [(0, 1), (5, 3)])
 def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
     net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend="torch")
@@ -109,6 +112,7 @@ def test_a_network_that_a_baseline_does_not_know_is_refused(baseline, options, m
         baseline(EDNetwork(3, 2, 1, **{"rule": "signed"} | options))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("optimizer, k", [("sgd", 3), ("adam", 1)])
 def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
     torch.manual_seed(0)

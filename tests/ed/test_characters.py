@@ -24,6 +24,7 @@ def test_a_window_model_learns_what_follows(rule):
     assert characters.sample(model, "ade", 7, "abcde") == "abcdeab"
 
 
+@pytest.mark.oracle
 def test_a_step_gives_the_cross_entropy_before_it():
     model, (x, target) = WindowModel(**OPTIONS), next(characters.windows(TEXT, 3, 16, 1))
     expected = F.cross_entropy(model.scores(x), target).item()
@@ -36,6 +37,7 @@ def test_windows_are_pieces_of_the_text():
     assert torch.equal(x[:, 1:], (x[:, :-1] + 1) % 5) and torch.equal(target, (x[:, -1] + 1) % 5)
 
 
+@pytest.mark.oracle
 def test_the_held_out_loss_of_a_transformer_is_over_all_its_places():
     model, numbers = Transformer(5, 6, 1, 2, 8), torch.randint(5, (25,))
     scores = [model.forward(numbers[None, at : at + 6])[0] for at in (0, 6, 12, 18)]
@@ -53,6 +55,7 @@ def test_a_sample_of_a_transformer_is_longer_than_its_context_and_the_seeds():
     assert first != characters.sample(model, "a", 20, "abcde", seed=2)
 
 
+@pytest.mark.oracle
 def test_counting_follows_a_plain_loop():
     train, held_out = (torch.randint(3, (n,), generator=torch.Generator().manual_seed(n)) for n in (60, 20))
     total = 0.0

@@ -3,10 +3,12 @@
 import math
 
 import numpy as np
+import pytest
 
 from ed_lib.ed import EDNetwork, costs
 
 
+@pytest.mark.oracle
 def test_the_counts_are_those_of_the_arrays():
     net = EDNetwork(5, 3, 4, 2)
     net.forward(np.ones((6, 5), np.float32))
@@ -19,6 +21,7 @@ def test_the_counts_are_those_of_the_arrays():
     assert costs.batch_axis(shape) == 4 * math.prod(products)
 
 
+@pytest.mark.oracle
 def test_the_articles_size():
     article = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64, itemsize=8)
     assert costs.batch_axis(article) == 8 * 2**30  # 8 GiB

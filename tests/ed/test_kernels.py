@@ -92,6 +92,7 @@ class Case:
         return self.weight + dw, self.bias + np.einsum("knb,dkpbo->dkpno", self.bias_gains, slope)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_the_formulas_here_equal_plain_loops(rule):
     case = Case(*SMALL[:-1], rule)
@@ -116,6 +117,7 @@ def update(weight, bias, states, error, rate, rule, **options):
     kernels.update(weight, bias, states[:-1], states[1:], error, rate, rule, **options)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("case, rows", CUTS, ids=str)
 def test_forward_equals_the_formula(case, rows):
@@ -130,6 +132,7 @@ def test_forward_equals_the_formula(case, rows):
     assert torch.equal(states[0], first)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_update_equals_the_formula_and_leaves_the_states(case):
@@ -220,6 +223,7 @@ def test_a_stack_without_layers_changes_nothing():
     assert torch.equal(states, before)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [2, 16])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -233,6 +237,7 @@ def test_large_sums_give_0_and_1_and_no_nan(rows, dtype):
     assert set(wanted[1].ravel()) == {0.0, 1.0}
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_u0_sets_the_width_of_the_sigmoid():
     states = tensor(np.ones((2, 1, 1, 2)), "float64")

@@ -56,6 +56,7 @@ def loss_of(net, parameters, x, target, loss):
     return torch.nn.functional.binary_cross_entropy(out, target, reduction="sum") / len(x)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("loss", baselines.LOSSES)
 def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
@@ -89,6 +90,7 @@ def test_only_the_layers_named_learn(method, optimizer, names, rng):
         assert {layer for layer, (old, new) in enumerate(pairs) if (old != new).any()} == learned
 
 
+@pytest.mark.oracle
 def test_the_rate_falls_along_half_a_cosine(rng):
     learner, rates = Learner(a_net(), rate=0.5, steps=8), []
     for _ in range(8):
@@ -185,6 +187,7 @@ def test_a_rate_is_searched_on_images_held_out(rng):
         training.search_rate(Constant, [0.1], (inputs, labels), held_out=1)
 
 
+@pytest.mark.oracle
 def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
     LogisticRegression = pytest.importorskip("sklearn.linear_model").LogisticRegression
 

@@ -58,6 +58,7 @@ def batch(rng, net, size=4):
     return x, rng.integers(0, 2, (size, net.n_outputs)).astype(float)
 
 
+@pytest.mark.oracle
 @given(shape=shapes, seed=st.integers(0, 999))
 def test_one_step_equals_plain_loops_for_every_weight(shape, seed):
     net = EDNetwork(**shape, seed=seed, dtype="float64")

@@ -34,18 +34,21 @@ def directions(net, x, target, rule=None):
     return [given.T @ delta for given, delta in zip(net.given, net.deltas(target, rule), strict=True)]
 
 
+@pytest.mark.oracle
 def test_backprop_is_the_gradient():
     net, (x, target) = network(), batch()
     for ours, theirs in zip(directions(net, x, target), by_autograd(net, x, target), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rule", RULES)
 def test_the_last_layer_has_its_gradient_under_every_rule(rule):
     net, (x, target) = network(), batch()
     torch.testing.assert_close(directions(net, x, target, rule)[-1], by_autograd(net, x, target)[-1])
 
 
+@pytest.mark.oracle
 def test_rules_that_are_given_the_transpose_are_backprop():
     net, (x, target) = network(), batch()
     wanted = by_autograd(net, x, target)
@@ -62,6 +65,7 @@ def test_rules_that_are_given_the_transpose_are_backprop():
     torch.testing.assert_close(directions(shallow, x, target, "sign")[0], wanted[0], rtol=0, atol=1e-14)
 
 
+@pytest.mark.oracle
 def test_broadcast_tells_each_cell_its_classs_error_with_its_sign():
     net, (x, target) = network("broadcast"), batch()
     net.forward(x)
@@ -77,6 +81,7 @@ def test_broadcast_tells_each_cell_its_classs_error_with_its_sign():
         }
 
 
+@pytest.mark.oracle
 def test_local_is_the_gradient_of_each_layers_own_loss():
     net, (x, target) = network("local"), batch()
     net.forward(x)
@@ -103,6 +108,7 @@ def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
             assert (weight * sign >= 0).all()
 
 
+@pytest.mark.oracle
 def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
     net, (x, _) = network(one_signed=True), batch()
     net.forward(x)
@@ -132,6 +138,7 @@ def test_bad_arguments_are_errors_that_name_them(arguments, error, message):
         Perceptron(**{"widths": (3, 4, 2)} | arguments)
 
 
+@pytest.mark.oracle
 def test_without_hidden_layers_it_is_a_linear_model():
     net = Perceptron((6, 4), rule="backprop", rate=0.01, seed=0)
     x, target = torch.rand(5, 6), torch.eye(4)[[0, 1, 2, 3, 0]]

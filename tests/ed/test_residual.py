@@ -36,6 +36,7 @@ def test_without_skips_and_means_it_is_an_ed_network():
         torch.testing.assert_close(bias, theirs, rtol=0, atol=1e-14)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("start", STARTS)
@@ -57,6 +58,7 @@ def test_the_output_grows_with_every_cell_as_its_coefficient_says(residual, cent
         assert (slope > 0).all()
 
 
+@pytest.mark.oracle
 def test_backprop_is_the_gradient_and_one_samples_ed_direction_has_its_signs():
     net, (x, target) = ResidualNetwork(INPUTS, W, D, centred=False, **EXACT), batch(1)
     leaves = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}

@@ -19,6 +19,7 @@ def sigma(u):
     return 1 / (1 + np.exp(-2 * u / 0.4))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rule", ["kaneko", "signed"])
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_step_agrees_with_loops_over_single_weights(rule, centred, rng):

@@ -44,6 +44,7 @@ def loop_update(x, y, error, alpha, rule):
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
 
+@pytest.mark.oracle
 @given(size=sizes, seed=st.integers(0, 999))
 def test_a_layer_equals_plain_loops(size, seed):
     k, b, i, o = size
@@ -52,6 +53,7 @@ def test_a_layer_equals_plain_loops(size, seed):
     np.testing.assert_allclose(rules.layer(*layer, 0.4), loop_layer(*layer, 0.4), rtol=1e-12)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rule", rules.RULES)
 @given(size=sizes, seed=st.integers(0, 999))
 def test_an_update_equals_plain_loops(rule, size, seed):
@@ -71,6 +73,7 @@ def test_a_stack_of_layers_is_updated_as_its_layers_are(seed, layers):
     np.testing.assert_allclose(stacked, np.stack(alone), rtol=1e-13)
 
 
+@pytest.mark.oracle
 def test_the_signed_rule_is_kanekos_gain_with_both_parts_for_both_types(rng):
     d = rng.uniform(-1, 1, (5, 2))
     plus, minus = np.maximum(d, 0), np.maximum(-d, 0)
@@ -80,6 +83,7 @@ def test_the_signed_rule_is_kanekos_gain_with_both_parts_for_both_types(rng):
     np.testing.assert_array_equal(rules.gains(d, "kaneko")[:, 1, :, 0], -minus.T)
 
 
+@pytest.mark.oracle
 def test_the_sigmoid_neither_overflows_nor_loses_its_symmetry():
     u = np.array([-1e30, -50.0, -1.0, 0.0, 1.0, 50.0, 1e30])
     with np.errstate(all="raise", under="ignore"):

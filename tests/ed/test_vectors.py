@@ -34,6 +34,7 @@ def by_autograd(net, x, target):
     return [[-each for each in found[n::1][: len(WIDTHS) - 1]] for n in range(0, len(found), len(WIDTHS) - 1)]
 
 
+@pytest.mark.oracle
 def test_backprop_is_the_gradient():
     net, (x, target) = network(), batch()
     net.forward(x)
@@ -43,6 +44,7 @@ def test_backprop_is_the_gradient():
         torch.testing.assert_close(told, bias, rtol=0, atol=1e-14)
 
 
+@pytest.mark.oracle
 def test_the_gradient_by_a_cell_is_the_error_times_a_number_not_negative():
     net, (x, target) = network("vector"), batch()
     error = (target - net.forward(x)) / len(x)
