@@ -60,6 +60,7 @@ def test_every_recording_takes_the_same_stream_and_none_of_those_that_fork_makes
     assert set(no_gpu) == {(torch.device("cpu"), 0, devices.RECORDING)} and devices.RECORDING < 0
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.skipif(not arrays.gpu_count(), reason="needs a GPU")
 def test_a_graph_of_a_function_that_nobody_else_holds_answers_right():

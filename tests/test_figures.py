@@ -98,6 +98,7 @@ def contrast(a, b):
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("page", ["#ffffff", "#121212"])
 def test_every_colour_stands_out_in_both_themes(page):
     assert all(contrast(colour, page) >= 2.9 for colour in figures.COLOURS)  # WCAG asks 3 of graphics

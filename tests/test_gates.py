@@ -68,6 +68,7 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
     assert len(said) == 1
 
 
+@pytest.mark.oracle
 def test_the_load_counts_a_busy_loop(monkeypatch, tmp_path):
     (tmp_path / "stat").write_text("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2\n")
     monkeypatch.setattr(machine, "PROC", tmp_path)

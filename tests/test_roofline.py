@@ -9,6 +9,7 @@ from ed_lib import machine, roofline
 ROOF = roofline.Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "size, flops, seconds",
     [(2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000)],
@@ -70,6 +71,7 @@ def test_the_ceilings_name_what_they_were_measured_on(small, dtype):
     assert found.access in str(found) and "GB/s" in str(found) and dtype in str(found)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "seconds, moved, access",
     [([4, 8, 8], 2 * 2**16 / 4, "copy"), ([8, 4, 8], 2 * 2**16 / 4, "scale"), ([8, 8, 2], 2**16 / 2, "read")],
@@ -82,6 +84,7 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
     assert roofline._bandwidth("cpu", 1.0) == (moved, access)
 
 
+@pytest.mark.oracle
 def test_a_square_product_counts_2n3_and_the_best_size_is_taken(monkeypatch):
     monkeypatch.setattr(roofline, "SIZES", {"cpu": (10, 20, 40)})
     monkeypatch.setattr(roofline, "_product", lambda n, device, dtype: n)
@@ -100,6 +103,7 @@ def test_a_size_that_would_take_too_long_is_not_begun(monkeypatch):
     assert roofline._rate("cpu", "float32", 3 * 16) == 1000 and began == [10, 20]  # 40 would take 128 s
 
 
+@pytest.mark.oracle
 def test_the_product_is_right():
     a, b = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(roofline._product(8, "cpu", "float32")(), a @ b)

@@ -8,6 +8,7 @@ numba = pytest.importorskip("numba")
 from ed_lib.lstm import caches  # noqa: E402
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("read, factor", [(caches.read_by_loop, 1), (caches.read_by_blas, 0.5)])
 def test_every_number_is_read_every_time(read, factor):
     blocks = np.ones((numba.get_num_threads(), 640), np.float32)
