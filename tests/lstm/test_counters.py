@@ -26,6 +26,7 @@ def counts(rung, steps, batch=3, inputs=5, hidden=4, layers=1, combine=4, bidire
         return counters.count(lambda: module(x))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("layers, directions", [(1, 1), (3, 1), (2, 2)])
 def test_launches_of_a_step(rung, layers, directions):
@@ -35,16 +36,19 @@ def test_launches_of_a_step(rung, layers, directions):
     assert many.pointwise - few.pointwise == 8 * pointwise * layers * directions
 
 
+@pytest.mark.oracle
 def test_the_baseline_has_thirty_one_launches_a_step():
     few, many = counts("baseline", 1), counts("baseline", 2)
     assert many.launches - few.launches == 31
 
 
+@pytest.mark.oracle
 def test_the_published_run_has_twelve_thousand_four_hundred_launches():
     few, many = (counts("baseline", steps, layers=4) for steps in (1, 101))
     assert many.launches - few.launches == 12_400
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", RUNGS)
 def test_bytes_of_a_step(rung):
     steps, batch, inputs, hidden, size = 8, 3, 5, 4, 4
@@ -77,12 +81,14 @@ def test_pretransposing_is_two_copies_a_layer():
     assert (after.products, after.pointwise) == (before.products, before.pointwise + 4)
 
 
+@pytest.mark.oracle
 def test_the_batched_wavefront_has_three_launches_a_slot_however_many_layers():
     for layers in (2, 4):
         few, many = (counts("batched_wavefront", steps, layers=layers) for steps in (8, 16))
         assert (many.products - few.products, many.pointwise - few.pointwise) == (16, 8)
 
 
+@pytest.mark.oracle
 def test_what_counts():
     a, b = torch.ones(2, 3), torch.ones(3, 4)
     assert counters.count(lambda: a @ b) == Counts(1, 0, 4 * (6 + 12 + 8))
@@ -95,6 +101,7 @@ def test_what_counts():
     assert Counts(2, 3).launches == 5
 
 
+@pytest.mark.oracle
 def test_flops_as_published():
     one, four = costs.Shape(), costs.Shape(layers=4)
     assert costs.flops(one) == 100 * 8 * 2 * 512 * 64 * 513
@@ -103,6 +110,7 @@ def test_flops_as_published():
     assert list(costs.PUBLISHED) == list(RUNGS)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("layers, directions", [(1, 1), (3, 2), (2, 1)])
 def test_weights_and_least_bytes(layers, directions):
     module = torch.nn.LSTM(5, 7, layers, bidirectional=directions == 2)

@@ -28,6 +28,7 @@ def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64):
     return module, x, tuple(torch.randn(2, layers, batch, hidden, dtype=dtype))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", ON_CPU)
 @FEWER
 @given(
@@ -48,6 +49,7 @@ def test_a_rung_equals_pytorch(rung, steps, batch, inputs, hidden, layers, threa
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("split", SPLITS)
 @FEWER
 @given(
@@ -65,6 +67,7 @@ def test_frozen_equals_pytorch(split, steps, batch, inputs, hidden, layers, thre
     assert torch.equal(frozen(x, None if zeros else state)[0], ours[0]), "its weights stay as they were"
 
 
+@pytest.mark.oracle
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 @FEWER
 @given(steps=st.lists(st.integers(1, 6), min_size=1, max_size=3), batch=SIZE, inputs=SIZE, hidden=HIDDEN)
@@ -96,6 +99,7 @@ def test_every_weight_is_packed_once(hidden, threads):
         assert packed.flags.c_contiguous and sorted(packed[packed != 0]) == weight.ravel().tolist()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("bits", [8, 16])
 @FEWER
 @given(steps=st.integers(1, 6), batch=SIZE, hidden=HIDDEN, threads=THREADS)
@@ -138,6 +142,7 @@ def test_a_younger_callee_makes_numba_compile_the_caller_again(tmp_path):
     assert os.path.getmtime(outer) > 2000
 
 
+@pytest.mark.oracle
 def test_the_series_is_a_sigmoid_everywhere():
     x = np.concatenate([np.linspace(-30, 30, 4001), [-1e4, 1e4, 0]]).astype(np.float32)
     found = np.array([cpu_cell.series(value) for value in x])

@@ -41,6 +41,7 @@ def step(batch, size, dtype):
     return (h_after.detach(), c_after.detach()), given, (*results, wide)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", FORWARD)
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
@@ -60,6 +61,7 @@ def test_a_step_forward(how, dtype, batch, size):
     assert (wide[:, :size] == 7).all() and (wide[:, 2 * size :] == 7).all()
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", BACKWARD)
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
@@ -108,6 +110,7 @@ def test_several_layers_at_once_are_each_alone(how):
             torch.testing.assert_close(whole[rows], part, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", FORWARD)
 def test_large_numbers_do_not_overflow(how):

@@ -40,6 +40,7 @@ def draw(shape, seed, grad=True):
     return values.requires_grad_(grad)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
@@ -59,6 +60,7 @@ def test_a_rung_equals_pytorch(
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_a_rung_equals_pytorch_at_larger_sizes(rung):
     theirs, ours = pair(rung, 48, 65, 2)
@@ -67,6 +69,7 @@ def test_a_rung_equals_pytorch_at_larger_sizes(rung):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", ["baseline", "wavefront", "batched_wavefront"])
 def test_gradients_by_differences(rung):
     _, ours = pair(rung, 3, 2, 2)
@@ -95,6 +98,7 @@ def test_nothing_that_came_in_is_changed(rung):
         assert torch.equal(tensor, before)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))
 def test_inputs_may_lie_in_memory_as_they_like(rung):
     theirs, ours = pair(rung, 3, 4)
@@ -122,6 +126,7 @@ TRITON = kernels.triton is not None and (kernels.INTERPRETED or torch.cuda.is_av
 MARKS = [pytest.mark.gpu, pytest.mark.skipif(not TRITON, reason="needs Triton")]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("path", ["plain", pytest.param("triton", marks=MARKS)])
 @pytest.mark.parametrize("rung", ["fused_pointwise", "wavefront", *BEYOND])
 def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkeypatch):
@@ -152,6 +157,7 @@ def test_the_output_is_not_a_part_of_what_is_kept():
             output.mul_(2).sum().backward()  # autograd refuses this for a view of its own memory
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_types(dtype):
     theirs, ours = pair("fused_pointwise", 8, 16, 2, dtype=torch.float64)
@@ -162,6 +168,7 @@ def test_other_types(dtype):
     assert error < 16 * torch.finfo(dtype).eps
 
 
+@pytest.mark.oracle
 def test_the_same_parameters_by_the_same_names():
     theirs, ours = pair("baseline", 3, 4, 2, bidirectional=True)
     wanted = [(name, p.shape) for name, p in theirs.named_parameters()]
@@ -172,6 +179,7 @@ def test_the_same_parameters_by_the_same_names():
     assert not torch.equal(theirs.weight_ih_l0, ours.weight_ih_l0)
 
 
+@pytest.mark.oracle
 def test_fresh_weights_are_drawn_as_pytorch_draws_them():
     torch.manual_seed(1)
     ours = LSTM(3, 25, 2)
@@ -243,6 +251,7 @@ def test_the_schedule_runs_each_block_once_and_never_too_early(blocks, layers, d
             assert max(when[layer - 1, d, blocks - 1] for d in range(2)) < number
 
 
+@pytest.mark.oracle
 def test_the_schedule_of_the_published_run():
     assert len(slots(100, 4)) == 103
 
@@ -250,6 +259,7 @@ def test_the_schedule_of_the_published_run():
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("rung", (*RUNGS, *BEYOND))

@@ -70,6 +70,7 @@ CASES = [  # T, B, I, H, L
 ]
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("sizes", CASES, ids=str)
@@ -415,6 +416,7 @@ def test_on_an_h200_the_weights_stay_on_chip_and_no_register_is_spilled(tmp_path
 # On a GPU
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("layers", [1, 4])
@@ -437,6 +439,7 @@ def test_on_a_gpu_it_is_as_right_as_torch_and_answers_the_same_each_time(dtype, 
         assert all(torch.equal(a, b) for a, b in zip(flat(again), flat(first), strict=True))
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

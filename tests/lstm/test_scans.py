@@ -18,6 +18,7 @@ def drawn(steps, shape, seed=0):
     return [torch.randn(size, **options) for size in sizes]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scan", scans.SCANS)
 @given(steps=STEPS, shape=SHAPE)
 def test_every_scan_is_the_loop(scan, steps, shape):
@@ -38,6 +39,7 @@ def test_chunks_of_any_length(steps, chunk):
     torch.testing.assert_close(found, scans.step_by_step(a, b, h), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scan, rounds", [("doubling", 5), ("halving", 5)])
 def test_rounds_are_logarithmic(scan, rounds, monkeypatch):
     """Of 32 steps: 5 rounds of doubling, 5 halvings; counted by what is joined."""
@@ -48,6 +50,7 @@ def test_rounds_are_logarithmic(scan, rounds, monkeypatch):
     assert len(joined) == rounds * (2 if scan == "doubling" else 1)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("network", [minimal.MinGRU, minimal.MinLSTM])
 def test_networks_forget_and_learn_by_the_same_shares_under_every_scan(network):
     torch.manual_seed(0)

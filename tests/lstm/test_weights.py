@@ -52,6 +52,7 @@ def sequence(i, steps=6, batch=3):
 # The table, and the buffer
 
 
+@pytest.mark.oracle
 @cells
 @sizes
 def test_the_table_covers_every_number_once(cell, i, h, layers, directions):
@@ -62,6 +63,7 @@ def test_the_table_covers_every_number_once(cell, i, h, layers, directions):
     assert pieces == weights.layout_of(module)
 
 
+@pytest.mark.oracle
 def test_the_order_of_two_layers_in_two_directions():
     """The order that JAX's documentation describes, written out."""
     pieces = weights.layout("lstm", 3, 5, 2, 2)
@@ -79,6 +81,7 @@ def test_the_order_of_two_layers_in_two_directions():
     assert start["bias_ih_l0.i"] == 2 * 4 * 5 * (3 + 5) + 2 * 4 * 5 * (10 + 5)
 
 
+@pytest.mark.oracle
 @cells
 def test_one_layer_written_out(cell):
     """As the sources describe it, from separate matrices: by hand, with NumPy."""
@@ -104,6 +107,7 @@ def test_there_and_back(cell, i, h, layers, directions):
     assert all(torch.equal(back[name], tensor) for name, tensor in module.state_dict().items())
 
 
+@pytest.mark.oracle
 @cells
 @sizes
 def test_a_flattened_module_is_the_same_module(cell, i, h, layers, directions):
@@ -141,6 +145,7 @@ def test_neighbours_by_chance_are_no_buffer():
     assert not weights.is_flat(module)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has a flat buffer on a GPU only")
 @cells
@@ -161,6 +166,7 @@ def test_pytorchs_own_buffer_on_a_gpu(cell, i, h, layers, directions, dtype):
 # Keras
 
 
+@pytest.mark.oracle
 @cells
 @pytest.mark.parametrize(("i", "h"), [(3, 5), (5, 3), (4, 4), (1, 2)])
 def test_from_keras_and_back(cell, i, h):
@@ -171,6 +177,7 @@ def test_from_keras_and_back(cell, i, h):
     assert all(np.array_equal(a, b) for a, b in zip(back, layer.get_weights(), strict=True))
 
 
+@pytest.mark.oracle
 @cells
 def test_to_keras_adds_what_pytorch_learned_in_two_biases(cell):
     module, layer, x = module_of(cell, 3, 5), keras_of(cell, 3, 5), sequence(3)
@@ -178,6 +185,7 @@ def test_to_keras_adds_what_pytorch_learned_in_two_biases(cell):
     torch.testing.assert_close(run_keras(layer, x), module(x)[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 @cells
 def test_two_directions_and_two_layers_of_keras(cell):
     keras = pytest.importorskip("keras")
@@ -195,6 +203,7 @@ def test_two_directions_and_two_layers_of_keras(cell):
     torch.testing.assert_close(module(x)[0], out, rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 def test_the_orders_of_the_gates():
     a = torch.arange(8.0).view(4, 2)
     assert weights.reorder("lstm", a, "cudnn", "miopen")[:, 0].tolist() == [0, 2, 6, 4]
@@ -223,6 +232,7 @@ def buffer_of_2017(cell, keras_weights, transpose):
     return weights.pack(weights.layout(cell, kernel.shape[0], recurrent.shape[0]), gates)
 
 
+@pytest.mark.oracle
 @cells
 @pytest.mark.parametrize(("i", "h"), [(3, 5), (4, 4)])
 def test_the_missing_transpose_is_caught_by_values_and_not_by_shapes(cell, i, h):
@@ -252,6 +262,7 @@ def test_a_square_matrix_hides_what_a_shape_check_would_catch():
 # Two biases
 
 
+@pytest.mark.oracle
 def test_an_lstms_biases_add():
     module, x = module_of("lstm", 3, 5), sequence(3)
     wanted = module(x)[0]
@@ -261,6 +272,7 @@ def test_an_lstms_biases_add():
     torch.testing.assert_close(load(module, p)(x)[0], wanted, rtol=0, atol=1e-14)
 
 
+@pytest.mark.oracle
 def test_a_grus_biases_add_for_r_and_z_only():
     module, x = module_of("gru", 3, 5), sequence(3)
     p = module.state_dict()
@@ -291,6 +303,7 @@ def test_a_gru_with_the_reset_before_the_product_is_refused():
 # The persistent kernel
 
 
+@pytest.mark.oracle
 def test_the_conditions_of_the_persistent_kernel():
     fits = {"input_size": 256, "hidden_size": 512}
     call = {"batch": 64, "dtype": torch.float16}
@@ -317,6 +330,7 @@ def test_the_conditions_of_the_persistent_kernel():
         assert weights.why_not_persistent(nn.LSTM(**fits), **(call | change)) == [name]
 
 
+@pytest.mark.oracle
 def test_the_small_persistent_kernel_is_asked_for_first():
     for h, dtype, packed, proj, wanted in (
         (128, torch.float16, False, 0, "small persistent"),
