@@ -49,6 +49,7 @@ def listed(macro):
     return {name for name in names if not name.startswith("_")}
 
 
+@pytest.mark.oracle
 @pytest.mark.skipif(not HEADER.exists(), reason="this PyTorch comes without its headers")
 @pytest.mark.parametrize("kind", MACROS)
 def test_the_classes_are_those_of_pytorchs_lists_for_cuda(kind):
@@ -133,6 +134,7 @@ SAME_OUT = {"addcmul of one type", "relu", "gelu", "add of one type", "inner of 
 SAME_OUT |= {"max_pool1d", "mean", "area"}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", CALLS)
@@ -160,6 +162,7 @@ def autocast_of_cuda(dtype):
 ON_GPU = pytest.param(functools.partial(torch.autocast, "cuda"), marks=[pytest.mark.gpu, GPU], id="on a GPU")
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("context", [pytest.param(autocast_of_cuda, id="of fakes"), ON_GPU])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
@@ -172,6 +175,7 @@ def test_types_are_those_of_torchs_autocast_for_cuda(name, dtype, context):
         assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_rounded_before_and_after_and_so_are_its_gradients(dtype):
     x, w, b = random(5, 7).requires_grad_(), random(3, 7, seed=1).requires_grad_(), random(3, seed=2)
@@ -192,6 +196,7 @@ def test_a_product_is_rounded_before_and_after_and_so_are_its_gradients(dtype):
     assert torch.equal(b.grad, rounded(rounded(g).sum(0)))
 
 
+@pytest.mark.oracle
 def test_gradients_below_the_smallest_number_vanish_and_a_larger_loss_brings_them_back():
     w = torch.ones(1, 1, requires_grad=True)
     for scale, wanted in ((1.0, 0.0), (2.0**10, 2.0**-16)):
@@ -202,6 +207,7 @@ def test_gradients_below_the_smallest_number_vanish_and_a_larger_loss_brings_the
         assert w.grad.item() == wanted
 
 
+@pytest.mark.oracle
 def test_lenet_is_near_torchs_own_autocast_on_the_cpu():
     x, y = random(16, 1, 28, 28), torch.arange(16) % 10
     found = []

@@ -19,6 +19,7 @@ def scores(random, *shape):
     return 5 * torch.randn(shape, generator=random, dtype=torch.float64)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("temperature", [0.1, 1, 2.5, 20.0])
 @pytest.mark.parametrize("alpha", [0, 0.3, 1])
 @pytest.mark.parametrize("shape", [(1, 2), (7, 10), (33, 3)])
@@ -44,6 +45,7 @@ def test_scores_that_saturate_stay_finite():
     assert torch.isfinite(found) and torch.isfinite(student.grad).all()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_score_of_minus_infinity_is_a_class_that_is_left_out(dtype, random):
     student, teacher = (scores(random, 6, 5).to(dtype) for _ in range(2))
@@ -77,6 +79,7 @@ def test_a_score_of_minus_infinity_is_a_class_that_is_left_out(dtype, random):
     torch.testing.assert_close(found, F.cross_entropy(other, labels))
 
 
+@pytest.mark.oracle
 def test_a_hot_softmax_matches_scores(random):
     """Hinton et al., 2015, section 2.1: for high temperatures and scores of mean zero, the gradient of T² KL
     is (student − teacher) / classes."""

@@ -17,6 +17,7 @@ def test_there_are_256_numbers_in_order_with_zero_and_one(kind, signed):
     assert 0 in found and 1 in found and (found[0] < -0.9) == signed
 
 
+@pytest.mark.oracle
 def test_dynamic_numbers_are_half_in_each_decade_of_those_in_the_one_above():
     for signed, most in ((True, 64), (False, 128)):
         found = numbers("dynamic", signed)
@@ -25,6 +26,7 @@ def test_dynamic_numbers_are_half_in_each_decade_of_those_in_the_one_above():
         assert 1e-7 < found[found > 0].min() < 1e-6
 
 
+@pytest.mark.oracle
 @given(st.integers(1, 50), st.integers(1, 20), st.sampled_from(KINDS), st.integers(0, 1000))
 def test_codes_are_the_nearest(n, block, kind, seed):
     x, table = torch.randn(n, generator=torch.Generator().manual_seed(seed)) ** 3, numbers(kind, True)
@@ -59,6 +61,7 @@ def twins(theirs, steps=20, shape=(30, 10), **options):
     return p.detach(), q.detach(), start
 
 
+@pytest.mark.oracle
 def test_without_rounding_it_is_adam(monkeypatch):
     monkeypatch.setattr(eight_bit_adam, "encode", lambda x, table, block: (x.clone(), None))
     monkeypatch.setattr(eight_bit_adam, "decode", lambda x, scale, table, like: x)
@@ -66,6 +69,7 @@ def test_without_rounding_it_is_adam(monkeypatch):
     assert torch.allclose(p, q, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.oracle
 def test_with_rounding_it_is_nearly_adam_and_linear_codes_are_worse():
     off = {}
     for kind in KINDS:
@@ -74,13 +78,16 @@ def test_with_rounding_it_is_nearly_adam_and_linear_codes_are_worse():
     assert off["dynamic"] < 0.05 and off["linear"] > 3 * off["dynamic"], off
 
 
+@pytest.mark.oracle
 def test_it_moves_as_torchaos():
-    optim = pytest.importorskip("torchao.optim")
+    from torchao import optim
+
     shape = (64, 128)  # which torchao keeps in eight bits only from 4,096 numbers on
     p, q, start = twins(lambda ps: optim.Adam8bit(ps, 1e-2, block_size=256), shape=shape, block=256)
     assert float((p - q).norm() / (q - start).norm()) < 1e-3
 
 
+@pytest.mark.oracle
 def test_what_is_kept_is_two_bytes_a_weight_and_the_scales():
     p = torch.randn(4096, requires_grad=True)
     adam = Adam8bit([p])

@@ -40,6 +40,7 @@ def test_nearest_is_the_formats_own_rounding(name):
     )
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("name", "theirs"), [("e2m1", ml_dtypes.float4_e2m1fn), ("e4m3", ml_dtypes.float8_e4m3fn)]
 )
@@ -48,6 +49,7 @@ def test_nearest_is_what_ml_dtypes_has(name, theirs):
     np.testing.assert_array_equal(nearest(x, name).numpy(), x.numpy().astype(theirs).astype(np.float32))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", EIGHT)
 def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean(name):
     low, high = formats.values(name)[[3, 4]]
@@ -60,6 +62,7 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean(name):
     assert (nearest(torch.full((1000,), 2 * top), name, torch.Generator()) == top).all()
 
 
+@pytest.mark.oracle
 def test_stochastic_rounding_to_bfloat16_is_right_in_the_mean_too():
     x = torch.full((200_000,), -1 - 0.3 * 2**-7)
     found = few_bits.stochastic_bfloat16(x, torch.Generator().manual_seed(0))
@@ -69,6 +72,7 @@ def test_stochastic_rounding_to_bfloat16_is_right_in_the_mean_too():
     assert torch.equal(few_bits.stochastic_bfloat16(exact, torch.Generator()), exact)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("name", "scale"), [("mxfp8", "floor"), ("mxfp8", "ceil"), ("mxfp4", "floor")])
 def test_blocks_of_32_are_the_mx_formats(name, scale):
     x, element = draw(6, 96, powers=True), formats.BLOCK_FORMATS[name].element.name
@@ -76,6 +80,7 @@ def test_blocks_of_32_are_the_mx_formats(name, scale):
     assert torch.equal(scaled(x, Scaling(element, (1, 32), scale)), theirs)
 
 
+@pytest.mark.oracle
 def test_two_levels_of_scales_are_nvfp4():
     x = draw(64, 96)  # float32 where formats has float64: another last bit, and another choice at a tie
     found, theirs = scaled(x, Scaling("e2m1", (1, 16), "two-level")), formats.round_blocks(x, "nvfp4")
@@ -108,6 +113,7 @@ def test_an_infinity_makes_its_block_no_number():
         assert found[0, :32].isnan().all() and found[0, 32:].isfinite().all() and found[1].isfinite().all()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scale", ["float32", "ceil", "floor", "two-level"])
 def test_each_number_is_near_its_own(scale):
     x = draw(32, 64)
@@ -116,12 +122,14 @@ def test_each_number_is_near_its_own(scale):
     assert (off <= 2**-4 * x.abs() + (block / 8 if scale == "floor" else block * 2**-9)).all()
 
 
+@pytest.mark.oracle
 def test_scaling_by_the_floor_cuts_off_the_largest():
     x = torch.full((1, 32), 1.9)  # 1.9 · 2⁸ is above 448
     assert scaled(x, Scaling(block=(1, 32), scale="floor")).max() == 1.75
     assert scaled(x, Scaling(block=(1, 32), scale="ceil")).max() == 1.875
 
 
+@pytest.mark.oracle
 def test_the_hadamard_transform_changes_no_product_and_spreads_an_outlier():
     x, y = draw(64, 8), draw(64, 5, seed=1)
     signs = torch.tensor([1.0, -1, -1, 1] * 4)
@@ -143,6 +151,7 @@ def linear(recipe, x, w, g):
 X, W, G = draw(2, 64, 128), draw(128, 256, seed=1), draw(2, 64, 256, seed=2)
 
 
+@pytest.mark.oracle
 def test_without_rounding_the_products_are_autograds():
     none = Scaling("float32")
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
@@ -153,6 +162,7 @@ def test_without_rounding_the_products_are_autograds():
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", [name for name in RECIPES if "no scale" not in name])
 def test_products_are_those_of_the_rounded_matrices(name):
     recipe = RECIPES[name]
@@ -170,6 +180,7 @@ def test_what_is_not_named_is_left_alone():
     assert torch.equal(linear(RECIPES["MXFP4"], X, W, G)[0], linear(RECIPES["MXFP4"], X, W, G)[0])
 
 
+@pytest.mark.oracle
 def test_a_delayed_scale_is_that_of_the_steps_before():
     recipe = Recipe(Scaling(history=2), Scaling("float32"), Scaling("float32"))
     w, one = torch.eye(16), torch.ones(1, 16)
@@ -203,6 +214,7 @@ def trained(how, updates, start=1.0):
     return w.detach()
 
 
+@pytest.mark.oracle
 def test_bfloat16_weights_stall_unless_rounded_at_random_or_by_kahan():
     updates = [2**-10] * 512  # half a unit in all, each an eighth of what bfloat16 tells apart at 1
     assert (trained("nearest", updates) == 1).all()

@@ -28,6 +28,7 @@ def test_it_learns():
     assert history.accuracy[-1] == finetuning.accuracy(net, test, batch=7), "whatever the batch"
 
 
+@pytest.mark.oracle
 def test_the_rate_warms_up_and_falls_and_only_matrices_decay(monkeypatch):
     rates, decays = [], {}
     step = torch.optim.AdamW.step

@@ -44,6 +44,7 @@ def theirs(x, name):
         return x.astype(ML[name]).astype("float32")
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", ML)
 def test_numbers_halves_and_neighbours_are_rounded_as_ml_dtypes_rounds_them(name):
     x = hard(name)
@@ -51,6 +52,7 @@ def test_numbers_halves_and_neighbours_are_rounded_as_ml_dtypes_rounds_them(name
     assert same(round_to(x, name), theirs(x, name))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", TORCH)
 def test_random_bits_are_rounded_as_torch_rounds_them(name):
     bits = np.random.default_rng(0).integers(0, 2**32, 300_000, dtype=np.uint32)
@@ -61,6 +63,7 @@ def test_random_bits_are_rounded_as_torch_rounds_them(name):
     assert same(round_to(x.numpy(), name, saturate=saturates), wanted)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", ["float16", "e5m2", "e4m3"])
 def test_every_number_of_the_format_is_in_values_and_stays_itself(name):
     dtype, bits = (np.uint16, 16) if name == "float16" else (np.uint8, 8)
@@ -70,6 +73,7 @@ def test_every_number_of_the_format_is_in_values_and_stays_itself(name):
     assert np.array_equal(np.unique(np.abs(finite)), values(name))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", SMALL)
 def test_limits_are_those_of_the_numbers(name):
     f, every = FORMATS[name], values(name)
@@ -82,6 +86,7 @@ def test_limits_are_those_of_the_numbers(name):
         assert f.bits == info.bits
 
 
+@pytest.mark.oracle
 def test_the_limits_that_the_specifications_give():
     limits = {"float16": 65504, "e5m2": 57344, "e4m3": 448, "e3m2": 28, "e2m3": 7.5, "e2m1": 6}
     assert {name: FORMATS[name].largest for name in limits} == limits
@@ -91,6 +96,7 @@ def test_the_limits_that_the_specifications_give():
     assert values("e2m1").tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
 
+@pytest.mark.oracle
 def test_tf32_keeps_the_first_ten_bits_of_the_mantissa():
     x = np.random.default_rng(1).standard_normal(100_000).astype("float32")
     bits = round_to(x, "tf32").view(np.uint32)
@@ -106,6 +112,7 @@ def test_float32_is_left_as_it_is():
     assert same(round_to(x, "float32"), x)
 
 
+@pytest.mark.oracle
 @given(st.floats(width=32, allow_nan=False), st.sampled_from(sorted(set(SMALL) - {"tf32"})))
 @settings(max_examples=400, deadline=None)
 def test_what_comes_back_is_the_nearest_number(x, name):
@@ -116,6 +123,7 @@ def test_what_comes_back_is_the_nearest_number(x, name):
     assert abs(min(abs(x), every[-1]) - abs(got)) == gap and math.copysign(1, got) == math.copysign(1, x)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("name", "beyond"), [("float16", np.inf), ("e5m2", np.inf), ("e4m3", np.nan), ("e2m1", 6.0)]
 )
@@ -156,6 +164,7 @@ def blocks_one_by_one(x, name, up=False):
     return np.array(result).reshape(x.shape).astype("float32")
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("spread", [0, 3, 20])
 def test_blocks_are_those_of_a_loop(name, spread):
@@ -174,6 +183,7 @@ def test_blocks_of_nothing_but_zeros_stay_zeros():
         assert not round_blocks(np.zeros((2, 32), "float32"), name).any()
 
 
+@pytest.mark.oracle
 def test_bits_of_a_number_include_its_part_of_the_scale():
     bits = {name: f.bits for name, f in BLOCK_FORMATS.items()}
     assert bits == {"mxfp8": 8.25, "mxfp6": 6.25, "mxfp4": 4.25, "nvfp4": 4.5}

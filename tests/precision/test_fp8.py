@@ -21,6 +21,7 @@ def meant(pair):
     return pair[0].double() * pair[1].double()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", LARGEST)
 @pytest.mark.parametrize(
     ("kind", "spread"),
@@ -76,6 +77,7 @@ def test_wrong_input_is_named():
         fp8.Float8Linear(32, 10)(torch.ones(2, 32))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("M", "K", "N"), [(16, 16, 16), (32, 48, 80), (112, 64, 16)])
 @pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E5M2, E4M3)])
 def test_a_product_is_that_of_the_rounded_numbers(M, K, N, kinds):
@@ -87,6 +89,7 @@ def test_a_product_is_that_of_the_rounded_numbers(M, K, N, kinds):
     torch.testing.assert_close(low.double(), exact, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.oracle
 def test_a_product_is_torchs_scaled_product():
     """Which a CPU has as well, in some versions of torch."""
     a, b = fp8.to_float8(draw(32, 64, seed=3), E5M2), fp8.to_float8(draw(48, 64, seed=4), E4M3)
@@ -97,6 +100,7 @@ def test_a_product_is_torchs_scaled_product():
     torch.testing.assert_close(fp8.product(a, b), torchs, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("shape", [(5, 32), (16, 32), (2, 3, 32), (1, 32), (32,)])
 def test_the_layer_and_its_gradients_are_those_of_the_rounded_numbers(shape):
     """x and the weight in E4M3, the gradient of the scores in E5M2, everything else exact: by autograd."""
@@ -170,6 +174,7 @@ def test_no_gpu_below_ada_multiplies_fp8():
         assert fp8.in_hardware("cuda") == (torch.cuda.get_device_capability() >= (8, 9))
 
 
+@pytest.mark.oracle
 def test_the_layer_is_the_same_with_torchs_scaled_product(monkeypatch):
     """The way a GPU goes, on a CPU that has the product too."""
     layer, x = fp8.Float8Linear(32, 48), draw(5, 32, seed=9).requires_grad_()

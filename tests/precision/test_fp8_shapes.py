@@ -53,6 +53,7 @@ def test_these_are_the_sizes():
         assert {(layer.in_features, layer.out_features) for layer in layers} == LINEAR[name]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("K, N", sorted(set.union(*LINEAR.values())))
 def test_a_gpu_accepts_the_products_of_a_layer_and_of_its_gradients(calls, K, N):
     weight = on_gpu(N, K, dtype=torch.float32)
@@ -77,6 +78,7 @@ def test_a_gpu_accepts_the_products_of_a_layer_and_of_its_gradients(calls, K, N)
         calls.clear()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("shape", [(784,), (1, 784), (3, 784), (2, 5, 784)])
 def test_rows_are_filled_up_to_sixteen_and_taken_away_again(calls, shape):
     with torch.no_grad():
@@ -95,6 +97,7 @@ WRONG = {
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("what", WRONG)
 def test_a_gpu_refuses(calls, what):
     a, b, scales = scaled(32, 48, 64)
@@ -103,6 +106,7 @@ def test_a_gpu_refuses(calls, what):
         torch._scaled_mm(*WRONG[what](a, b), **scales, **SCALE)
 
 
+@pytest.mark.oracle
 def test_a_product_does_not_hide_sizes_that_a_gpu_refuses(calls):
     a, b, scales = scaled(32, 40, 64)
     with pytest.raises(RuntimeError, match="16"):

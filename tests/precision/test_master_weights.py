@@ -45,6 +45,7 @@ def assert_same(a, b):
 # ---- against an optimizer stepped by hand ----
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -111,6 +112,7 @@ def test_gradients_zeroed_by_the_model_are_gone_from_the_masters_too(set_to_none
 # ---- what a network without them loses ----
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype, last", [(torch.float16, 11), (torch.bfloat16, 8)])
 def test_without_masters_small_updates_vanish(dtype, last):
     exponents = torch.arange(4, 16)  # each weight, at 1, gets 32 updates of 2⁻⁴, 2⁻⁵, …
@@ -133,6 +135,7 @@ def test_without_masters_small_updates_vanish(dtype, last):
     assert torch.equal(weights["with masters"] == 1, stalled) and int(stalled.sum()) == 11 - last
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_adam_on_float16_weights_divides_by_zero_and_on_masters_does_not():
     assert torch.tensor(1e-8, dtype=torch.float16) == 0
@@ -172,6 +175,7 @@ def run(scaler, clip, steps=12, name="adam"):
     return model, optimizer, scaler.state_dict(), skipped
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -185,6 +189,7 @@ def test_both_scalers_step_it_alike(name, clip):
     assert all(p.dtype == torch.float16 and p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_scaled_it_is_the_optimizer_stepped_by_hand_with_unscaled_gradients():
     model = models.mlp((6, 16, 3), seed=1).to(DEVICE, torch.float16)

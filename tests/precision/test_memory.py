@@ -54,6 +54,7 @@ def counted(name, widths, batch, dtype, how):
     return got, fixed | {"inputs": batch * (size * widths[0] + 8)}, optimizer
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize("widths", WIDTHS)
@@ -72,6 +73,7 @@ def test_bytes_are_those_counted_by_hand(name, widths, batch, dtype):
     assert all(m.grad is None for m in optimizer.masters)  # only a step holds float32 gradients
 
 
+@pytest.mark.oracle
 def test_sixteen_bytes_a_parameter_with_adam_either_way_and_half_the_activations():
     widths, batch = (784, 256, 256, 10), 128
     ways = ("float32", "autocast", "masters")
@@ -86,6 +88,7 @@ def test_sixteen_bytes_a_parameter_with_adam_either_way_and_half_the_activations
 # ---- what is shared, dropped or frozen ----
 
 
+@pytest.mark.oracle
 def test_views_of_one_storage_count_once():
     w = nn.Linear(6, 8)
 
@@ -97,6 +100,7 @@ def test_views_of_one_storage_count_once():
     assert (got.activations, got.inputs, got.casts) == (4 * 3 * 8, 4 * 3 * 6, 0)
 
 
+@pytest.mark.oracle
 def test_what_is_dropped_before_the_backward_pass_is_not_counted():
     w = nn.Linear(6, 8)
 
@@ -108,6 +112,7 @@ def test_what_is_dropped_before_the_backward_pass_is_not_counted():
     assert got.activations == 4 * 3 * 8
 
 
+@pytest.mark.oracle
 def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     model[0].requires_grad_(False)
@@ -119,12 +124,14 @@ def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     assert got.activations == 4 * (3 * 8 + 8 + 8 + 3 * 8)  # of the norm: input, mean, deviation, output
 
 
+@pytest.mark.oracle
 def test_an_input_that_is_a_view_counts_by_itself():
     w, images = nn.Linear(6, 1), torch.randn(100, 6)
     got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), lambda x: w(x).sum(), images[10:13])
     assert (got.inputs, got.activations) == (4 * 3 * 6, 0)
 
 
+@pytest.mark.oracle
 def test_a_cast_of_a_cast_is_a_cast():
     w = nn.Linear(6, 5)
 
@@ -136,6 +143,7 @@ def test_a_cast_of_a_cast_is_a_cast():
     assert (got.casts, got.activations) == (4 * 6 * 5, 4 * 3 * 5)
 
 
+@pytest.mark.oracle
 def test_it_makes_one_step_like_any_other():
     ours, twin = models.mlp((7, 5, 3)), models.mlp((7, 5, 3))
     make = OPTIMIZERS["adam"][0]
@@ -160,6 +168,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
@@ -179,6 +188,7 @@ def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
     assert (got.casts > 0) == (dtype is not None)
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])

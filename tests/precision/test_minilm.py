@@ -56,7 +56,6 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    pytest.importorskip("tokenizers")
     if not os.environ.get("ED_DATA"):
         pytest.skip("no data")
     return minilm.tokenizer()
@@ -66,8 +65,8 @@ def tokenizer():
 @DATA
 def test_it_is_transformers_encoder(tokenizer):
     """To 1e-5 on padded pairs, from the same published weights."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("safetensors")
+    import transformers
+
     folder = published.file("minilm", "tokenizer.json", "", minilm.SHA256["tokenizer.json"]).parent
     theirs = transformers.BertModel.from_pretrained(folder).eval()
     tokens, segments = minilm.encode(tokenizer, ["A dog barks.", "Hi"], ["It is quiet here", "Nobody sings"])
@@ -84,8 +83,7 @@ def test_it_is_transformers_encoder(tokenizer):
 @DATA
 def test_sentences_that_mean_the_same_are_near():
     """What the published weights are for, with no other library: a wrong mapping would not know it."""
-    pytest.importorskip("safetensors")
-    net, tokenizer = minilm.load(), pytest.importorskip("tokenizers") and minilm.tokenizer()
+    net, tokenizer = minilm.load(), minilm.tokenizer()
     says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
     vectors = minilm.embeddings(net, minilm.encode(tokenizer, says)[0], batch=2)  # (3, 384)
     near, far = (float(vectors[0] @ vectors[n]) for n in (1, 2))

@@ -42,6 +42,7 @@ def layer_with(weight):
     return layer
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (20, 1, 3, 3), (13, 4, 5)], ids=str)
 def test_masks_of_a_layer_are_torchs(shape, random):
     for weight in weights(random, shape):
@@ -52,6 +53,7 @@ def test_masks_of_a_layer_are_torchs(shape, random):
             assert int((~mask).sum()) == round(amount * weight.numel())
 
 
+@pytest.mark.oracle
 def test_masks_of_all_layers_are_torchs(random):
     shapes = [(4, 3), (5, 2, 3, 3), (1, 7)]
     for columns in zip(*(weights(random, shape) for shape in shapes), strict=True):
@@ -64,6 +66,7 @@ def test_masks_of_all_layers_are_torchs(random):
                 assert torch.equal(mask, layer.weight_mask.bool())
 
 
+@pytest.mark.oracle
 def test_the_filters_that_stay_are_torchs(random):
     for shape in ((8, 3), (20, 1, 3, 3), (50, 20, 5, 5)):
         for weight in weights(random, shape):
@@ -73,6 +76,7 @@ def test_the_filters_that_stay_are_torchs(random):
                 assert torch.equal(strongest(weight, amount), rows)
 
 
+@pytest.mark.oracle
 def test_a_pruned_model_is_torchs_and_its_masks_hold(random):
     x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
     model, other = models.lenet(1), models.lenet(1)
@@ -114,6 +118,7 @@ def test_pruning_again_takes_more_and_never_gives_back(random):
     assert all(len(layer.parametrizations.weight) == 1 for layer in model if isinstance(layer, LAYERS))
 
 
+@pytest.mark.oracle
 def test_zhu_and_guptas_schedule():
     # Their equation: s_t = s_f + (s_i - s_f)(1 - (t - t_0) / (n Δt))³
     found = [cubic(step, 4, 0.9) for step in range(7)]
@@ -139,6 +144,7 @@ def masked_filters(model, keep):
     return model
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_a_smaller_network_computes_what_the_masked_one_does(dtype, tolerance, random):
     model = models.lenet(2).to(dtype)
@@ -158,6 +164,7 @@ def test_a_smaller_network_computes_what_the_masked_one_does(dtype, tolerance, r
     assert sum(p.numel() for p in model.parameters()) == 129_068
 
 
+@pytest.mark.oracle
 def test_filters_in_any_order_and_without_biases(random):
     conv = nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False)
     model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(96, 5), nn.Linear(5, 2)).double()
@@ -168,6 +175,7 @@ def test_filters_in_any_order_and_without_biases(random):
     torch.testing.assert_close(small(x), masked_filters(model, keep)(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.oracle
 def test_sparse_products_are_the_dense_ones(random):
     model = models.lenet(3)
     prune(model, 0.9)
@@ -204,6 +212,7 @@ def test_pruned_weights_stay_zero_when_quantized_and_trained(random):
     assert storage.stored_bytes(quantized) <= upper
 
 
+@pytest.mark.oracle
 def test_the_bytes_of_a_pruned_model():
     model = models.lenet(1)
     masks = prune(model, 0.9)

@@ -62,6 +62,7 @@ def theirs_fake(x, grid):
     )
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_codes_are_torchs_bit_for_bit(shape, scheme, random):
@@ -82,6 +83,7 @@ def test_codes_are_torchs_bit_for_bit(shape, scheme, random):
                         assert torch.equal(dequantize(mine, grid), near)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_fake_quantization_and_its_gradient_are_torchs_bit_for_bit(bits, scheme, random):
@@ -101,6 +103,7 @@ def test_fake_quantization_and_its_gradient_are_torchs_bit_for_bit(bits, scheme,
                 assert torch.equal(mine.grad, other.grad)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scheme", SCHEMES)
 @settings(deadline=None)
 @given(
@@ -116,6 +119,7 @@ def test_finite_numbers_stay_finite_and_are_torchs_where_its_own_are(scheme, x, 
     assert torch.equal(found, dequantize(quantize(x, grid), grid))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("zero_point", [0, 3, 128, 255])
 def test_ties_go_to_the_even_code_as_torchs_do(zero_point):
     x = torch.arange(-1200, 1200) / 8  # every second one between two codes
@@ -128,6 +132,7 @@ def test_ties_go_to_the_even_code_as_torchs_do(zero_point):
     assert torch.equal(mine.grad, other.grad) and 0 < mine.grad.sum() < len(x)
 
 
+@pytest.mark.oracle
 def test_the_min_max_grid_is_that_of_torchs_observers(random):
     x = torch.randn(6, 35, generator=random) * torch.logspace(-3, 3, 6)[:, None] + 0.3
     for numbers in (x, x[:, :1].expand(6, 35).contiguous()):
@@ -141,6 +146,7 @@ def test_the_min_max_grid_is_that_of_torchs_observers(random):
             assert torch.equal(grid.zero_point.view(-1), zero_point.int())
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_a_grid_promises(scheme, random):
     for bits in range(2, 9):
@@ -157,6 +163,7 @@ def test_what_a_grid_promises(scheme, random):
                 assert (error <= step * (1.0 if scheme == "asymmetric" else 0.5) * (1 + 1e-4)).all()
 
 
+@pytest.mark.oracle
 def test_the_span_with_the_least_squared_error(random):
     x = torch.randn(5, 400, generator=random)
     x[2, 7] = 40.0  # an outlier
@@ -189,6 +196,7 @@ def error_at(x, share, bits, scheme):
     return np.square((codes - zero_point) * scale - x).sum()
 
 
+@pytest.mark.oracle
 def test_a_quantized_model_is_the_model_with_rounded_weights_and_inputs(random):
     model = models.lenet(3).eval()
     x = torch.rand(9, 1, 28, 28, generator=random)
@@ -243,6 +251,7 @@ def test_training_moves_the_weights_behind_the_codes(random):
 ONEDNN = pytest.mark.skipif(not int8.available(), reason="no right products of 8 bits here")
 
 
+@pytest.mark.oracle
 @ONEDNN
 def test_products_of_bytes_are_the_quantized_products(random):
     cases = [
@@ -296,6 +305,7 @@ def unpack(packed, bits, shape, dtype=np.int8):
     return np.packbits(planes, axis=1, bitorder="little").reshape(shape).view(dtype)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_packed_codes_come_back(bits):
     random = np.random.default_rng(bits)
@@ -308,6 +318,7 @@ def test_packed_codes_come_back(bits):
             assert np.array_equal(unpack(packed, bits, shape, codes.dtype), codes)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("bits", [2, 4, 8, 32])
 def test_every_form_holds_the_whole_weight(bits):
     from scipy.sparse import csr_matrix
@@ -341,6 +352,7 @@ def test_every_form_holds_the_whole_weight(bits):
         }  # fmt: skip
 
 
+@pytest.mark.oracle
 def test_the_bytes_of_a_model():
     model = models.lenet()
     weights, biases, filters = [180, 25_000, 102_400, 1280], 4 * 208, 208

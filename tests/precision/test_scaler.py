@@ -78,6 +78,7 @@ def coefficients(rng, bad):
     return made
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "seed", [*(pytest.param(seed, marks=pytest.mark.gpu) for seed in range(3)), *range(3, 9)]
@@ -130,6 +131,7 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
     assert 2 < skips < steps - 2
 
 
+@pytest.mark.oracle
 @settings(max_examples=150, deadline=None)
 @given(
     overflows=st.lists(st.booleans(), min_size=1, max_size=60),
@@ -163,6 +165,7 @@ def test_scale_and_tracker_equal_torch(overflows, **arguments):
         assert ours.skipped == overflow
 
 
+@pytest.mark.oracle
 def test_the_scale_grows_only_if_it_stays_finite_in_float32():
     ours, theirs = twins(0, init_scale=2.0**126, growth_interval=1)
     scales = []
@@ -177,6 +180,7 @@ def test_the_scale_grows_only_if_it_stays_finite_in_float32():
     assert scales == [2.0**127] * 4
 
 
+@pytest.mark.oracle
 def test_an_interval_that_the_tracker_has_passed_is_not_met_in_either():
     ours, theirs = twins(0, growth_interval=10)
     for i in range(12):
@@ -212,6 +216,7 @@ STARTS = [(), ("backward",), ("backward", "unscale"), ("backward", "step")]
 STARTS += [("backward", "step", "other"), ("backward", "unscale", "step", "update")]
 
 
+@pytest.mark.oracle
 def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
     """From each start, every order of up to two calls; one that raises is not gone on with."""
     raised, todo = set(), [(start, 2) for start in STARTS]
@@ -281,6 +286,7 @@ def test_a_gradient_that_appears_after_a_step_without_one_is_used():
 # ---- what passes through scale() and step() ----
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_scale_takes_what_torchs_takes():
     ours, theirs = GradScaler(DEVICE, 3.0), torch.amp.GradScaler(DEVICE, 3.0)
@@ -336,6 +342,7 @@ def test_disabled_it_passes_everything_through():
     assert scaler.get_scale() == 1.0 and not scaler.skipped
 
 
+@pytest.mark.oracle
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_default_disables_itself_as_torchs_does_and_says_so():
     with pytest.warns(UserWarning, match="use device='cpu'"):
@@ -347,6 +354,7 @@ def test_without_a_gpu_the_default_disables_itself_as_torchs_does_and_says_so():
         assert not GradScaler(enabled=False).is_enabled()
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_a_fused_optimizer_does_what_torchs_scaler_makes_it_do():
     def run(scaler):
@@ -380,6 +388,7 @@ def overflowing(scaler, updates, value=math.inf):
     return p, q, optimizer
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_after_forty_skips_in_a_row_it_stops_and_says_where(value):
     scaler, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
@@ -405,6 +414,7 @@ def test_one_clean_step_starts_the_count_again():
         overflowing(scaler, 1)
 
 
+@pytest.mark.oracle
 def test_a_slower_fall_gets_as_far_before_it_stops():
     scaler = GradScaler("cpu", backoff_factor=0.9)
     with pytest.raises(FloatingPointError, match="^264 updates"):  # 0.9^264 < 2⁻⁴⁰ < 0.9^263
@@ -438,6 +448,7 @@ def test_a_scale_below_one_is_reported_once():
     ]
 
 
+@pytest.mark.oracle
 def test_a_scale_whose_inverse_is_infinite_is_not_used_where_torch_destroys_the_parameters():
     def run(scaler):
         p = torch.ones(2, requires_grad=True)
@@ -459,6 +470,7 @@ def test_a_scale_whose_inverse_is_infinite_is_not_used_where_torch_destroys_the_
 # ---- a scale that stays ----
 
 
+@pytest.mark.oracle
 def test_a_static_scale_never_moves_and_skips():
     scaler = StaticScaler(8.0, "cpu")
     reference = torch.amp.GradScaler("cpu", 8.0, growth_interval=10**9)
@@ -504,6 +516,7 @@ def test_skipped_keeps_a_scheduler_in_step_with_its_optimizer():
 # ---- bad input ----
 
 
+@pytest.mark.oracle
 @pytest.mark.gpu
 def test_float16_gradients_are_refused_where_torch_refuses_them():
     p = torch.ones(3, requires_grad=True, device=DEVICE)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ed_lib.precision import packed, weights_only
+from ed_lib.precision import packed, quantization, weights_only
 
 
 def naive_gptq(weight, hessian, bits, group, damping=0.01):
@@ -37,6 +37,7 @@ def output_error(few, weight, x, factors=1.0):
     return float((x @ (few.weight() / factors - weight).T).square().sum())
 
 
+@pytest.mark.oracle
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 2, 8, 32]), st.integers(2, 8))
 def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, bits):
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(rows))
@@ -53,6 +54,7 @@ def test_numbers_that_are_all_equal_stay():
         assert torch.allclose(few.weight(), weight)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(("columns", "group", "bits"), [(16, 8, 4), (24, 24, 3), (32, 4, 2), (12, 1, 4)])
 def test_gptq_is_its_definition(columns, group, bits):
     weight, x = weight_and_inputs(columns=columns)
@@ -79,6 +81,7 @@ def test_a_dead_input_gets_no_weight():
     assert few.weight()[:, 5].abs().max() < 1e-6
 
 
+@pytest.mark.oracle
 def test_packing_gives_the_codes_back_and_takes_half_a_byte():
     few = weights_only.nearest(torch.randn(4, 256), 4, 128)
     both = packed.pack(few)  # (4, 2, 64)
@@ -87,6 +90,7 @@ def test_packing_gives_the_codes_back_and_takes_half_a_byte():
     assert few.bytes == 4 * 256 // 2 + 2 * 4 * 4  # two numbers of 16 bits for each of the eight groups
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("group", [32, 128])
 def test_the_products_are_those_of_the_weight(group):
     weight, x = torch.randn(64, 256), torch.randn(1, 256)
@@ -99,6 +103,7 @@ def test_the_products_are_those_of_the_weight(group):
     assert theirs(torch.randn(2, 3, 256)).shape == (2, 3, 64)
 
 
+@pytest.mark.oracle
 def test_awqs_factors_divide_the_inputs():
     weight, x = weight_and_inputs(rows=64, columns=128)
     few, factors = weights_only.awq(weight, x, 4, 32)
@@ -127,10 +132,33 @@ def test_bad_input_has_an_answer():
     assert torch.isfinite(weights_only.gptq(weight, singular, 4, 8).weight()).all()
 
 
-def test_eight_bits_by_row_are_torchaos():
-    quantization = pytest.importorskip("torchao.quantization")
-    layer = torch.nn.Linear(96, 40, bias=False)
-    weight = layer.weight.detach().clone()
-    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
-    scale = weight.abs().amax(1, keepdim=True) / 127.5  # where ours are / 127
-    assert float(((weight / scale).round().clamp(-128, 127) == layer.weight.qdata).float().mean()) > 0.999
+@pytest.mark.oracle
+@pytest.mark.parametrize(("bits", "group"), [(2, 8), (3, 32), (4, 32), (4, 96), (8, 96)])
+def test_groups_and_their_codes_are_torchaos(bits, group):
+    from torchao.quantization import quant_primitives as theirs
+
+    weight, most = torch.randn(40, 96, generator=torch.Generator().manual_seed(bits)), 2**bits - 1
+    few = weights_only.nearest(weight, bits, group)
+    scale, middle = theirs._choose_qparams_affine_tinygemm(
+        weight, theirs.MappingType.ASYMMETRIC, (1, group), torch.uint8, 0, most
+    )
+    assert torch.equal(scale.view_as(few.scale), few.scale)
+    assert torch.equal(middle.view_as(few.scale), few.least + few.scale * 2 ** (bits - 1))
+    codes = theirs._quantize_affine_tinygemm(weight, (1, group), scale, middle, torch.uint8, 0, most)
+    off = (codes.int() - few.codes.int()).abs()  # by another formula: halfway cases may fall to either side
+    assert off.max() <= 1 and off.float().mean() < 1e-3
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_symmetric_codes_by_row_are_torchaos(bits):
+    from torchao.quantization import quant_primitives as theirs
+
+    weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(bits))
+    grid = quantization.choose_grid(weight, bits, axis=0)
+    scale, zeros = theirs.choose_qparams_affine(
+        weight, theirs.MappingType.SYMMETRIC, (1, 96), torch.int8, grid.low, grid.high
+    )
+    torch.testing.assert_close(grid.scale, scale)
+    codes = theirs.quantize_affine(weight, (1, 96), grid.scale, zeros, torch.int8, grid.low, grid.high)
+    assert torch.equal(codes, quantization.quantize(weight, grid))
