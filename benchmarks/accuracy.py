@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks import harness
-from benchmarks.harness import Plan, Shown, Table, by_seed, mean_of
+from benchmarks import old_harness as harness
+from benchmarks.old_harness import Plan, Shown, Table, by_seed, mean_of
 from ed_lib import data, records, timing
 from ed_lib.ed import EDNetwork, training
 from ed_lib.ed.baselines import Ordinary

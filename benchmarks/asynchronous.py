@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from benchmarks.harness import by_seed, images, summary
+from benchmarks.old_harness import by_seed, images, summary
 from ed_lib import data, timing
 from ed_lib.parallel.asynchronous import hogwild, workers
 from ed_lib.parallel.asynchronous.problems import Perceptron

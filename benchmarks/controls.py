@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from benchmarks import language, relatives
-from benchmarks.harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
+from benchmarks.old_harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
 from ed_lib import data, timing
 from ed_lib.ed.relatives import Perceptron
 from ed_lib.ed.training import accuracy

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Plan, Shown, Table, by_seed, images, one_thread
+from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, one_thread
 from ed_lib import data, learning, models, timing
 from ed_lib.records import Row
 

@@ -13,8 +13,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks import harness
-from benchmarks.harness import ROUNDING, barrier_to_barrier, by_seed, images, is_right, one_thread, summary
+from benchmarks import old_harness as harness
+from benchmarks.old_harness import (
+    ROUNDING,
+    barrier_to_barrier,
+    by_seed,
+    images,
+    is_right,
+    one_thread,
+    summary,
+)
 from ed_lib import data
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel import by_hand, training

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
+from benchmarks.old_harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
 from ed_lib import data, timing
 from ed_lib.ed.learner import Learner
 from ed_lib.ed.residual import ResidualNetwork

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks import ed_compiled, ed_variants, harness
-from benchmarks.harness import Plan, Shown, Table, Version
+from benchmarks import ed_compiled, ed_variants
+from benchmarks import old_harness as harness
+from benchmarks.old_harness import Plan, Shown, Table, Version
 from ed_lib import arrays, machine
 from ed_lib.ed import EDNetwork, baselines, costs, paths
 

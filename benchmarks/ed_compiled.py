@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.harness import Version
+from benchmarks.old_harness import Version
 from ed_lib import arrays, devices
 from ed_lib.ed import folded, paths
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import ROUNDING, barrier_to_barrier, is_right, summary
+from benchmarks.old_harness import ROUNDING, barrier_to_barrier, is_right, summary
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch
 from ed_lib.parallel.ed.stages import EDPipeline, EDStage

@@ -7,7 +7,7 @@ import dataclasses
 
 import torch
 
-from benchmarks.harness import Version
+from benchmarks.old_harness import Version
 from ed_lib import devices
 from ed_lib.ed import costs, folded, kernels
 

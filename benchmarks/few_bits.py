@@ -8,7 +8,7 @@ import dataclasses
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from benchmarks.harness import Plan, Shown, Table, by_seed, one_thread
+from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
 from ed_lib import texts, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Plan, Shown, Table, ceilings, summary
+from benchmarks.old_harness import Plan, Shown, Table, ceilings, summary
 from benchmarks.precision_subjects import encoder_flops
 from ed_lib import data
 from ed_lib.precision import finetuning, memory, minilm, sick

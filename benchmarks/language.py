@@ -9,7 +9,7 @@ rule, hidden layers or none, one-signed or not).
 import dataclasses
 from dataclasses import dataclass, field
 
-from benchmarks.harness import Plan, Shown, Table, one_thread, side_by_side, summary
+from benchmarks.old_harness import Plan, Shown, Table, one_thread, side_by_side, summary
 from ed_lib import texts, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer

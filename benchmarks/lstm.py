@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import formats as forms
-from benchmarks.harness import Plan, Shown, Table
 from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, least
+from benchmarks.old_harness import Plan, Shown, Table
 from ed_lib import timing
 from ed_lib.lstm import BEYOND, RUNGS, costs
 

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from benchmarks.lstm import B, H, L, times
 from benchmarks.lstm_subjects import NN, TOLERANCE, Subject, forward, least, training
+from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from ed_lib import machine, timing
 from ed_lib.lstm import LSTM, ON_CPU, caches, costs, cpu_kernels, cpu_ladder, ladder
 from ed_lib.lstm.frozen import Frozen, by_onednn

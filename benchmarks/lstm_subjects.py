@@ -10,7 +10,7 @@ import functools
 import torch
 
 from benchmarks.formats import set_float32
-from benchmarks.harness import Version, recorded
+from benchmarks.old_harness import Version, recorded
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, counters, persistent
 
 OURS = (*RUNGS, *BEYOND)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from ed_lib import texts
 from ed_lib.ed import characters, gpt
 from ed_lib.precision import minilm, packed, sick, weights_only

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks import few_bits
-from benchmarks.harness import Plan, Shown, Table, by_seed, one_thread
+from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
 from ed_lib import texts, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import asynchronous, data_parallel, ed_pipeline, pipelines
-from benchmarks.harness import Plan, Shown, Table, each, is_right, one_thread, summary
+from benchmarks.old_harness import Plan, Shown, Table, each, is_right, one_thread, summary
 from ed_lib import timing
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives, costs

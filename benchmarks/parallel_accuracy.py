@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import asynchronous, data_parallel
-from benchmarks.harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
+from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
 from ed_lib.ed import EDNetwork, training
 from ed_lib.parallel.ed.delay import Delayed, delays
 from ed_lib.records import Row

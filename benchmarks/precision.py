@@ -14,10 +14,11 @@ from functools import partial
 
 import torch
 
-from benchmarks import formats, harness
+from benchmarks import formats
+from benchmarks import old_harness as harness
 from benchmarks import precision_subjects as subjects
 from benchmarks.formats import BASELINES
-from benchmarks.harness import Plan, Shown, Table, Version
+from benchmarks.old_harness import Plan, Shown, Table, Version
 from ed_lib import timing
 from ed_lib.precision import memory
 

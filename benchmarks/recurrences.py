@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from ed_lib import texts, timing
 from ed_lib.lstm import minimal, scans
 from ed_lib.records import Row

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks import harness
+from benchmarks import old_harness as harness
 from benchmarks import smaller_parts as parts
-from benchmarks.harness import by_seed, side_by_side
+from benchmarks.old_harness import by_seed, side_by_side
 from ed_lib import data, learning, models, timing
 from ed_lib.precision import int8, pruning, training
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked

@@ -1,6 +1,6 @@
 """What the tests of the benchmarks share."""
 
-from benchmarks import harness
+from benchmarks import old_harness as harness
 from ed_lib import records
 
 

@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import __main__ as command
 from benchmarks import (
     accuracy,
     asynchronous,
     data_parallel,
     ed,
     ed_pipeline,
-    finetuning,
-    harness,
-    lstm,
     parallel,
     parallel_accuracy,
     pipelines,
-    precision,
 )
-from ed_lib import arrays, data, learning, records, roofline
+from benchmarks import old_harness as harness
+from ed_lib import data, learning, roofline
 from ed_lib.ed import costs, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives
@@ -82,36 +78,6 @@ def test_what_does_not_fit_is_left_out_before_it_is_allocated(monkeypatch, capsy
     monkeypatch.setattr(ed.machine, "memory", lambda device: 10_000)
     ed.articles_formulas(None, costs.Shape(20, 4, 16, 8), "float64", "cpu")
     assert "left out at depth 16" in capsys.readouterr().out
-
-
-def test_the_command_line(roofs, monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["ed", "--device", "cpu", "--out", str(tmp_path), "--tiny", "--parts", "networks"])
-    said = capsys.readouterr().out
-    assert ended.value.code == 0 and "ed.json written" in said and "ed, networks: done" in said
-    (record,) = records.load("ed", tmp_path)
-    assert record.parameters["article"]["depth"] == ed.TINY.article.depth
-    if not arrays.gpu_count():
-        with pytest.raises(SystemExit, match="PyTorch sees no GPU on this machine"):
-            command.main(["--device", "cuda"])
-    with pytest.raises(SystemExit):
-        command.main(["lsmt"])
-
-
-def test_what_runs_on_a_cpu_only_is_left_out_on_a_gpu(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(arrays, "gpu_count", lambda: 1)
-    seen = []
-
-    def run(benchmark, device, out, **options):
-        seen.append((benchmark, device, out))
-        return {"a part": "done"}
-
-    monkeypatch.setattr(harness, "run", run)
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--out", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert ended.value.code == 0 and "parallel: left out, since it is about a CPU" in said
-    assert seen == [(benchmark, "cuda", str(tmp_path)) for benchmark in (ed, precision, finetuning, lstm)]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import types
 import pytest
 import torch
 
-from benchmarks import ed, ed_variants, harness, lstm, precision
+from benchmarks import ed, ed_variants, lstm, precision
+from benchmarks import old_harness as harness
 from conftest import ROOT
 from ed_lib import arrays, machine
 from ed_lib.ed import costs

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import formats, harness, lstm
+from benchmarks import formats, lstm
 from benchmarks import lstm_subjects as subjects
+from benchmarks import old_harness as harness
 from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject
 from ed_lib import arrays, devices, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent

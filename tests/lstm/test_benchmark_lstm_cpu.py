@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from benchmarks import harness, lstm_cpu  # noqa: E402
+from benchmarks import lstm_cpu  # noqa: E402
+from benchmarks import old_harness as harness  # noqa: E402
 from benchmarks.lstm_subjects import NN  # noqa: E402
 from ed_lib import records, roofline, timing  # noqa: E402
 from tests.benchmark import measured  # noqa: E402

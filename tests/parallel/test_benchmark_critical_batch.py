@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import critical_batch
-from benchmarks.harness import images
+from benchmarks.old_harness import images
 from ed_lib import data, learning, models
 from tests.benchmark import measured
 from tools import measurements

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import formats, harness, precision, smaller
+from benchmarks import formats, precision, smaller
+from benchmarks import old_harness as harness
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
 from ed_lib import data, devices, learning, roofline
