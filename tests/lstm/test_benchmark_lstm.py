@@ -158,6 +158,7 @@ def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():
     ]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("layers", [1, 3])
 def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
     subject = tiny(layers)
@@ -172,6 +173,7 @@ def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
         assert least["training"] == counter.get_total_flops() + 3 * biases
 
 
+@pytest.mark.oracle
 def test_bytes_are_those_of_the_arrays_in_each_format():
     subject = tiny(3)
     for format, width in (("float32", 4), ("tf32", 4), ("bfloat16", 2), ("float16", 2)):
@@ -293,6 +295,7 @@ def test_a_graph_is_checked_on_what_it_answers(recorded, capsys):
     assert "float32, CUDA graph: deviates by" in said and said.count("not timed") == 2
 
 
+@pytest.mark.oracle
 def test_modules_in_a_row_answer_what_their_lstm_answers():
     subject = tiny(3)
     one, row = subject.module, subjects.InARow(subject.module)

@@ -26,6 +26,7 @@ def test_a_record_has_every_batch_and_rate(record):
     assert "## Steps by SGD\n" in measurements.page(record)
 
 
+@pytest.mark.oracle
 def test_the_steps_are_those_after_which_the_target_is_reached(record):
     size = critical_batch.TINY
     row = next(row for row in record.rows if all(row.results["steps"]))

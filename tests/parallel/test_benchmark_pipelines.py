@@ -28,6 +28,7 @@ def test_every_schedule_is_measured_and_predicted():
     assert page(rows).count("| 1f1b · m = ") == 2
 
 
+@pytest.mark.oracle
 def test_the_prediction_is_the_simulators(monkeypatch):
     """A link of 1 s and no bandwidth, and stages of 2 and 3 s: the batch's time by hand."""
     stages = [{"forward": 2.0, "backward": 2.0}, {"forward": 3.0, "backward": 3.0}]

@@ -55,6 +55,7 @@ def test_a_transformer_is_rounded_and_writes(record):
     assert all(row.error < 0.05 for row in rows)
 
 
+@pytest.mark.oracle
 def test_equal_numbers_share_a_rank():
     stats = pytest.importorskip("scipy.stats")
     a, b = np.random.default_rng(0).integers(0, 9, (2, 50))

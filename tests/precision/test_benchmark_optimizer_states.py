@@ -8,6 +8,7 @@ from tests.benchmark import measured
 from tools import measurements
 
 
+@pytest.mark.oracle
 def test_a_record_has_every_case(tmp_path):
     try:
         texts.load()

@@ -51,6 +51,7 @@ def roofs(monkeypatch):
         yield
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
     "subject",
@@ -67,6 +68,7 @@ def test_flops_are_those_that_torch_counts(subject, n):
     assert sum(subject.flops(n)) == counter.get_total_flops()
 
 
+@pytest.mark.oracle
 def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
     for subject in (subjects.mlp((48, 32, 64, 10)), subjects.encoder("cpu", 7, **BERT)):
         model = subject.make()
@@ -86,6 +88,7 @@ def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
         assert subject.flops(1)[0] == wanted > 0
 
 
+@pytest.mark.oracle
 def test_bytes_of_a_step_are_what_the_optimizer_touches():
     model = torch.nn.Linear(10, 3)
     for subject, states in ((subjects.mlp(), 0), (subjects.encoder("cpu"), 2)):

@@ -43,6 +43,7 @@ def test_what_runs_is_what_is_meant(rows):
             assert row.error < (0.02 if row.case["runs as"] == "int8" else 1e-5), row.case
 
 
+@pytest.mark.oracle
 def test_bytes_and_accuracies_are_for_each_seed(rows):
     bytes_of = {row.case.get("way"): row.results.get("bytes") for row in rows}
     assert bytes_of["float32"] == bytes_of["float32, trained on"] == [516_272] * 2
