@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
-from ed_lib import texts, timing
+from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
@@ -83,7 +83,7 @@ def rows(cases, size):
 
 def run(kind, name, rate, seed, size):
     """Trains one → {"loss", "curve", "seconds"}; seconds are of a step."""
-    text = texts.load()
+    text = data.text()
     shape = (len(text.characters), size.context, size.layers, size.heads, size.width)
     net = Transformer(*shape, rate=rate, steps=size.steps, seed=seed)
     products = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
@@ -92,7 +92,7 @@ def run(kind, name, rate, seed, size):
         context = low_bits(CASES[name], products, seed)
     if kind == "weights" and name != "float32":
         Bfloat16Weights(net.optimizer, name, seed)
-    draw, curve = texts.batches(text.train, size.batch, size.context, seed=seed), []
+    draw, curve = data.stretches(text.train, size.batch, size.context, seed=seed), []
     start = timing.now()
     for n in range(size.steps):
         if n % size.every == 0:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from benchmarks.old_harness import Plan, Shown, Table, ceilings, summary
 from benchmarks.precision_subjects import encoder_flops
 from ed_lib import data
-from ed_lib.precision import finetuning, memory, minilm, sick
+from ed_lib.precision import finetuning, memory, minilm
 from ed_lib.records import Row
 
 FORMATS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,8 +72,8 @@ def rows(size, name, device, table):
 def load(size):
     """(to learn from, held out): :class:`ed_lib.precision.finetuning.Examples`."""
     tokenizer = minilm.tokenizer()
-    parts = [sick.Pairs(p.first[: size.pairs], p.second[: size.pairs], p.labels[: size.pairs])
-             for p in sick.load()]  # fmt: skip
+    parts = [data.Pairs(p.first[: size.pairs], p.second[: size.pairs], p.labels[: size.pairs])
+             for p in data.sick()]  # fmt: skip
     return [finetuning.examples(part, tokenizer) for part in parts]
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from benchmarks.old_harness import Plan, Shown, Table, one_thread, side_by_side, summary
-from ed_lib import texts, timing
+from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 from ed_lib.records import Row
@@ -106,12 +106,12 @@ def rows(size, kind, cases):
 
 def run(kind, first, second, one_signed, rate, seed, steps, size):
     """Trains one model → {"loss", "curve", "cosine", "sample", "seconds"}; seconds are of a step."""
-    text = texts.load()
+    text = data.text()
     V, options = len(text.characters), {"rate": rate, "one_signed": one_signed, "steps": steps, "seed": seed}
     if kind == "transformer":
         shape = (V, size.context, size.layers, size.heads, size.width)
         model = Transformer(*shape, attention=first, mlp=second, **options)
-        draw = ((x.T, y.T) for x, y in texts.batches(text.train, size.batch, size.context, seed=seed))
+        draw = ((x.T, y.T) for x, y in data.stretches(text.train, size.batch, size.context, seed=seed))
         places = size.places
     else:
         model = characters.WindowModel(V, size.window, size.hidden if second else (), first, **options)

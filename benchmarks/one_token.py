@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
-from ed_lib import texts
+from ed_lib import data
 from ed_lib.ed import characters, gpt
-from ed_lib.precision import minilm, packed, sick, weights_only
+from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
 from ed_lib.records import Row
@@ -97,7 +97,7 @@ def products(size, table, batch):
 
 def encoders(size):
     """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear layers."""
-    learned, held_out = sick.load()
+    learned, held_out = data.sick()
     tokenizer, net = minilm.tokenizer(), minilm.load()
     calibration, _ = minilm.encode(tokenizer, learned.first[: size.sentences])
     seen = inputs(net, calibration)
@@ -169,10 +169,10 @@ def rounded(weight, x, how, bits, group):
 
 def transformer(shape, steps=0):
     """The transformer of characters, trained for so many steps; and the text."""
-    text = texts.load()
+    text = data.text()
     layers, heads, width = shape
     net = gpt.Transformer(len(text.characters), 64, layers, heads, width, rate=3e-3, steps=max(steps, 1))
-    for _, batch in zip(range(steps), texts.batches(text.train, 12, 64, seed=0), strict=False):
+    for _, batch in zip(range(steps), data.stretches(text.train, 12, 64, seed=0), strict=False):
         net.step(*(half.T for half in batch))
     return net, text
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import few_bits
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
-from ed_lib import texts, timing
+from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 from ed_lib.precision.eight_bit_adam import Adam8bit
@@ -54,12 +54,12 @@ def rows(cases, size):
 
 def run(name, seed, size):
     """Trains one → {"loss", "curve", "bytes", "seconds"}; seconds are of a step."""
-    text = texts.load()
+    text = data.text()
     shape = (len(text.characters), size.context, size.layers, size.heads, size.width)
     net = Transformer(*shape, rate=size.rate, steps=size.steps, seed=seed)
     if name != "float32":
         put_in(net, Adam8bit(net.parameters.values(), size.rate, BETAS, **CASES[name]))
-    draw, curve = texts.batches(text.train, size.batch, size.context, seed=seed), []
+    draw, curve = data.stretches(text.train, size.batch, size.context, seed=seed), []
     start = timing.now()
     for n in range(size.steps):
         if n % size.every == 0:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
-from ed_lib import texts, timing
+from ed_lib import data, timing
 from ed_lib.lstm import minimal, scans
 from ed_lib.records import Row
 
@@ -82,7 +82,7 @@ class Reader(nn.Module):
 
 def read(table, size):
     """{table: "text"}: the loss on the held-out text by training steps, and seconds of a training step."""
-    text = texts.load()
+    text = data.text()
     first = contest(text, size, [(what, rate) for what in NETWORKS for rate in size.rates], 0)
     best = {what: min(size.rates, key=lambda rate: first[what, rate]["loss"][-1]) for what in NETWORKS}
     runs = [first, *(contest(text, size, list(best.items()), seed) for seed in range(1, size.seeds))]
@@ -104,7 +104,7 @@ def contest(text, size, entries, seed):
         trainees[what, rate] = network, torch.optim.Adam(network.parameters(), rate)
         number = sum(p.numel() for p in network.parameters())
         found[what, rate] = {"parameters": number, "loss": [], "seconds": []}
-    batches = texts.batches(text.train, size.batch, size.length, seed=seed)
+    batches = data.stretches(text.train, size.batch, size.length, seed=seed)
     for n in range(size.training + 1):
         x, wanted = next(batches)
         for key, (network, adam) in trainees.items():
@@ -125,7 +125,7 @@ def contest(text, size, entries, seed):
 @torch.no_grad()
 def held_out(network, text, size):
     """The mean loss, in nats a character, on eight batches of the held-out text, always the same."""
-    batches = texts.batches(text.held_out, size.batch, size.length, seed=0)
+    batches = data.stretches(text.held_out, size.batch, size.length, seed=0)
     losses = [
         F.cross_entropy(network(x).flatten(0, 1), y.flatten()) for x, y in (next(batches) for _ in range(8))
     ]

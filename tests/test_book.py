@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
-from ed_lib import data, figures, gates, notebook, texts  # noqa: E402
+from ed_lib import data, figures, gates, notebook  # noqa: E402
 from tools import book, notebooks  # noqa: E402
 from tools.notebooks import ROOT, code_cells  # noqa: E402
 
@@ -48,7 +48,7 @@ def no_data(monkeypatch):
         raise ConnectionError(f"No network, and no copy of {name}")
 
     monkeypatch.setattr(data, "load", load)
-    monkeypatch.setattr(texts, "load", load)
+    monkeypatch.setattr(data, "text", load)
 
 
 def shown(path):

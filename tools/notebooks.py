@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from ed_lib import data, gates, notebook, roofline, texts
+from ed_lib import data, gates, notebook, roofline
 from ed_lib import fingerprint as fingerprints
 from tools import citations
 from tools.pages import ROOT, pages
@@ -81,7 +81,7 @@ def missing(nb):
     loads = "".join(cell.source for cell in code_cells(nb))
     if "simulate_devices(" in loads and not importlib.util.find_spec("jax"):
         return "jax is missing; install it with: pip install jax"
-    if "training.by_stage" in loads and (problem := _why_missing(texts.load, "tinyshakespeare")):
+    if "training.by_stage" in loads and (problem := _why_missing(data.text, "tinyshakespeare")):
         return problem  # other chapters do without the text
     images = re.findall(r'data\.load\("([\w-]+)"\)', loads)
     return next(filter(None, (_why_missing(data.load, name) for name in images)), None)

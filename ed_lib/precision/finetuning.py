@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ed_lib import check, learning
+from ed_lib.data import Pairs
 from ed_lib.precision import minilm
 from ed_lib.precision.minilm import PairEncoder
-from ed_lib.precision.sick import Pairs
 from ed_lib.precision.training import step
 
 

@@ -13,13 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ed_lib import models, published
+from ed_lib import data, models
 
-HUB = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/"
-SHA256 = {
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-}
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
 # {our module: theirs}, outside the layers and in each of them
 WHOLE = {
@@ -76,16 +71,14 @@ def through(layer: Any, h: Tensor, keys: Tensor | None) -> Tensor:
 def load(classes: int = 3, seed: int = 0) -> PairEncoder:
     """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``.
 
-    Errors: :func:`ed_lib.published.file`'s, and ImportError without safetensors.
+    Errors: :func:`ed_lib.data.published`'s, and ImportError without safetensors.
     """
     try:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ImportError(f"MiniLM needs safetensors: pip install safetensors ({error})") from error
-    name = "model.safetensors"
-    theirs = load_file(published.file("minilm", name, HUB + name, SHA256[name]))
     net = PairEncoder(**SIZES, classes=classes, seed=seed)
-    load_bert(net, theirs)
+    load_bert(net, load_file(data.minilm("model.safetensors")))
     return net
 
 
@@ -125,14 +118,13 @@ def names(ours: str) -> list[str]:
 def tokenizer() -> Any:
     """The published tokenizer, which cuts words into pieces of BERT's vocabulary.
 
-    Errors: :func:`ed_lib.published.file`'s, and ImportError without tokenizers.
+    Errors: :func:`ed_lib.data.published`'s, and ImportError without tokenizers.
     """
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ImportError(f"MiniLM needs tokenizers: pip install tokenizers ({error})") from error
-    name = "tokenizer.json"
-    made = Tokenizer.from_file(str(published.file("minilm", name, HUB + name, SHA256[name])))
+    made = Tokenizer.from_file(str(data.minilm("tokenizer.json")))
     made.no_padding()
     made.no_truncation()
     return made

@@ -9,9 +9,9 @@ from tools import measurements
 
 
 def test_a_record_has_every_control(tmp_path):
-    texts = pytest.importorskip("ed_lib.texts")
+    data = pytest.importorskip("ed_lib.data")
     try:
-        texts.load()
+        data.text()
     except OSError as error:
         pytest.skip(f"no text: {error}")
     record, size = measured(controls, controls.TINY, tmp_path), controls.TINY

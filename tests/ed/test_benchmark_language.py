@@ -9,9 +9,9 @@ from tools import measurements
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
-    text = pytest.importorskip("ed_lib.texts")
+    data = pytest.importorskip("ed_lib.data")
     try:
-        text.load()
+        data.text()
     except OSError as error:
         pytest.skip(f"no text: {error}")
     return measured(language, language.TINY, tmp_path_factory.mktemp("records"))

@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("numba")
 
 from benchmarks import recurrences  # noqa: E402
-from ed_lib import roofline, texts  # noqa: E402
+from ed_lib import data, roofline  # noqa: E402
 from ed_lib.lstm import scans  # noqa: E402
 from tests.benchmark import measured  # noqa: E402
 from tools import measurements  # noqa: E402
@@ -20,7 +20,7 @@ def record(tmp_path_factory):
     numbers = torch.randint(5, (400,), generator=torch.Generator().manual_seed(0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrences, "ceilings", lambda device, dtypes: {"float32": ROOF})
-        patch.setattr(texts, "load", lambda: texts.Text(numbers[:360], numbers[360:], "abcde"))
+        patch.setattr(data, "text", lambda: data.Text(numbers[:360], numbers[360:], "abcde"))
         return measured(recurrences, recurrences.TINY, tmp_path_factory.mktemp("records"))
 
 

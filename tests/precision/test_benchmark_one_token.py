@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks import one_token
-from ed_lib import texts
-from ed_lib.precision import minilm, sick
+from ed_lib import data
+from ed_lib.precision import minilm
 from tests.benchmark import measured
 from tools import measurements
 
@@ -13,7 +13,7 @@ from tools import measurements
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     try:
-        sick.load(), minilm.tokenizer(), minilm.load(), texts.load()
+        data.sick(), minilm.tokenizer(), minilm.load(), data.text()
     except (OSError, ImportError) as error:
         pytest.skip(f"no sentences or weights: {error}")
     return measured(one_token, one_token.TINY, tmp_path_factory.mktemp("records"))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import optimizer_states
-from ed_lib import texts
+from ed_lib import data
 from tests.benchmark import measured
 from tools import measurements
 
@@ -11,7 +11,7 @@ from tools import measurements
 @pytest.mark.oracle
 def test_a_record_has_every_case(tmp_path):
     try:
-        texts.load()
+        data.text()
     except OSError as error:
         pytest.skip(f"no text: {error}")
     size = optimizer_states.TINY

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from ed_lib import models, published
+from ed_lib import data, models
 from ed_lib.precision import minilm
 
 DATA = pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
@@ -67,7 +67,7 @@ def test_it_is_transformers_encoder(tokenizer):
     """To 1e-5 on padded pairs, from the same published weights."""
     import transformers
 
-    folder = published.file("minilm", "tokenizer.json", "", minilm.SHA256["tokenizer.json"]).parent
+    folder = data.minilm("tokenizer.json").parent
     theirs = transformers.BertModel.from_pretrained(folder).eval()
     tokens, segments = minilm.encode(tokenizer, ["A dog barks.", "Hi"], ["It is quiet here", "Nobody sings"])
     (tokens, mask), (segments, _) = minilm.padded(tokens), minilm.padded(segments)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ed_lib import check, texts, timing
+from ed_lib import check, data, timing
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel.replica import shard as rows_of
 from ed_lib.parallel.ranks.launcher import local_rank
@@ -47,7 +47,7 @@ def train(
     done = checkpoints.whole(folder) if folder else []
     first = checkpoints.load(sharded, done[-1]) if done else 0
     losses, seconds = [], []
-    for n, (x, wanted) in zip(range(steps), texts.batches(text.train, batch, LENGTH, seed=0), strict=False):
+    for n, (x, wanted) in zip(range(steps), data.stretches(text.train, batch, LENGTH, seed=0), strict=False):
         if n >= first:
             start = timing.now()
             x, wanted = (rows_of(rows.T.contiguous()) for rows in (x, wanted))  # (T, B) → (b, T)
@@ -75,11 +75,11 @@ def by_stage(steps: int) -> dict:
     return {stage: train(stage, steps) for stage in STAGES}
 
 
-def load() -> texts.Text:
+def load() -> data.Text:
     """Tiny Shakespeare. One rank of each machine loads it first, so that a download happens once."""
     if local_rank() != 0:
         dist.barrier()
-    text = texts.load()
+    text = data.text()
     if local_rank() == 0:
         dist.barrier()
     return text
