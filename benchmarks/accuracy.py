@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import old_harness as harness
+from benchmarks import old_records as records
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, mean_of
-from ed_lib import data, records, timing
+from ed_lib import data, timing
 from ed_lib.ed import EDNetwork, training
 from ed_lib.ed.baselines import Ordinary
 from ed_lib.ed.learner import Learner, mask

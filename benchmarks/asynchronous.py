@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from benchmarks.old_harness import by_seed, images, summary
+from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.parallel.asynchronous import hogwild, workers
 from ed_lib.parallel.asynchronous.problems import Perceptron
 from ed_lib.parallel.asynchronous.servers import Diverged, ModelQueue, ParameterServer, SynchronousServer
 from ed_lib.parallel.asynchronous.virtual import simulate
-from ed_lib.records import Row
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 SERVERS = {

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, one_thread
+from benchmarks.old_records import Row
 from ed_lib import data, learning, models, timing
-from ed_lib.records import Row
 
 OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
 

@@ -23,11 +23,11 @@ from benchmarks.old_harness import (
     one_thread,
     summary,
 )
+from benchmarks.old_records import Row
 from ed_lib import data
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.data_parallel.replica import Replica, reduce_each, shard
-from ed_lib.records import Row
 
 LR = 0.2  # the source's
 POLICIES = ("fixed", "linear", "warm-up")

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.old_harness import ROUNDING, barrier_to_barrier, is_right, summary
+from benchmarks.old_records import Row
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch
 from ed_lib.parallel.ed.stages import EDPipeline, EDStage
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks import costs
-from ed_lib.records import Row
 
 BYTES = 4  # of a float32
 ALPHA, NEARLY_0 = 0.8, 1e-9  # of the step that is checked, and of those that are timed, which change nothing

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
+from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
-from ed_lib.records import Row
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.old_harness import Plan, Shown, Table, ceilings, summary
+from benchmarks.old_records import Row
 from benchmarks.precision_subjects import encoder_flops
 from ed_lib import data
 from ed_lib.precision import finetuning, memory, minilm
-from ed_lib.records import Row
 
 FORMATS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -10,10 +10,10 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from benchmarks.old_harness import Plan, Shown, Table, one_thread, side_by_side, summary
+from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
-from ed_lib.records import Row
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from benchmarks.lstm import B, H, L, times
 from benchmarks.lstm_subjects import NN, TOLERANCE, Subject, forward, least, training
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from benchmarks.old_records import Row
 from ed_lib import machine, timing
 from ed_lib.lstm import LSTM, ON_CPU, caches, costs, cpu_kernels, cpu_ladder, ladder
 from ed_lib.lstm.frozen import Frozen, by_onednn
-from ed_lib.records import Row
 
 FROZEN = {  # {what: options of Frozen}
     "packed": {},

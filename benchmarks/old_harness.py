@@ -22,8 +22,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ed_lib import data, devices, gates, machine, records, roofline, timing
-from ed_lib.records import Row
+from benchmarks import old_records as records
+from benchmarks.old_records import Row
+from ed_lib import data, devices, gates, machine, roofline, timing
 
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
 LEFT = 75  # what a program exits with that left parts to do

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from benchmarks.old_records import Row
 from ed_lib import data
 from ed_lib.ed import characters, gpt
 from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
-from ed_lib.records import Row
 
 HOWS = ("nearest", "GPTQ", "AWQ")
 FORMATS = ("float32", "float32, w xᵀ", "bfloat16", "int8", "int4", "int4, this book's")

@@ -8,11 +8,11 @@ import torch
 
 from benchmarks import few_bits
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
+from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 from ed_lib.precision.eight_bit_adam import Adam8bit
-from ed_lib.records import Row
 
 CASES = {
     "float32": None,

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from benchmarks import asynchronous, data_parallel, ed_pipeline, pipelines
 from benchmarks.old_harness import Plan, Shown, Table, each, is_right, one_thread, summary
+from benchmarks.old_records import Row
 from ed_lib import timing
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives, costs
 from ed_lib.parallel.ranks.costs import Link
-from ed_lib.records import Row
 
 TORCH = "dist.all_reduce"
 

@@ -11,9 +11,9 @@ import torch
 
 from benchmarks import asynchronous, data_parallel
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
+from benchmarks.old_records import Row
 from ed_lib.ed import EDNetwork, training
 from ed_lib.parallel.ed.delay import Delayed, delays
-from ed_lib.records import Row
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from torch import nn
 
 from benchmarks import old_harness as harness
 from benchmarks.old_harness import ROUNDING, barrier_to_barrier, is_right, summary
+from benchmarks.old_records import Row
 from ed_lib.parallel import launch
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks import costs
-from ed_lib.records import Row
 
 BYTES = 4  # of a float32
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time

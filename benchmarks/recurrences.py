@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
+from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.lstm import minimal, scans
-from ed_lib.records import Row
 
 
 @dataclass(frozen=True)

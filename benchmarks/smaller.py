@@ -15,11 +15,11 @@ from torch import nn
 from benchmarks import old_harness as harness
 from benchmarks import smaller_parts as parts
 from benchmarks.old_harness import by_seed, side_by_side
+from benchmarks.old_records import Row
 from ed_lib import data, learning, models, timing
 from ed_lib.precision import int8, pruning, training
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
-from ed_lib.records import Row
 
 PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
 CUT = (0.5, 0.75)

@@ -1,7 +1,7 @@
 """What the tests of the benchmarks share."""
 
 from benchmarks import old_harness as harness
-from ed_lib import records
+from benchmarks import old_records as records
 
 
 def measured(benchmark, size, folder, device="cpu", wanted=()):

@@ -1,266 +1,183 @@
-"""Records: that what is written comes back, names its makers and nobody else, and says what is wrong."""
+"""Records: that what is written comes back, that what is wrong is named, and which code it stands for."""
 
-import dataclasses
-import getpass
 import importlib
-import json
-import os
-import platform
-import re
-import sys
-import warnings
+import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conftest import ROOT
 from ed_lib import records
-from ed_lib.records import Record, Row
-from ed_lib.roofline import Ceilings
-from ed_lib.timing import Timing
-from tools import measurements
 
-CASE = {"what": "update", "how": "batched product", "depth": 4096, "width": 32, "sizes": [1, 2]}
+MADE = {"benchmark": "ed", "machine": "nvidia-h200", "device": "NVIDIA H200", "code": {"update": "c0de"}}
+TIMES = {"seconds": 1.5e-3, "q1": 1.25e-3, "q3": 2e-3, "n": 40}
+ROWS = [
+    {"table": "update", "how": "a, b", "depth": 4096, "wide": True, "sizes": [1, 2]}
+    | TIMES
+    | {"floor": 1e-3},
+    {"table": "update", "how": "loop", "depth": 4096, "wide": False, "rule": ""}
+    | TIMES
+    | {"curve": [[1.0], [2]]},
+    {"table": "step", "how": "7", "depth": 64} | TIMES | {"text": "two\nlines, “so”", "epochs": [0.5] * 90},
+]
 
 
 @pytest.fixture
-def record():
-    rows = [
-        Row(CASE, Timing(1.5e-3, 1.25e-3, 2e-3, 40), 2.5e-5, 2**31, 2**33 + 1, 1e-3, 3e-7, "warm"),
-        Row(CASE | {"how": "loop"}, Timing(2.0, 1.5, 3.5, 5)),
-    ]
-    ceilings = [Ceilings("NVIDIA H200", "float32", 4.2e12, 5.1e13, "read")]
-    made = {"date": "2026-01-01", "code": "c0de", "gpu": None}
-    return Record("ed", "nvidia-h200", "NVIDIA H200", made, {"batch": 64, "alpha": 0.123456}, ceilings, rows)
+def place(tmp_path, monkeypatch):
+    """A repository with one record."""
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    records.write(pd.DataFrame(ROWS), MADE, tmp_path / "records")
+    return tmp_path / "records" / "nvidia-h200" / "ed.csv"
 
 
-def test_what_is_written_comes_back(record, tmp_path):
-    path = records.write(record, tmp_path / "records")
-    assert path == tmp_path / "records" / "nvidia-h200" / "ed.json"
-    assert records.read(path) == records.read(str(path)) == record
-    assert [file.name for file in path.parent.iterdir()] == ["ed.json"], "the temporary file stayed"
+def as_dict(row):
+    return {name: value for name, value in row.items() if value is not None}
 
 
-def test_the_file_is_stable_and_holds_one_row_a_line(record, tmp_path):
-    path = records.write(record, tmp_path)
-    text = path.read_text(encoding="utf-8")
-    assert records.write(records.read(path), tmp_path).read_text(encoding="utf-8") == text
-    assert sum('"completion"' in line for line in text.splitlines()) == 2 == text.count('"completion"')
-    assert text.endswith("  ]\n}\n") and list(json.loads(text)) == sorted(json.loads(text))
+def test_what_is_written_comes_back(place):
+    record = records.of("ed", "nvidia-h200")
+    assert [as_dict(row) for _, row in record.iterrows()] == ROWS
+    assert record.attrs == MADE | {"rows": 3, "label": "H200"}
+    assert [type(cell) for cell in record.depth] == 3 * [int] and record.n.tolist() == [40, 40, 40]
+    before = [path.read_text() for path in sorted(place.parent.iterdir())]
+    records.write(record, record.attrs, place.parents[1])
+    assert [path.read_text() for path in sorted(place.parent.iterdir())] == before and len(before) == 2
+    records.write(record.drop(columns=["curve", "epochs"]), record.attrs, place.parents[1])
+    assert [path.name for path in place.parent.iterdir()] == ["ed.csv"], "nothing long, and no file for it"
 
 
-def test_a_record_without_rows_is_a_record(record, tmp_path):
-    empty = dataclasses.replace(record, rows=[], ceilings=[])
-    assert records.read(records.write(empty, tmp_path)) == empty
+def test_a_table_is_a_csv_file_that_pandas_reads(place):
+    table = pd.read_csv(place, comment="#")
+    assert table.how.tolist() == ["a, b", "loop", '"7"'] and table.seconds.tolist() == 3 * [1.5e-3]
+    assert "curve" not in table and "epochs" not in table, "what is long stands beside it"
 
 
-def test_measurements_are_rounded_and_counts_are_not(record, tmp_path):
-    numbers = {
-        "median": 1.23456e-3,
-        "q1": np.float64(1.11119e-3),
-        "q3": np.float32(2.5),
-        "n": np.int64(12345),
-    }
-    row = Row(
-        {"width": np.int64(123456)}, Timing(**numbers), 9.87654e-6, 123456789, 987654321, 1.23456, 1 / 3
+CELLS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+
+
+@given(st.lists(CELLS | st.lists(CELLS | st.lists(st.integers())), min_size=1, max_size=5))
+def test_any_value_comes_back_as_it_was(tmp_path_factory, values):
+    folder = tmp_path_factory.mktemp("records")
+    frame = pd.DataFrame({"table": "t", **TIMES, "x": pd.Series(values, dtype=object)})
+    back = records.read(records.write(frame, MADE, folder))
+    assert back.get("x", pd.Series([None] * len(values))).tolist() == values
+
+
+def test_seconds_are_rounded_and_numbers_of_numpy_are_numbers(tmp_path):
+    row = {"table": "t", "seconds": 1.23456e-3, "q1": np.float64(1.11119e-3), "q3": 2.5, "n": np.int64(12345)}
+    row |= {"error": 1 / 3, "loss": 1 / 3, "floor_flops": 987654321, "rates": [np.float32(0.5), np.int8(1)]}
+    back = records.read(records.write(pd.DataFrame([row]), MADE, tmp_path)).loc[0].tolist()
+    assert back == ["t", 1.235e-3, 1.111e-3, 2.5, 12345, 0.3333, 1 / 3, 987654321, [0.5, 1]]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.write(pd.DataFrame([row | {"loss": math.inf}]), MADE, tmp_path)
+
+
+def test_rows_are_found_by_part_of_their_case(place):
+    record = records.of("ed", "nvidia-h200")
+    found = records.rows(record, table="update")
+    assert found.how.tolist() == ["a, b", "loop"] and "text" not in found and found.depth.dtype == "int64"
+    assert records.rows(record, sizes=[1, 2], wide=True).index.tolist() == [0]
+    assert (
+        records.rows(record, wide=None).index.tolist() == [2] and len(records.rows(record, other=None)) == 3
     )
-    ceiling = Ceilings("x", "float32", 1.23456e12, 1.23456e13)
-    path = records.write(dataclasses.replace(record, rows=[row], ceilings=[ceiling]), tmp_path)
-    back = records.read(path)
-    assert back.rows == [
-        Row({"width": 123456}, Timing(1.235e-3, 1.111e-3, 2.5, 12345), 9.877e-6, 123456789, 987654321,
-            1.235, 0.3333)
-    ]  # fmt: skip
-    assert back.ceilings == [Ceilings("x", "float32", 1.235e12, 1.235e13)]
-    assert back.parameters == record.parameters
-
-
-@pytest.mark.parametrize("change, error, wanted", [
-    ({"machine": "Some Machine"}, ValueError, "machine is 'Some Machine'; wanted small letters"),
-    ({"machine": ".."}, ValueError, "machine is '..'"),
-    ({"benchmark": "a/b"}, ValueError, "benchmark is 'a/b'"),
-    ({"rows": [Row({}, Timing(float("nan"), 1, 1, 1))]}, ValueError, "median is nan; wanted a finite number"),
-    ({"rows": [Row({}, Timing(1, 1, 1, 1), error=np.inf)]}, ValueError, "error is inf"),
-    ({"parameters": {"where": Path("x")}}, TypeError, "a record holds .*Path"),
-    ({"parameters": {"where": "/home/me/records"}}, ValueError, "record holds the path '/home/me/records'"),
-    ({"provenance": {"command": "python ~/a/b.py --x"}}, ValueError, "record holds the path '~/a/b.py'"),
-    ({"provenance": {"command": "python --out=C:\\Users\\me"}}, ValueError, "record holds the path 'C:"),
-    ({"rows": [Row({}, Timing(1, 1, 1, 1), note="see /tmp/x/y")]}, ValueError, "holds the path '/tmp/x/y'"),
-])  # fmt: skip
-def test_what_does_not_belong_in_a_record_is_named_and_nothing_is_written(
-    record, tmp_path, change, error, wanted
-):
-    before = records.write(record, tmp_path).read_text()
-    with pytest.raises(error, match=re.escape(wanted).replace(r"\.\*", ".*")):
-        records.write(dataclasses.replace(record, **change), tmp_path)
-    assert [p.read_text() for p in tmp_path.rglob("*") if p.is_file()] == [before]
-
-
-def test_addresses_and_rates_are_no_paths(record, tmp_path):
-    row = Row(
-        {"how": "a/b, GB/s and/or"}, Timing(1, 1, 1, 1), note="https://example.org/a/b, 1/2, ../records/x"
+    assert len(records.rows(record, how="none")) == len(records.rows(record, other=1)) == 0
+    assert records.row(found, how="loop").curve == [[1.0], [2]] and "sizes" not in records.row(
+        record, rule=""
     )
-    records.write(dataclasses.replace(record, rows=[row]), tmp_path)
+    with pytest.raises(LookupError, match="0 rows have {'how': 'magic'} in ed on nvidia-h200.*'loop'"):
+        records.row(record, how="magic")
+    with pytest.raises(LookupError, match="2 rows have {'table': 'update'}.*'a, b'.*'loop'"):
+        records.row(record, table="update")
 
 
-def test_a_write_that_fails_leaves_the_old_file(record, tmp_path, monkeypatch):
-    path = records.write(record, tmp_path)
-    before = path.read_text()
-
-    def fail(*names):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(records.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        records.write(dataclasses.replace(record, rows=[]), tmp_path)
-    assert path.read_text() == before and list(path.parent.iterdir()) == [path]
-
-
-def spoil(data, keys, value):
-    """``data`` with the entry under these keys replaced, or taken out where ``value`` is ``spoil``."""
-    *inner, last = keys
-    place = data
-    for key in inner:
-        place = place[key]
-    if value is spoil:
-        del place[last]
-    else:
-        place[last] = value
-    return data
-
-
-@pytest.mark.parametrize("keys, value, wanted", [
-    (["provenance"], spoil, "ed.json lacks provenance"),
-    (["extra"], 1, "ed.json has extra, which a Record has not"),
-    (["rows"], {}, "ed.json has rows that are no list"),
-    (["rows", 1, "case"], spoil, "ed.json, row 1 lacks case"),
-    (["rows", 0], 7, "ed.json, row 0 holds int; wanted the keys of a Row"),
-    (["rows", 0, "completion", "q1"], spoil, "ed.json, completion of row 0 lacks q1"),
-    (["ceilings", 0, "bandwidth"], -1, "ed.json, ceilings 0: bandwidth is -1"),
-    (["ceilings", 0, "rate"], "fast", "ed.json, ceilings 0: rate is 'fast'"),
+@pytest.mark.parametrize("old, new, wanted", [
+    ("loop,", "loop,1,", "line 8: .*wanted 12 cells"),
+    ("loop,4096,", "loop,", "line 8: .*wanted 12 cells"),
+    ("table,how", "table,seconds", "line 6: .*does not fit the header"),
+    ("seconds,", "minutes,", "line 6: .*does not fit the header"),
+    ('"NVIDIA H200"', '"NVIDIA', "line 3: "),
+    ("# rows: 3\n", "", "line 8: .*rows"),
+    ('"a, b"', '"a, b', "line 7: "),
 ])  # fmt: skip
-def test_a_record_that_lacks_something_says_where_and_what(record, tmp_path, keys, value, wanted):
-    path = records.write(record, tmp_path)
-    path.write_text(json.dumps(spoil(json.loads(path.read_text()), keys, value)))
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path)) + f".*{wanted}"):
-        records.read(path)
+def test_a_file_that_is_malformed_says_where(place, old, new, wanted):
+    text = place.read_text()
+    assert old in text
+    place.write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=f"ed.csv, {wanted}"):
+        records.of("ed", "nvidia-h200")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"rows": [', b"\xff\xfe"])
-def test_a_corrupt_file_is_named(tmp_path, content):
-    (tmp_path / "ed.json").write_bytes(content)
-    with pytest.raises(ValueError, match="ed.json is not valid JSON"):
-        records.read(tmp_path / "ed.json")
+@pytest.mark.parametrize("left", [0, 30, 180, 260, -40, -1])
+def test_a_file_that_is_cut_off_says_where(place, left):
+    place.write_text(place.read_text()[:left])
+    with pytest.raises(ValueError, match=r"ed.csv, line \d: "):
+        records.of("ed", "nvidia-h200")
 
 
-def test_a_row_is_found_by_part_of_its_case(record):
-    assert record.find(how="loop") == record.find(how="loop", depth=4096) == record.rows[1]
-    assert record.select(what="update") == record.select() == record.rows
-    assert record.select(sizes=[1, 2], how="loop") == [record.rows[1]]
-    assert record.select(how="other") == record.select(other=None) == []
+def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_error(place):
+    for machine in ("tesla-t4", "apple-m1"):
+        records.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
+    assert [*records.load("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"] and records.load("lstm") == {}
+    with pytest.raises(
+        LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200, te"
+    ):
+        records.of("ed", "a-cpu")
+    with pytest.raises(LookupError, match="no record of lstm on tesla-t4; there is one on: no machine"):
+        records.of("lstm", "tesla-t4")
 
 
-@pytest.mark.parametrize("case, wanted", [
-    ({"how": "magic"}, "no row has {'how': 'magic'} in ed on nvidia-h200; wanted one"),
-    ({"what": "update"}, "2 rows have {'what': 'update'} in ed on nvidia-h200; wanted one"),
-])  # fmt: skip
-def test_none_or_several_rows_are_an_error_that_shows_what_is_there(record, case, wanted):
-    with pytest.raises(LookupError, match=re.escape(wanted) + ".*batched product.*loop"):
-        record.find(**case)
-
-
-def test_an_error_shows_only_some_of_many_rows(record):
-    many = dataclasses.replace(record, rows=20 * record.rows)
-    with pytest.raises(LookupError, match="; and 32 more$"):
-        many.find(how="magic")
-    with pytest.raises(LookupError, match="no rows$"):
-        dataclasses.replace(record, rows=[]).find(how="magic")
-
-
-def test_records_of_all_machines_are_loaded_in_order(record, tmp_path):
-    for machine in ("nvidia-t4", "apple-m1", "nvidia-h200"):
-        records.write(dataclasses.replace(record, machine=machine), tmp_path)
-    records.write(dataclasses.replace(record, benchmark="lstm", machine="other"), tmp_path)
-    (tmp_path / "README.md").write_text("not a machine")
-    found = [record.machine for record in records.load("ed", tmp_path)]
-    assert found == ["apple-m1", "nvidia-h200", "nvidia-t4"]
-    assert records.load("nothing", tmp_path) == records.load("ed", tmp_path / "nowhere") == []
-    with pytest.raises(ValueError, match="benchmark is '../ed'"):
-        records.load("../ed", tmp_path)
-
-
-def test_the_repository_comes_before_what_was_installed(record, tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(records, "INSTALLED", "recorded_for_a_test")
-    assert records.load("ed") == []  # neither is there
-    installed = tmp_path / "site" / "recorded_for_a_test"
-    records.write(dataclasses.replace(record, machine="installed"), installed)
+def test_the_repository_comes_before_what_was_installed(place, monkeypatch):
+    installed = place.parents[2] / "site" / "ed_lib_of_a_test"
+    records.write(pd.DataFrame(ROWS), MADE | {"machine": "installed"}, installed)
     monkeypatch.syspath_prepend(installed.parent)
     importlib.invalidate_caches()
-    assert [record.machine for record in records.load("ed")] == ["installed"]
-    records.write(record, tmp_path / "records")
-    assert [record.machine for record in records.load("ed")] == ["installed"], "records/ of something else"
-    (tmp_path / "pyproject.toml").touch()
-    assert [record.machine for record in records.load("ed")] == ["nvidia-h200"]
+    monkeypatch.setattr(records, "INSTALLED", "ed_lib_of_a_test")
+    assert [*records.load("ed")] == ["nvidia-h200"]
+    (place.parents[2] / "pyproject.toml").unlink()  # records/ of something else
+    assert [*records.load("ed")] == ["installed"]
+    monkeypatch.setattr(records, "INSTALLED", "no_such_package")
+    assert records.load("ed") == {}
 
 
-@pytest.mark.parametrize("name, wanted", [
-    ("NVIDIA H200", "nvidia-h200"),
-    ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 threads", "intel-xeon-2.50ghz-2-threads"),
-    ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz, 1 thread", "intel-core-i7-9750h-2.60ghz-1-thread"),
-    ("Tesla T4", "tesla-t4"),
-    ("../a/b", "a-b"),
-])  # fmt: skip
-def test_a_slug_is_a_folder_s_name(name, wanted):
-    assert records.slug(name) == wanted
+SOURCES = {
+    "ed_lib/__init__.py": "",
+    "ed_lib/a.py": "import numpy\nfrom ed_lib.inner import two\nraise SystemExit('imported')",
+    "ed_lib/alone.py": "x = 1",
+    "ed_lib/inner/__init__.py": "",
+    "ed_lib/inner/two.py": "def load(name):\n    return importlib.import_module(f'ed_lib.late.{name}')",
+    "ed_lib/late/three.py": "x = 3",
+    "benchmarks/b.py": "def run():\n    import ed_lib.a",
+    "tools/c.py": "from benchmarks import b",
+}
 
 
-def test_a_name_without_letters_has_no_slug():
-    with pytest.raises(ValueError, match="name is '..!'; wanted"):
-        records.slug("..!")
-
-
-def test_records_that_are_older_than_the_code_are_named_and_marked():
-    """They are a warning, and no failure: to measure again takes a quiet machine, and some hours."""
-    found = measurements.recorded()
-    older = [f"{record.machine}/{record.benchmark}" for record in found if records.is_older(record)]
-    if older:
-        warnings.warn(f"records older than the code that they measured: {', '.join(older)}", stacklevel=1)
-    assert measurements.overview(found).count("| changed |") == len(older)
-
-
-def test_a_record_is_older_once_its_benchmark_reaches_other_code(record):
-    made = dataclasses.replace(record, provenance=records.provenance("ed"))
-    assert not records.is_older(made)
-    assert records.is_older(dataclasses.replace(made, benchmark="no_longer_there"))
-    assert {"benchmarks.ed", "ed_lib.ed.rules", "ed_lib.ed.kernels"} <= set(made.provenance["modules"])
-    assert not {"benchmarks.lstm", "ed_lib.lstm", "tools.measurements"} & set(made.provenance["modules"])
-
-
-def test_the_provenance_names_versions_and_code_but_no_host_user_or_folder(record, tmp_path, monkeypatch):
-    words = [
-        "/opt/x/python",
-        "-m",
-        "benchmarks",
-        "ed",
-        "--out",
-        f"{Path.home()}/deep/records",
-        f"--b={ROOT}/c",
-    ]
-    monkeypatch.setattr(sys, "orig_argv", words)
-    made = records.provenance("ed")
-    assert made["command"] == "python -m benchmarks ed --out records --b=c"
-    assert made["versions"]["numpy"] == np.__version__ and made["versions"]["python"] in sys.version
-    assert set(made["versions"]) == {"python", "numpy", "torch", "cupy", "triton"} and made["gpu"] is None
-    assert made["code"] == records.code_hash("ed") and made["threads"] >= 1
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", made["date"])
-    text = records.write(dataclasses.replace(record, provenance=made), tmp_path).read_text()
-    assert not {platform.node(), getpass.getuser()} & set(re.findall(r"[\w.-]+", text))
-    assert str(ROOT) not in text and os.sep + "home" not in text
-
-
-def test_a_claim_about_a_record_that_is_missing_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "load", lambda benchmark: [])
-    with pytest.raises(LookupError, match="no record of ed on a-machine; there is one on: no machine"):
-        records.of("ed", "a-machine")
+def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_path):
+    for name, source in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    found = [path.as_posix() for path in records.reached(["benchmarks.b"], tmp_path)]
+    assert found == sorted(set(SOURCES) - {"ed_lib/alone.py", "tools/c.py"})
+    assert records.reached(["ed_lib.none"], tmp_path) == [Path("ed_lib/__init__.py")]
+    before = records.code_hash(["benchmarks.b"], tmp_path)
+    for name, source, changes in [
+        ("ed_lib/late/three.py", "x = 4", True),
+        ("ed_lib/late/four.py", "", True),
+        ("ed_lib/alone.py", "x = 4", False),
+        (
+            "benchmarks/b.py",
+            '"""Words."""\r\n\r\ndef run():  # more\r\n    """Others."""\r\n    import ed_lib.a',
+            False,
+        ),
+        ("benchmarks/b.py", "def walk():\n    import ed_lib.a", True),
+    ]:
+        (tmp_path / name).write_text(source, newline="")
+        assert (records.code_hash(["benchmarks.b"], tmp_path) != before) == changes, name
+        (tmp_path / name).write_text(SOURCES.get(name, ""))
+        (tmp_path / "ed_lib/late/four.py").unlink(missing_ok=True)
+    assert records.code_hash(["benchmarks.b"], tmp_path, "a cell") != before

@@ -11,7 +11,8 @@ import io
 import json
 import re
 
-from ed_lib import figures, records
+from benchmarks import old_records as records
+from ed_lib import figures
 from ed_lib.ed import costs
 from ed_lib.lstm.costs import PUBLISHED
 from tools import notebooks

@@ -13,7 +13,8 @@ import os
 
 import numpy as np
 
-from ed_lib import records, timing
+from benchmarks import old_records as records
+from ed_lib import timing
 from tools.pages import ROOT
 
 HYPHEN = "\N{NON-BREAKING HYPHEN}"

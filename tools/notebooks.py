@@ -23,8 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from ed_lib import data, gates, notebook, roofline
-from ed_lib import fingerprint as fingerprints
+from ed_lib import data, gates, notebook, records, roofline
 from tools import citations
 from tools.pages import ROOT, pages
 
@@ -104,13 +103,13 @@ def fingerprint(nb):
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
-    digest, modules = hashlib.sha256(), set()
+    code, modules = "", set()
     for cell in code_cells(nb):
         if "setup" not in tags(cell):
-            digest.update(cell.source.encode() + b"\0")
+            code += cell.source + "\0"
         body = cell.source.removeprefix("%%gpu\n")  # inside this magic is Python
-        modules |= fingerprints.imported(TransformerManager().transform_cell(body))
-    return fingerprints.digest(fingerprints.reached(modules, ROOT), ROOT, digest).hexdigest()
+        modules |= records.imported(TransformerManager().transform_cell(body))
+    return records.code_hash(modules, ROOT, code)
 
 
 QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs

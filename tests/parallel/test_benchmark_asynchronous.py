@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks import asynchronous
-from ed_lib import records
+from benchmarks import old_records as records
 from ed_lib.parallel.asynchronous import workers
 from ed_lib.parallel.asynchronous.virtual import simulate
 from tools import measurements

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from benchmarks import data_parallel
-from ed_lib import records
+from benchmarks import old_records as records
 from ed_lib.parallel.data_parallel import by_hand
 from tools import measurements
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ed_pipeline, pipelines
-from ed_lib import records
+from benchmarks import old_records as records
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES, ed, repeat
 from ed_lib.parallel.model_parallel.simulator import simulate
 from tools import measurements

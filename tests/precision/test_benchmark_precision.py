@@ -12,9 +12,9 @@ from benchmarks import formats, precision, smaller
 from benchmarks import old_harness as harness
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
+from benchmarks.old_records import Row
 from ed_lib import data, devices, learning, roofline
 from ed_lib.precision import fp8, scaler, training
-from ed_lib.records import Row
 from ed_lib.timing import Timing
 from tests.benchmark import measured
 from tools import measurements
