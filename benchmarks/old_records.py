@@ -25,7 +25,6 @@ from ed_lib.timing import Timing
 
 INSTALLED = "ed_lib.recorded"  # the package that holds the records where ed_lib was installed without them
 REPOSITORY = records.ROOT
-PACKAGES = {"numpy": ("numpy",), "torch": ("torch",), "cupy": machine.CUPY, "triton": ("triton",)}
 LOCAL = re.compile(r"""(?<![\w./:~])(?:~?/\w[^\s"]*/|[A-Za-z]:\\\\)[^\s"]*""")  # an absolute path, in JSON
 SHOWN = 8  # cases that an error lists
 
@@ -124,10 +123,9 @@ def provenance(benchmark: str, device: str = "cpu") -> dict:
         "cpu": machine.name("cpu"),
         "threads": torch.get_num_threads(),
         "blas_threads": _blas_threads(),
-        "gpu": machine.gpu_facts(device),
+        "gpu": machine.facts(device)["gpu"],
         "os": platform.platform(),
-        "versions": {"python": platform.python_version()}
-        | {library: machine.version(*names) for library, names in PACKAGES.items()},
+        "versions": {key.lower(): value for key, value in machine.versions().items()},
         "code": code_hash(benchmark),
         "modules": [path.as_posix() for path in records.reached([f"benchmarks.{benchmark}"])],
         "command": _command(),

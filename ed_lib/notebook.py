@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ed_lib import arrays
-from ed_lib.machine import card, cpu, gpu, versions  # noqa: F401  offered here as well
+from ed_lib.machine import card
 
 
 def setup() -> None:

@@ -66,16 +66,3 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
     monkeypatch.setattr(gates.time, "sleep", lambda seconds: machines(0.0, 0.9))  # meanwhile it gets quiet
     gates.wait_for_quiet(60, said.append)
     assert len(said) == 1
-
-
-@pytest.mark.oracle
-def test_the_load_counts_a_busy_loop(monkeypatch, tmp_path):
-    (tmp_path / "stat").write_text("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2\n")
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
-
-    def later(seconds):
-        (tmp_path / "stat").write_text("cpu  150 0 50 950 50 0 0 0 0 0\ncpu0 1 2\n")
-
-    monkeypatch.setattr(machine.time, "sleep", later)
-    assert machine.load() == pytest.approx(4 * 50 / 200)

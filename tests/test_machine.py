@@ -1,152 +1,132 @@
-"""The machine: its name, the memory that is left, and that the ground floor asks for little."""
+"""The machine: its name, what tells it from others, its load, the memory that is left; and that nothing else
+is needed to find out.
+"""
 
-import contextlib
 import math
+import os
+import platform
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
+import torch
 
 from conftest import ROOT
-from ed_lib import arrays, machine, notebook
+from ed_lib import machine
 
 GIB = 2**30
+CPU = """processor\t: 0
+vendor_id\t: {}
+cpu family\t: {}
+model\t\t: {}
+model name\t: {}
+flags\t\t: fpu {}
+
+processor\t: 1
+flags\t\t: none
+"""
 
 
 @pytest.fixture
-def linux(tmp_path, monkeypatch):
-    """write(name, text) for files of a made-up /proc and /sys/fs/cgroup; 16 GiB are available at first."""
-
-    def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
-    write("proc/meminfo", f"MemTotal: {32 * 2**20} kB\nMemFree: 5 kB\nMemAvailable: {16 * 2**20} kB")
-    return write
-
-
-def test_the_memory_is_what_linux_calls_available(linux):
-    assert machine.memory() == machine.memory("cpu") == 16 * GIB
-
-
-@pytest.mark.parametrize("limit, wanted", [(8 * GIB, 5), ("max", 16), (2**63 - 4096, 16), (2 * GIB, 0)])
-@pytest.mark.parametrize("folder, inside", [("", "0::/"), ("a/b", "0::/a/b"), ("a", "1:cpu:/x\n0::/a/b")])
-def test_a_limit_of_control_groups_bounds_it(linux, limit, wanted, folder, inside):
-    linux("proc/self/cgroup", inside)
-    linux(f"cgroup/{folder}/memory.max", limit)
-    linux(f"cgroup/{folder}/memory.current", 3 * GIB)
-    assert machine.memory() == wanted * GIB
-
-
-@pytest.mark.parametrize(
-    "folder, inside", [("", "4:memory:/not/in/the/container"), ("/a", "4:cpu,memory:/a")]
-)
-def test_a_limit_of_the_older_control_groups_bounds_it(linux, folder, inside):
-    linux("proc/self/cgroup", inside)
-    linux(f"cgroup/memory{folder}/memory.limit_in_bytes", 8 * GIB)
-    linux(f"cgroup/memory{folder}/memory.usage_in_bytes", 3 * GIB)
-    assert machine.memory() == 5 * GIB
-    linux(f"cgroup/memory{folder}/memory.stat", f"inactive_file 1\ntotal_inactive_file {GIB}")
-    assert machine.memory() == 6 * GIB
-
-
-def test_cached_files_count_as_available(linux):
-    linux("cgroup/memory.max", 8 * GIB)
-    linux("cgroup/memory.current", 7 * GIB)
-    linux("cgroup/memory.stat", f"anon 7\nfile {6 * GIB}\ninactive_file {4 * GIB}")
-    assert machine.memory() == 5 * GIB
-
-
-def test_elsewhere_it_is_all_the_memory_there_is_or_unknown(tmp_path, monkeypatch):
+def proc(tmp_path, monkeypatch):
+    """write(name, text) for the files of a made-up /proc, on a machine of Linux with two threads."""
     monkeypatch.setattr(machine, "PROC", tmp_path)
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(machine.os, "sysconf", sizes.__getitem__, raising=False)
-    assert machine.memory() == 4096000
+    monkeypatch.setattr(machine, "threads", lambda: 2)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return lambda name, text: (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize("vendor, family, model, name, flags, slug", [
+    ("AuthenticAMD", 25, 17, "AMD EPYC", "avx2 avx512f avx512_vnni avx512_bf16",
+     "amd-25-17-avx512-vnni-bf16-2-threads"),
+    ("AuthenticAMD", 25, 1, "AMD EPYC", "avx2", "amd-25-1-avx2-2-threads"),
+    ("GenuineIntel", 6, 143, "Intel(R) Xeon(R) Processor @ 2.10GHz", "avx2 avx512f avx512_vnni amx_tile",
+     "intel-6-143-avx512-vnni-amx-2-threads"),
+])  # fmt: skip
+def test_a_machine_is_its_processor(proc, vendor, family, model, name, flags, slug):
+    proc("cpuinfo", CPU.format(vendor, family, model, name, flags))
+    assert machine.slug() == slug and machine.name() == f"{name}, 2 threads"
+    assert machine.card().startswith(f"CPU: {name}, 2 threads · ") and "\n" not in machine.card()
+
+
+def test_a_processor_that_nobody_describes_has_a_plain_name(proc, monkeypatch):
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert machine.name() == "riscv64, 2 threads" and machine.slug() == "riscv64-2-threads"
+    assert machine.flags() == [] and machine.memory() > 0 and machine.load() >= 0
+    proc("cpuinfo", "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n")  # an ARM in a container
+    assert machine.slug() == "riscv64-2-threads"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    said = SimpleNamespace(stdout="Apple M1 (TM) CPU\n")
+    monkeypatch.setattr(subprocess, "run", lambda *command, **options: said)
+    assert machine.slug() == "apple-m1-2-threads"
+
+
+def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or_folder(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    words = ["/opt/x/python", "-m", "benchmarks", "--out", "/home/me/deep/records", f"--b={ROOT}/c", "a/b"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    made = machine.facts()
+    assert made["command"] == "python -m benchmarks --out records c b"
+    assert made["forced"]["OPENBLAS_CORETYPE"] == "Haswell" and made["gpu"] is None
+    assert (
+        made["versions"]["PyTorch"] == torch.__version__.partition("+")[0]
+        and made["versions"]["Python"] in sys.version
+    )
+    assert made["machine"] == machine.slug() and made["threads"] == torch.get_num_threads()
+    assert any(library == "openblas" and kernels for library, _, kernels, _ in made["blas"])
+    assert platform.node() not in str(made) and str(ROOT) not in str(made)
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_memory_and_threads_are_those_that_psutil_sees():
+    assert abs(machine.memory() / psutil.virtual_memory().available - 1) < 0.2  # others are at work
+    assert machine.threads() == len(psutil.Process().cpu_affinity())
+
+
+@pytest.mark.oracle
+def test_the_load_counts_a_busy_loop(proc, monkeypatch):
+    proc("stat", "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2\n")
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    later = "cpu  150 0 50 950 50 0 0 0 0 0\ncpu0 1 2\n"
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: proc("stat", later))
+    assert machine.load() == pytest.approx(4 * 50 / 200)
+
+
+def test_too_little_memory_is_an_error_before_anything_is_allocated(proc, monkeypatch):
+    proc("meminfo", f"MemTotal: {32 * 2**20} kB\nMemAvailable:   {16 * 2**20} kB\n")
+    machine.check_memory("two networks", 16 * GIB)
+    with pytest.raises(
+        MemoryError, match="^two networks needs 16.5 GiB of memory on cpu; 16.0 GiB is availab"
+    ):
+        machine.check_memory("two networks", 16.5 * GIB)
+    proc("meminfo", "")
     monkeypatch.delattr(machine.os, "sysconf")
     assert machine.memory() == math.inf
-    machine.check_memory("anything", 2**60)
 
 
-def fake_gpu(monkeypatch, library):
-    """A machine whose second GPU is seen by "torch" or "cupy" only."""
+def test_a_gpu_is_known_through_torch(monkeypatch):
     cuda = {
-        "mem_get_info": lambda index: (index * GIB, 80 * GIB),
-        "memory_reserved": lambda index: 5 * GIB,
-        "memory_allocated": lambda index: 3 * GIB,
-        "get_device_name": lambda index: f"GPU {index}",
-        "get_device_properties": lambda index: SimpleNamespace(total_memory=80 * GIB),
+        "get_device_properties": lambda device: SimpleNamespace(name="NVIDIA H200", total_memory=80 * GIB),
+        "mem_get_info": lambda device: (GIB, 80 * GIB),
+        "memory_reserved": lambda device: 5 * GIB,
+        "memory_allocated": lambda device: 3 * GIB,
     }
-    torch = SimpleNamespace(
-        __name__="torch", cuda=SimpleNamespace(**cuda), version=SimpleNamespace(cuda="13.2")
-    )
-    runtime = {
-        "memGetInfo": lambda: (2 * GIB, 80 * GIB),
-        "getDeviceProperties": lambda i: {"name": f"GPU {i}".encode(), "totalGlobalMem": 80 * GIB},
-        "runtimeGetVersion": lambda: 13020,
-    }
-    cupy = SimpleNamespace(
-        __name__="cupy",
-        cuda=SimpleNamespace(Device=contextlib.nullcontext, runtime=SimpleNamespace(**runtime)),
-    )
-    monkeypatch.setattr(arrays, "gpu_count", lambda backend="torch": 2 * (backend == library))
-    monkeypatch.setattr(machine, "_driver", lambda: "580.1")
-    monkeypatch.setitem(sys.modules, library, {"torch": torch, "cupy": cupy}[library])
-
-
-@pytest.mark.parametrize("library, left", [("torch", 3 * GIB), ("cupy", 2 * GIB)])
-def test_a_gpu_is_known_through_either_library(monkeypatch, library, left):
-    fake_gpu(monkeypatch, library)
-    facts = {"name": "GPU 1", "memory": 80 * GIB, "driver": "580.1", "cuda": "13.2"}
-    assert machine.name("cuda:1") == "GPU 1" and machine.gpu_facts("cuda:1") == facts
-    assert machine.memory("cuda:1") == left
-    with pytest.raises(MemoryError, match=r"cuda:1; \d\.0 GiB is available"):
-        machine.check_memory("a state", 4 * GIB, "cuda:1")
-
-
-def test_too_little_memory_is_an_error_before_anything_is_allocated(linux):
-    machine.check_memory("two networks", 16 * GIB)
-    wanted = "^two networks needs 16.5 GiB of memory on cpu; 16.0 GiB is available$"
-    with pytest.raises(MemoryError, match=wanted):
-        machine.check_memory("two networks", 16.5 * GIB, "cpu")
-    linux("proc/meminfo", "MemAvailable: 2048 kB")
-    with pytest.raises(MemoryError, match="a needs 3.0 MiB of memory on cpu; 2.0 MiB is available"):
-        machine.check_memory("a", 3 * 2**20)
-
-
-@pytest.mark.parametrize("device", ["tpu", "cuda:99", "cuda:x", None, 0])
-@pytest.mark.parametrize("function", [machine.name, machine.memory, machine.gpu_facts])
-def test_a_device_that_does_not_exist_is_named(function, device):
-    with pytest.raises(ValueError, match=f"device is {device!r}; wanted|device is 'tpu'; wanted"):
-        function(device)
-
-
-def test_the_cpu_has_a_name_and_no_facts_of_a_gpu(linux):
-    linux("proc/cpuinfo", "processor\t: 0\nmodel name\t: Good CPU @ 3 GHz\n\nmodel name\t: Good CPU @ 3 GHz")
-    if sys.platform == "linux":
-        assert machine.name().startswith("Good CPU @ 3 GHz, ") and machine.name() in machine.card()
-    assert machine.gpu_facts("cpu") is None and machine.threads() >= 1
-
-
-def test_a_driver_that_cannot_be_asked_is_unknown(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert machine._driver() is None
-
-
-def test_what_chapters_and_tools_call_is_still_in_notebook():
-    assert (notebook.card, notebook.cpu, notebook.gpu) == (machine.card, machine.cpu, machine.gpu)
-    assert notebook.versions() == machine.versions() and machine.version("no-such-package") is None
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setenv("PATH", os.defpath)
+    assert machine.name("cuda:1") == "NVIDIA H200" and machine.slug("cuda") == "nvidia-h200"
+    assert machine.memory("cuda:1") == 3 * GIB
 
 
 def test_the_ground_floor_runs_with_nothing_but_numpy_and_torch():
     code = """
 import sys
 for name in ("array_api_compat", "tqdm", "matplotlib", "IPython", "scipy", "sklearn", "threadpoolctl",
-             "pooch", "requests", "cupy", "triton"):
+             "pooch", "requests", "cupy", "triton", "pandas"):
     sys.modules[name] = None
 from ed_lib import machine, roofline, timing
 timing.measure(lambda: None, min_seconds=0.001), timing.apart(lambda: None, min_seconds=0.001)

@@ -139,8 +139,8 @@ def execute(nb, path, **environment):
         asyncio.run(_run(client, environment))
     nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
-        "machine": f"{notebook.cpu()} · {notebook.gpu()}",
-        "versions": notebook.versions(),
+        "machine": " · ".join(notebook.card().split(" · ")[:2]),
+        "versions": notebook.card().split(" · ")[2:],
         "fingerprint": fingerprint(nb),
     }
     return canonical(nb)

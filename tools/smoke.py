@@ -20,7 +20,7 @@ def versions():
 
     from ed_lib import machine
 
-    print(f"  {machine.name('cuda')}, {machine.gpu_facts('cuda')}, NumPy {np.__version__}")
+    print(f"  {machine.name('cuda')}, {machine.facts('cuda')['gpu']}, NumPy {np.__version__}")
     print(f"  PyTorch {torch.__version__}, Triton {triton.__version__}, CuPy {cupy.__version__}")
 
 
