@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ed_lib import check
-from ed_lib.precision.formats import FORMATS, Format
+from ed_lib.precision.formats import EXPONENT, FORMATS, nearest
 
-EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 HADAMARD = 16  # neighbours that a Hadamard transform mixes
 SCALES = ("none", "float32", "floor", "ceil", "e4m3", "two-level")
 
@@ -51,6 +50,10 @@ class Scaling:
         check.choice("format", self.format, FORMATS)
         check.choice("scale", self.scale, SCALES)
         check.count("history", self.history, least=0)
+        if self.format in ("tf32", "bfloat16") and self.scale != "none":
+            raise ValueError(
+                f"scale is {self.scale!r}; wanted 'none', since {self.format} has float32's range"
+            )
         for size in self.block or ():
             check.count("block", size)
 
@@ -86,27 +89,6 @@ RECIPES = {name: Recipe(how, how, how) for name, how in EVERYWHERE.items()} | {
 }
 
 
-def nearest(x: Tensor, format: str, random: torch.Generator | None = None) -> Tensor:
-    """The numbers of a format that are nearest to x, float32 (…) → (…); ties to even, beyond the largest the
-    largest, NaN stays NaN. random: up or down with the probability that makes the mean right.
-
-    As :func:`ed_lib.precision.formats.round_to` with ``saturate``, in a third of the time, for formats of at
-    most eight bits: a number is added, so large that float32 keeps nothing below the format's spacing.
-    """
-    check.choice("format", format, [name for name, f in FORMATS.items() if f.bits <= 8])
-    return _nearest(x, FORMATS[format], random)
-
-
-def _nearest(x: Tensor, f: Format, random: torch.Generator | None) -> Tensor:
-    x = x.clamp(-f.largest, f.largest)
-    power = (x.view(torch.int32) & EXPONENT).view(torch.float32)  # 2ᵏ ≤ |x| < 2ᵏ⁺¹
-    spacing = power.clamp_(min=f.smallest_normal).mul_(f.epsilon)
-    if random is not None:
-        x = torch.rand(x.shape, generator=random).to(x.device).sub_(0.5).mul_(spacing).add_(x)
-    shift = spacing.mul_(1.5 * 2**23)  # a float32 of this size has the format's spacing
-    return (x + shift).sub_(shift)
-
-
 def scaled(
     x: Tensor, how: Scaling, axis: int = 1, *, largest: Tensor | None = None,
     random: torch.Generator | None = None,
@@ -123,8 +105,9 @@ def scaled(
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; wanted a matrix of float32")
     if how.format == "float32":
         return x
+    draw = random if how.stochastic else None
     if how.scale == "none":
-        return x.to(getattr(torch, how.format)).float() if f.bits > 8 else _nearest(x, f, None)
+        return nearest(x, how.format, draw, saturate=f.bits <= 8)
     across, along = how.block or (x.shape[1 - axis], x.shape[axis])
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
@@ -137,24 +120,24 @@ def scaled(
         most = most.where(~most.isfinite(), largest)
     scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    rounded = _nearest(blocks * inverse, f, random if how.stochastic else None)
-    return rounded.mul_(scale).view(x.shape)  # → (R, C)
+    return nearest(blocks * inverse, how.format, draw).mul_(scale).view(x.shape)  # → (R, C)
 
 
 def _scales(most, f, kind):
-    """The largest of each block → what the block is divided by."""
+    """The largest of each block → what the block is divided by; of a block of zeros 0."""
     if kind == "float32":
-        return most / f.largest
+        return torch.where(most == 0, 0.0, (most / f.largest).clamp(min=2.0**-126))  # 1 / scale is finite
     if kind in ("floor", "ceil"):
         power = (most.view(torch.int32) & EXPONENT).view(torch.float32)
         scale = power / 2.0 ** (torch.tensor(f.largest).log2().floor().item())
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
-    e4m3 = FORMATS["e4m3"]
-    overall = most.max() / (f.largest * e4m3.largest) if kind == "two-level" else torch.ones(())
+    overall = torch.ones(())
+    if kind == "two-level":
+        overall = most.max() / (f.largest * FORMATS["e4m3"].largest)
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
-    return _nearest(wanted, e4m3, None) * overall
+    return nearest(wanted, "e4m3") * overall
 
 
 def mixed(x: Tensor, signs: Tensor) -> Tensor:
@@ -195,7 +178,8 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         if how.history:
             seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
             largest, now = (max(seen, default=None) or None), x.abs().max()  # None, too, for zeros
-            seen.append(now)
+            if now.isfinite():  # else the next step has no scale
+                seen.append(now)
         turned = mixed(x, self.signs) if self.recipe.hadamard and role != "w" else x
         second = scaled(x, how, 1, largest=largest, random=self.random)
         if turned is x and (how.block is None or how.block[0] == how.block[1]):
@@ -263,4 +247,5 @@ def stochastic_bfloat16(x: Tensor, random: torch.Generator) -> Tensor:
     To the bits of a float32 a random number of 16 bits is added, and then the last 16 are cut off.
     """
     noise = torch.randint(2**16, x.shape, generator=random, dtype=torch.int32).to(x.device)
-    return ((x.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
+    rounded = ((x.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
