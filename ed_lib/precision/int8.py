@@ -13,6 +13,9 @@ from torch import nn
 
 from ed_lib.precision import quantization
 
+ops = torch.ops.onednn
+OUT: tuple = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothing done to it after
+
 
 class Int8(nn.Module):
     """A :class:`quantization.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out.
@@ -26,32 +29,28 @@ class Int8(nn.Module):
         layer, inputs = quantized.layer, quantized.inputs
         if inputs is None:
             raise ValueError("model has inputs in float32; wanted one whose inputs are quantized too")
-        self.inputs, self.weights = inputs, quantized.weights
+        self.high, self.scales = inputs.high, quantized.weights.scale
+        self.zeros = quantized.weights.zero_point
         self.bias = None if layer.bias is None else layer.bias.detach()
-        self.inputs_at = float(inputs.scale), int(inputs.zero_point)
-        self.inverse = float(1 / inputs.scale)
+        self.inputs_at, self.inverse = (float(inputs.scale), int(inputs.zero_point)), float(1 / inputs.scale)
         self.convolution = None
         if isinstance(layer, nn.Conv2d):
             if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
-                raise ValueError(
-                    f"padding is {layer.padding!r} of {layer.padding_mode}; wanted numbers, zeros"
-                )
+                raise ValueError(f"padding is {layer.padding!r}, {layer.padding_mode}; wanted numbers, zeros")
             self.convolution = [list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups]
-            self.packed = torch.ops.onednn.qconv_prepack(
-                quantized.codes(), self.weights.scale, *self.inputs_at, *self.convolution, None
-            )
+            how = (*self.inputs_at, *self.convolution, None)
+            self.packed = ops.qconv_prepack(quantized.codes(), self.scales, *how)
         else:
-            self.packed = torch.ops.onednn.qlinear_prepack(quantized.codes(), None)
+            self.packed = ops.qlinear_prepack(quantized.codes(), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         codes = x.mul(self.inverse).round_()  # as quantization.quantize, in fewer calls
         codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
-        codes = codes.clamp_(0, self.inputs.high).to(torch.uint8)
-        grids = (*self.inputs_at, self.packed, self.weights.scale, self.weights.zero_point, self.bias)
-        out: tuple = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothing done to it after
+        codes = codes.clamp_(0, self.high).to(torch.uint8)
+        grids = (*self.inputs_at, self.packed, self.scales, self.zeros, self.bias)
         if self.convolution:
-            return torch.ops.onednn.qconv_pointwise(codes, *grids, *self.convolution, *out)
-        return torch.ops.onednn.qlinear_pointwise(codes, *grids, *out)
+            return ops.qconv_pointwise(codes, *grids, *self.convolution, *OUT)
+        return ops.qlinear_pointwise(codes, *grids, *OUT)
 
 
 def to_int8(model: nn.Module) -> nn.Module:
@@ -60,10 +59,9 @@ def to_int8(model: nn.Module) -> nn.Module:
         raise RuntimeError("no products of 8 bits here whose sums are right; wanted a CPU of x86 with VNNI")
     model = copy.deepcopy(model)
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, quantization.Quantized)]
-    if not layers:
-        raise ValueError("model has no quantized layer; wanted one that quantize_model made")
-    if (device := next(model.parameters()).device).type != "cpu":
-        raise ValueError(f"model is on {device}; wanted one that was quantized on the CPU")
+    if not layers or (device := next(model.parameters()).device).type != "cpu":
+        came = f"is on {device}" if layers else "has no quantized layer"
+        raise ValueError(f"model {came}; wanted one that was quantized on the CPU")
     for name, layer in layers:
         model = quantization.replaced(model, name, Int8(layer))
     return model
@@ -73,10 +71,9 @@ def to_int8(model: nn.Module) -> nn.Module:
 def available() -> bool:
     """Whether this PyTorch has the operations, and this CPU's sums of the largest codes are right."""
     names = ("qconv_prepack", "qconv_pointwise", "qlinear_prepack", "qlinear_pointwise")
-    if not (torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)):
+    if not (torch.backends.mkldnn.is_available() and all(hasattr(ops, name) for name in names)):
         return False
-    weights = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
+    weights = ops.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
     grids = 1.0, 0, weights, torch.ones(16), torch.zeros(16, dtype=torch.int32), None
-    codes = torch.full((4, 64), 255, dtype=torch.uint8)
-    sums = torch.ops.onednn.qlinear_pointwise(codes, *grids, 1.0, 0, torch.float32, "none", [], "")
+    sums = ops.qlinear_pointwise(torch.full((4, 64), 255, dtype=torch.uint8), *grids, *OUT)
     return bool((sums == 64 * 255 * 127).all())

@@ -20,42 +20,38 @@ class MasterWeights:
     """Steps float32 copies of ``parameters`` with any torch optimizer, and rounds them back. It stands where
     an optimizer stands: also in ``scaler.step(...)``, of our GradScaler or of torch's.
 
-    ::
-
-        model = models.lenet().half()
-        optimizer = MasterWeights(model, lambda masters: torch.optim.Adam(masters, lr=1e-3))
-
     parameters: a module, or an iterable of tensors, of float16, bfloat16 or float32. Those that require no
     gradient are left out; one that is float32 is its own master. They are to hold their weights before.
     make_optimizer: is given the list of masters and returns a torch optimizer of them, here ``optimizer``
-    (schedulers take that one).
-
-    A step is three things: :meth:`pull_gradients`, the optimizer's step, :meth:`push_weights`.
+    (schedulers take that one): ``MasterWeights(net.half(), lambda masters: torch.optim.SGD(masters, 0.1))``.
     """
 
     def __init__(
-        self,
-        parameters: nn.Module | Iterable[torch.Tensor],
+        self, parameters: nn.Module | Iterable[torch.Tensor],
         make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-    ):
-        self.parameters = _trained(parameters)
-        if not callable(make_optimizer):
-            kind = type(make_optimizer).__name__
-            raise TypeError(f"make_optimizer is a {kind}; wanted a function from the masters to an optimizer")
+    ):  # fmt: skip
+        tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
+        for i, p in enumerate(tensors):
+            check.choice(f"parameters[{i}].dtype", p.dtype, (*LOW, torch.float32))
+            if not p.is_leaf:
+                raise ValueError(f"parameters[{i}] is computed from others; wanted one that has a gradient")
+        self.parameters = [p for p in tensors if p.requires_grad]
+        if not self.parameters or len({id(p) for p in tensors}) < len(tensors):
+            raise ValueError("parameters holds one twice, or none that requires a gradient; wanted each once")
         self.masters = [nn.Parameter(p.detach().float()) if p.dtype in LOW else p for p in self.parameters]
+        both = zip(self.parameters, self.masters, strict=True)
+        self.copies: list[tuple[Any, Any]] = [(p, master) for p, master in both if p is not master]
         self.optimizer = make_optimizer(self.masters)
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         if {id(p) for p in stepped} != {id(p) for p in self.masters}:
             raise ValueError(
-                f"make_optimizer steps {len(stepped)} tensors; wanted the masters, all and no others"
+                f"make_optimizer steps {len(stepped)} tensors; wanted the masters, all, no others"
             )
 
     @property
     def param_groups(self) -> list[dict]:
-        """The optimizer's groups of masters, with the gradients of the latest backward pass.
-
-        A scaler looks here for what to unscale, so they are pulled first. To clip without a scaler, call
-        :meth:`pull_gradients`, then clip those of ``masters``.
+        """The optimizer's groups of masters. A scaler looks here for what to unscale, so the gradients are
+        pulled first. To clip without a scaler, call :meth:`pull_gradients`, then clip those of ``masters``.
         """
         self.pull_gradients()
         return self.optimizer.param_groups
@@ -70,7 +66,7 @@ class MasterWeights:
         """Copies each low-precision gradient to its master, as float32, if it is new: one that was pulled and
         has not changed since leaves its master's gradient alone, which may be unscaled and clipped by now.
         """
-        for p, master in self._copies():
+        for p, master in self.copies:
             if p.grad is None:
                 master.grad = None
             elif getattr(p.grad, "pulled", None) != p.grad._version:  # counts the changes in place
@@ -80,7 +76,7 @@ class MasterWeights:
     @torch.no_grad()
     def push_weights(self) -> None:
         """Rounds each master to its low-precision parameter, in place."""
-        for p, master in self._copies():
+        for p, master in self.copies:
             p.copy_(master)  # to the nearest, ties to even
 
     def step(self) -> Any:
@@ -91,7 +87,7 @@ class MasterWeights:
         self.pull_gradients()
         result = self.optimizer.step()
         self.push_weights()
-        for _, master in self._copies():
+        for _, master in self.copies:
             master.grad = None
         return result
 
@@ -104,32 +100,13 @@ class MasterWeights:
         """The masters, which the model's own state has only rounded, and the optimizer's state."""
         return {"masters": [m.detach() for m in self.masters], "optimizer": self.optimizer.state_dict()}
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
         """Goes on from a ``state_dict``; the parameters are rounded from its masters."""
         shapes, wanted = ([tuple(t.shape) for t in s] for s in (state_dict["masters"], self.masters))
         if shapes != wanted:
             raise ValueError(f"state_dict holds masters of the shapes {shapes}; wanted {wanted}")
         self.optimizer.load_state_dict(state_dict["optimizer"])  # checks its own before it changes anything
-        with torch.no_grad():
-            for master, saved in zip(self.masters, state_dict["masters"], strict=True):
-                master.copy_(saved)
+        for master, saved in zip(self.masters, state_dict["masters"], strict=True):
+            master.copy_(saved)
         self.push_weights()
-
-    def _copies(self):
-        pairs = zip(self.parameters, self.masters, strict=True)
-        return [(p, master) for p, master in pairs if p is not master]
-
-
-def _trained(parameters):
-    """The tensors that require a gradient, as a list."""
-    tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
-    for i, p in enumerate(tensors):
-        check.choice(f"parameters[{i}].dtype", p.dtype, (*LOW, torch.float32))
-        if not p.is_leaf:
-            raise ValueError(f"parameters[{i}] is computed from others; wanted a leaf, which has a gradient")
-    trained = [p for p in tensors if p.requires_grad]
-    if not trained or len({id(p) for p in tensors}) < len(tensors):
-        raise ValueError(
-            "parameters holds a tensor twice, or none that requires a gradient; wanted each once"
-        )
-    return trained

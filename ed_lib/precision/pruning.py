@@ -102,22 +102,14 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
         if getattr(layer, "groups", 1) != 1:
             raise ValueError(f"layer {name} has {layer.groups} groups; wanted 1")
         weight, bias, width = layer.weight.detach(), layer.bias, len(layer.weight)
-        if inputs is not None:
-            weight = weight[:, _columns(inputs, weight.shape[1])]
+        if inputs is not None:  # each output before is one input; several, of a Linear behind an nn.Flatten
+            before, of = inputs
+            weight = weight.unflatten(1, (of, -1))[:, before].flatten(1, 2)
         stay = keep.get(name, torch.arange(width)).to(weight.device)
         bias = None if bias is None else bias[stay]
         small = replaced(small, name, plain(layer, weight[stay], bias))
         inputs = stay, width
     return small
-
-
-def _columns(inputs, n):
-    """The inputs of a layer that stay, of its n, when of the ``width`` outputs before it some ``stay``: each
-    output of a convolution is n / width inputs of a Linear layer behind an nn.Flatten.
-    """
-    stay, width = inputs
-    each = n // width
-    return (stay[:, None] * each + torch.arange(each, device=stay.device)).flatten()  # → (stay · each,)
 
 
 def _indices(name, indices, model, names):

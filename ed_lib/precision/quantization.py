@@ -7,41 +7,49 @@ After Jacob et al. (2018) and Krishnamoorthi (2018). A number is rounded to the 
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ed_lib import check
 
 BITS = range(2, 9)
 SCHEMES = ("symmetric", "asymmetric")
-SPANS = ("min-max", "mse")
 LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
 LARGEST = torch.finfo(torch.float32).max
 TINY = torch.finfo(torch.float32).tiny  # the least scale: its inverse is still finite
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(nn.Module):
     """The numbers that codes stand for. ``scale`` float32 and ``zero_point`` int32 have the shape () for one
     grid, or (C,) for one in each slice along ``axis``; codes run from ``low`` to ``high``.
+
+    A module, so that a model that holds grids saves them, and takes them along to another device.
     """
 
-    scale: torch.Tensor
-    zero_point: torch.Tensor
-    low: int
-    high: int
-    axis: int | None = None
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, scale: Tensor, zero_point: Tensor, low: int, high: int, axis: int | None = None):
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+        self.low, self.high, self.axis = low, high, axis
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.low, self.high])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.low, self.high = state.tolist()
 
     @property
     def bits(self) -> int:
         """Bits that a code takes."""
         return (self.high - self.low).bit_length()
 
-    def along(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def along(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point, shaped so that they broadcast against x."""
         if self.axis is None:
             return self.scale, self.zero_point
@@ -51,12 +59,7 @@ class Grid:
 
 
 def choose_grid(
-    x: torch.Tensor,
-    bits: int = 8,
-    *,
-    scheme: str = "symmetric",
-    axis: int | None = None,
-    span: str = "min-max",
+    x: Tensor, bits: int = 8, *, scheme: str = "symmetric", axis: int | None = None, span: str = "min-max"
 ) -> Grid:
     """The :class:`Grid` for a float32 tensor, of any shape; with ``axis``, one for each slice along it.
 
@@ -68,43 +71,63 @@ def choose_grid(
     _check(x)
     check.choice("bits", bits, BITS)
     check.choice("scheme", scheme, SCHEMES)
-    check.choice("span", span, SPANS)
+    check.choice("span", span, ("min-max", "mse"))
     check.choice("axis", axis, (None, *range(x.dim())))
-    x = x.detach()
-    # → (1 or C, the rest)
-    rows = x.reshape(1, -1) if axis is None else x.movedim(axis, 0).reshape(x.shape[axis], -1)
+    rows = x.detach().movedim(axis or 0, 0) if x.dim() else x.detach()
+    rows = rows.reshape(1 if axis is None else len(rows), -1)  # (1 or C, …)
     least, most = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)  # (1 or C,)
-    grid = make_grid(least, most, bits, scheme)
-    if span == "mse":
-        error = _squared_error(rows, grid)
-        for share in range(1, 100):
-            other = make_grid(least * (share / 100), most * (share / 100), bits, scheme)
-            its = _squared_error(rows, other)
-            better = its < error  # (1 or C,)
-            scale = torch.where(better, other.scale, grid.scale)
-            zero_point = torch.where(better, other.zero_point, grid.zero_point)
-            grid, error = Grid(scale, zero_point, grid.low, grid.high, 0), torch.where(better, its, error)
+    grid = _grid(least, most, bits, scheme)
+    error = _squared_error(rows, grid) if span == "mse" else least
+    for share in range(1, 100) if span == "mse" else ():
+        other = _grid(least * (share / 100), most * (share / 100), bits, scheme)
+        its = _squared_error(rows, other)
+        better = its < error  # (1 or C,)
+        grid.scale = torch.where(better, other.scale, grid.scale)
+        grid.zero_point = torch.where(better, other.zero_point, grid.zero_point)
+        error = torch.where(better, its, error)
     if axis is None:
         return Grid(grid.scale[0], grid.zero_point[0], grid.low, grid.high)
     return Grid(grid.scale, grid.zero_point, grid.low, grid.high, axis)
 
 
-def quantize(x: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The codes of a float32 tensor: int8, or uint8 if the grid's codes begin at 0; shaped as x.
+def _grid(least, most, bits, scheme):
+    """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
+    if scheme == "symmetric":
+        high = 2 ** (bits - 1) - 1
+        scale = (torch.maximum(-least, most) / high).clamp(min=TINY)
+        return Grid(scale, torch.zeros_like(scale, dtype=torch.int32), -high, high, 0)
+    high = 2**bits - 1
+    scale = (most / high - least / high).clamp(min=TINY)  # each divided, so that the sum cannot overflow
+    zero_point = (-least / scale).round().clamp(0, high).to(torch.int32)
+    return Grid(scale, zero_point, 0, high, 0)
 
-    Numbers outside the grid get its first or its last code.
+
+def _squared_error(rows, grid):
+    near = dequantize(rounded(rows, grid).clamp_(grid.low, grid.high), grid)
+    return (near - rows).square_().sum(dim=1)  # (R, n) → (R,)
+
+
+def rounded(x: Tensor, grid: Grid) -> Tensor:
+    """round(x / scale) + zero_point in float32, not clamped yet; by a product with 1 / scale, as in torch."""
+    scale, zero_point = grid.along(x)
+    return (x * (1 / scale)).round_().add_(zero_point)
+
+
+def quantize(x: Tensor, grid: Grid) -> Tensor:
+    """The codes of a float32 tensor: int8, or uint8 if the grid's codes begin at 0; shaped as x. Numbers
+    outside the grid get its first or its last code.
     """
     _check(x)
     return rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
 
 
-def dequantize(codes: torch.Tensor, grid: Grid) -> torch.Tensor:
+def dequantize(codes: Tensor, grid: Grid) -> Tensor:
     """The float32 numbers that codes stand for, shaped as they are; finite, where torch's may overflow."""
     scale, zero_point = grid.along(codes)
     return ((codes.to(torch.float32) - zero_point) * scale).clamp_(-LARGEST, LARGEST)
 
 
-def fake_quantize(x: torch.Tensor, grid: Grid) -> torch.Tensor:
+def fake_quantize(x: Tensor, grid: Grid) -> Tensor:
     """dequantize(quantize(x)), for training: float32 in and out. The gradient goes *straight through* the
     rounding, as if it were not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
     """
@@ -115,13 +138,13 @@ class StraightThrough(torch.autograd.Function):
     """Rounding that lets the gradient through where nothing was cut off, and stops it elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
         codes = rounded(x, grid)
         ctx.save_for_backward((codes >= grid.low) & (codes <= grid.high))
         return dequantize(codes.clamp_(grid.low, grid.high), grid)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
         return gradient * ctx.saved_tensors[0], None
 
 
@@ -136,21 +159,20 @@ class Quantized(nn.Module):
         super().__init__()
         self.layer, self.weights, self.inputs = layer, weights, inputs
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         weight = fake_quantize(self.layer.weight, self.weights)
-        if self.inputs is not None:
-            x = fake_quantize(x, self.inputs)
+        x = x if self.inputs is None else fake_quantize(x, self.inputs)
         if isinstance(self.layer, nn.Conv2d):
             return self.layer._conv_forward(x, weight, self.layer.bias)
         return F.linear(x, weight, self.layer.bias)
 
-    def codes(self) -> torch.Tensor:
+    def codes(self) -> Tensor:
         """The codes of the weights: int8, shaped as they are."""
         return quantize(self.layer.weight.detach(), self.weights)
 
 
 def quantize_model(
-    model: nn.Module, bits: int = 8, *, inputs: int | None = None, images: torch.Tensor | None = None,
+    model: nn.Module, bits: int = 8, *, inputs: int | None = None, images: Tensor | None = None,
     span: str = "min-max",
 ) -> nn.Module:  # fmt: skip
     """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, on grids that then stay.
@@ -159,21 +181,34 @@ def quantize_model(
     the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …), the
     *calibration*. Used as it is, the copy is quantized after training; trained, it is quantization-aware.
     """
-    check.choice("bits", bits, BITS)
     check.choice("inputs", inputs, (None, *BITS))
     if (inputs is None) != (images is None):
         raise ValueError("one of inputs and images is None; wanted both or neither")
-    if any(isinstance(module, Quantized) for module in model.modules()):
-        raise ValueError("model is quantized already; wanted one in float32")
     model = copy.deepcopy(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
-    if not layers:
-        raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
+    if not layers or any(isinstance(module, Quantized) for module in model.modules()):
+        raise ValueError(
+            "model has no Conv2d or Linear layer, or is quantized already; wanted one in float32"
+        )
     seen = {} if images is None else _calibrate(model, layers, images, inputs)
     for name, layer in layers.items():
         grid = choose_grid(layer.weight, bits, axis=0, span=span)
         model = replaced(model, name, Quantized(layer, grid, seen.get(name)))
     return model
+
+
+def _calibrate(model, layers, images, bits):
+    """The grids of the layers' inputs while ``images`` go through: {name: Grid}."""
+    seen, model = {}, copy.deepcopy(model).eval()
+    for name in layers:
+
+        def keep(layer, args, name=name):
+            seen[name] = choose_grid(args[0], bits, scheme="asymmetric")
+
+        model.get_submodule(name).register_forward_pre_hook(keep)
+    with torch.no_grad():
+        model(images)
+    return seen
 
 
 def unpacked(model: nn.Module) -> nn.Module:
@@ -185,8 +220,8 @@ def unpacked(model: nn.Module) -> nn.Module:
         if isinstance(module, Quantized):
             if module.inputs is not None:
                 raise ValueError(f"the inputs of layer {name} are quantized; wanted weights only")
-            layer, weight = module.layer, dequantize(module.codes(), module.weights)
-            model = replaced(model, name, plain(layer, weight, layer.bias))
+            weight = dequantize(module.codes(), module.weights)
+            model = replaced(model, name, plain(module.layer, weight, module.layer.bias))
     return model
 
 
@@ -194,21 +229,18 @@ def replaced(model: nn.Module, name: str, new: nn.Module) -> Any:
     """The model with ``new`` in the place of its submodule ``name``; "" is the model itself."""
     if not name:
         return new
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, new)
+    model.set_submodule(name, new)
     return model
 
 
-def plain(layer: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
     """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks."""
     kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
     new: Any = kind.__new__(kind)
     new.__dict__.update(layer.__dict__)
-    tensors = {"weight": weight, "bias": bias}
-    new._modules, new._buffers = {}, {}
-    new._parameters = {
-        name: None if tensor is None else nn.Parameter(tensor.detach()) for name, tensor in tensors.items()
-    }
+    new._modules, new._buffers, new._parameters = {}, {}, {}
+    for name, tensor in {"weight": weight, "bias": bias}.items():
+        new.register_parameter(name, None if tensor is None else nn.Parameter(tensor.detach()))
     if kind is nn.Linear:
         new.out_features, new.in_features = weight.shape
     else:
@@ -216,50 +248,8 @@ def plain(layer: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Mod
     return new
 
 
-def make_grid(least: torch.Tensor, most: torch.Tensor, bits: int, scheme: str) -> Grid:
-    """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
-    if scheme == "symmetric":
-        high = 2 ** (bits - 1) - 1
-        scale = (torch.maximum(-least, most) / high).clamp(min=TINY)
-        return Grid(scale, torch.zeros_like(scale, dtype=torch.int32), -high, high, 0)
-    high = 2**bits - 1
-    scale = (most / high - least / high).clamp(min=TINY)  # each divided, so that the sum cannot overflow
-    zero_point = (-least / scale).round().clamp(0, high).to(torch.int32)
-    return Grid(scale, zero_point, 0, high, 0)
-
-
-def rounded(x: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """round(x / scale) + zero_point in float32, not clamped yet; by a product with 1 / scale, as in torch."""
-    scale, zero_point = grid.along(x)
-    return (x * (1 / scale)).round_().add_(zero_point)
-
-
-def _squared_error(rows, grid):
-    near = dequantize(rounded(rows, grid).clamp_(grid.low, grid.high), grid)
-    return (near - rows).square_().sum(dim=1)  # (R, n) → (R,)
-
-
-def _calibrate(model, layers, images, bits):
-    """The grids of the layers' inputs while ``images`` go through: {name: Grid}."""
-    seen = {}
-
-    def keep(name):
-        return lambda layer, args: seen.update({name: choose_grid(args[0], bits, scheme="asymmetric")})
-
-    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    return seen
-
-
 def _check(x):
-    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
         came = f"a {type(x).__name__} of {getattr(x, 'dtype', 'no dtype')}"
         raise TypeError(f"x is {came}; wanted a tensor of float32")
     if not x.numel() or not torch.isfinite(x).all():

@@ -5,7 +5,6 @@ larger, by the same factor. If it is too large, some become infinite; then the s
 and others, "Mixed Precision Training" (2018), section 3.2; how the scale moves is as in PyTorch.
 """
 
-import functools
 import math
 import warnings
 from collections.abc import Iterable
@@ -17,31 +16,20 @@ from ed_lib import check
 
 # From the usual first scale, 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16. A loss scaled by
 # less starts the backward pass with 0. So by then every scale that could help has been tried.
-STUCK = 40
-SMALLEST = 2.0**-24
-
-READY, UNSCALED, STEPPED = "nothing", "unscale_()", "step()"  # what an optimizer had since update()
+STUCK, SMALLEST = 40, 2.0**-24
 
 
 class GradScaler:
     """Dynamic loss scaling, with the methods, the arguments and the numbers of ``torch.amp.GradScaler``.
-
-    ::
-
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)  # only if gradients are looked at or clipped
-        scaler.step(optimizer)  # skipped if a gradient is infinite or NaN
-        scaler.update()
 
     The scale starts at ``init_scale``. After a skip ``update`` multiplies it by ``backoff_factor``; after
     ``growth_interval`` updates in a row without one, by ``growth_factor``, if that is finite in float32.
     device: "cpu", or "cuda", which without a GPU disables the scaler, with a warning. A disabled one passes
     all on. Bad arguments, and calls in a wrong order, raise and change nothing.
 
-    torch's does not do these: warn once when the scale falls below 1; raise FloatingPointError after
-    ``STUCK`` skips in a row, when the scale is down to 2⁻²⁴ or did not fall; tell by ``skipped`` whether the
-    last ``step`` was skipped, so that a scheduler can be kept from stepping.
-    It lacks sparse gradients, closures, and the fused optimizers' short cut: it steps them like the others.
+    What torch's does not: FloatingPointError after ``STUCK`` skips in a row, when the scale is down to 2⁻²⁴
+    or did not fall; and ``skipped`` tells whether the last ``step`` was. It has no sparse gradients, no
+    closures, and no short cut for fused optimizers.
     """
 
     def __init__(
@@ -52,24 +40,23 @@ class GradScaler:
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn("GradScaler is disabled: there is no GPU. On a CPU, use device='cpu'", stacklevel=2)
             enabled = False
-        self._enabled = bool(enabled)
-        self._scale = _check_scale("init_scale", init_scale)
-        self.set_growth_factor(growth_factor)
-        self.set_backoff_factor(backoff_factor)
-        self.set_growth_interval(growth_interval)
-        self._tracker = 0  # updates without a skip since the scale last changed
-        self._turns: dict[int, _Turn] = {}  # by the optimizer's id, since the last update()
-        self._started = False  # whether scale() was ever called
-        self._skips, self._fell_from = 0, self._scale  # updates with a skip in a row; the scale before them
-        self._warned = self.skipped = False
+        settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor}
+        settings |= {"growth_interval": growth_interval, "_growth_tracker": 0}  # updates without a skip
+        self._state = _checked({"scale": init_scale, **settings}, "init_scale")
+        self._enabled, self._started = bool(enabled), False  # whether scale() was ever called
+        self._finite: dict[
+            int, Any
+        ] = {}  # of the optimizers unscaled since update(): bool (); None: no gradient
+        self._stepped: set[int] = set()  # those that were stepped
+        self._skips, self._fell_from, self.skipped = 0, init_scale, False  # skips in a row; the scale before
 
     def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at will."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, torch.Tensor):
-            self._started = True  # below, a tensor and not a number: it makes a float16 loss () a float32 one
-            return outputs * torch.full((), self._scale, dtype=torch.float32, device=outputs.device)
+            self._started = True  # below, a tensor and not a number: a float16 loss () becomes a float32 one
+            return outputs * torch.full((), self.get_scale(), dtype=torch.float32, device=outputs.device)
         if isinstance(outputs, str) or not isinstance(outputs, Iterable):
             raise TypeError(f"outputs has a {type(outputs).__name__}; wanted tensors, or iterables of them")
         scaled = map(self.scale, outputs)
@@ -82,12 +69,12 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        turn = self._turn(optimizer, "unscale_()")
-        if turn.stage != READY:
-            wanted = "step(), update() before" if turn.stage == UNSCALED else "update() before"
-            raise RuntimeError(f"unscale_() came after {turn.stage} of this optimizer; wanted {wanted}")
-        turn.unscale(self._scale)
-        self._turns[id(optimizer)] = turn
+        self._check_order("unscale_()", optimizer)
+        if id(optimizer) in self._finite:
+            raise RuntimeError(
+                "unscale_() came after unscale_() of this optimizer; wanted step(), update() before"
+            )
+        self._finite[id(optimizer)] = self._unscale(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``optimizer.step(*args, **kwargs)`` and what it returns, or None if a gradient is infinite or NaN.
@@ -98,125 +85,113 @@ class GradScaler:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs or any(map(callable, args)):
             raise RuntimeError("step() got a closure, which would compute unscaled gradients; wanted none")
-        turn = self._turn(optimizer, "step()")
-        if turn.stage == STEPPED:
-            raise RuntimeError("step() came after step() of this optimizer; wanted update() before")
-        if turn.stage == READY:
-            turn.unscale(self._scale)
-        if not turn.finite:
+        self._check_order("step()", optimizer)
+        key = id(optimizer)
+        finite = self._finite[key] if key in self._finite else self._unscale(optimizer)
+        if finite is None:
             raise RuntimeError("step() came with no gradient in the optimizer; wanted a backward pass before")
-        self._turns[id(optimizer)] = turn
-        result = None if turn.overflow else optimizer.step(*args, **kwargs)
-        turn.stage, self.skipped = STEPPED, turn.overflow
+        self._finite[key] = bool(finite)  # waits
+        result = optimizer.step(*args, **kwargs) if self._finite[key] else None
+        self._stepped.add(key)
+        self.skipped = not self._finite[key]
         return result
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Sets the next iteration's scale, from what was found or to ``new_scale``; ends this iteration."""
         if not self._enabled:
             return
-        self._check_started("update()")
-        checked = [turn for turn in self._turns.values() if turn.finite]
-        overflow = any([turn.overflow for turn in checked])
-        before = self._scale
+        self._check_order("update()")
+        found, before = [bool(f) for f in self._finite.values() if f is not None], self.get_scale()
         if new_scale is not None:
-            self._scale = _check_scale("new_scale", new_scale)
-        elif checked:
-            self.adapt(overflow)
+            self._state = _checked(self._state | {"scale": new_scale}, "new_scale")
+        elif found:
+            self.adapt(overflow=not all(found))
         else:
             raise RuntimeError("update() came with no gradient looked at; wanted step() or unscale_() before")
-        self._turns = {}
-        if checked:
-            self._watch(before, overflow, checked)
+        self._finite, self._stepped = {}, set()
+        if found:
+            self._fell_from = self._fell_from if self._skips else before
+            self._skips = 0 if all(found) else self._skips + 1
+            scale = self.get_scale()
+            if self._skips >= STUCK and not SMALLEST < scale < self._fell_from:
+                tried = "no other would help" if scale <= SMALLEST else "a smaller one may help"
+                raise FloatingPointError(
+                    f"{self._skips} updates in a row were skipped, and nothing was learned. The scale went "
+                    f"from {self._fell_from:g} to {scale:g}; {tried}. Look for inf or NaN in inputs, weights "
+                    "and loss (log(0), a division by 0, too large a rate), and activations beyond float16"
+                )
 
     def adapt(self, overflow: bool) -> None:
         """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
+        s = self._state
+        s["_growth_tracker"] = 0 if overflow else s["_growth_tracker"] + 1
         if overflow:
-            self._scale, self._tracker = _float32(self._scale * self._backoff_factor), 0
-            return
-        self._tracker += 1
-        if self._tracker == self._growth_interval:
-            grown = _float32(self._scale * self._growth_factor)
-            self._scale = grown if math.isfinite(grown) else self._scale
-            self._tracker = 0
+            s["scale"] = _float32(s["scale"] * s["backoff_factor"])
+        elif s["_growth_tracker"] == s["growth_interval"]:
+            grown, s["_growth_tracker"] = _float32(s["scale"] * s["growth_factor"]), 0
+            s["scale"] = grown if math.isfinite(grown) else s["scale"]
 
-    def _watch(self, before, overflow, turns):
-        """Warns of a scale that falls below 1, and stops a run in which nothing but skips is to come."""
-        self._fell_from = before if self._skips == 0 else self._fell_from
-        self._skips = self._skips + 1 if overflow else 0
-        if before >= 1 > self._scale and not self._warned:
-            self._warned = True
-            message = f"the loss scale fell to {self._scale:g}: gradients overflow that are not enlarged"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        if self._skips >= STUCK and (self._scale <= SMALLEST or self._scale >= self._fell_from):
-            places = [turn.place(*at) for turn in turns for at, finite in turn.finite.items() if not finite]
-            more = f"; and {len(places) - 8} more" if len(places) > 8 else ""
-            tried = "no other would help" if self._scale <= SMALLEST else "a smaller one may help"
-            raise FloatingPointError(
-                f"{self._skips} updates in a row were skipped, and nothing was learned. The scale went from "
-                f"{self._fell_from:g} to {self._scale:g}; {tried}. Gradients with inf or NaN: "
-                f"{'; '.join(places[:8])}{more}. Look for inf or NaN in inputs, parameters and loss (log(0), "
-                "a division by 0, too large a learning rate), and for activations that only bfloat16 can hold"
-            )
+    def _unscale(self, optimizer):
+        """Divides the gradients → whether all were finite, bool () on their device, or None without any."""
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [grad.detach() for grad in grads if grad.numel()]
+        if any(grad.dtype == torch.float16 for grad in grads):
+            fix = "let autocast cast float32 parameters, or step float32 copies (MasterWeights)"
+            raise ValueError(f"a gradient is float16, too small once unscaled: {fix}")
+        inverse = _float32(1 / self.get_scale()) if self.get_scale() else math.inf
+        if inverse == math.inf:  # torch goes on, and 0 · inf = NaN ends up in the parameters
+            raise FloatingPointError(f"the scale fell to {self.get_scale():g}: 1 / scale is inf in float32")
+        flags = [(grad.abs().max() < math.inf).to(grads[0].device) for grad in grads]  # False for NaN too
+        for grad in grads:
+            grad.mul_(inverse)
+        return torch.stack(flags).all() if flags else None
 
-    def _turn(self, optimizer, method):
-        if not hasattr(optimizer, "step"):
+    def _check_order(self, call, optimizer=None):
+        """RuntimeError for a call before any scale(), or after the step of this optimizer."""
+        if optimizer is not None and not hasattr(optimizer, "step"):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}; wanted an optimizer")
-        self._check_started(method)
-        return self._turns.get(id(optimizer)) or _Turn(optimizer)
-
-    def _check_started(self, method):
         if not self._started:
-            raise RuntimeError(f"{method} came before any scale(); wanted scale(loss).backward() before")
+            raise RuntimeError(f"{call} came before any scale(); wanted scale(loss).backward() before")
+        if id(optimizer) in self._stepped:
+            raise RuntimeError(f"{call} came after step() of this optimizer; wanted update() before")
 
     def get_scale(self) -> float:
         """The scale, a number; 1.0 if disabled."""
-        return self._scale if self._enabled else 1.0
+        return self._state["scale"] if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        return self._growth_factor
+        return self._state["growth_factor"]
 
     def set_growth_factor(self, new_factor: float) -> None:
-        if check.positive("growth_factor", new_factor) <= 1:
-            raise ValueError(f"growth_factor is {new_factor}; wanted more than 1")
-        self._growth_factor = new_factor
+        self._state = _checked(self._state | {"growth_factor": new_factor})
 
     def get_backoff_factor(self) -> float:
-        return self._backoff_factor
+        return self._state["backoff_factor"]
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        if check.positive("backoff_factor", new_factor) >= 1:
-            raise ValueError(f"backoff_factor is {new_factor}; wanted less than 1")
-        self._backoff_factor = new_factor
+        self._state = _checked(self._state | {"backoff_factor": new_factor})
 
     def get_growth_interval(self) -> int:
-        return self._growth_interval
+        return self._state["growth_interval"]
 
     def set_growth_interval(self, new_interval: int) -> None:
         """As in torch, an interval that the tracker has passed is not met before the next skip."""
-        self._growth_interval = check.count("growth_interval", new_interval)
+        self._state = _checked(self._state | {"growth_interval": new_interval})
 
     def is_enabled(self) -> bool:
         return self._enabled
 
     def state_dict(self) -> dict:
         """The scale, settings and tracker, in torch's keys; {} if disabled. To be called after update()."""
-        if not self._enabled:
-            return {}
-        settings = ("growth_factor", "backoff_factor", "growth_interval")
-        state = {key: getattr(self, f"_{key}") for key in settings}
-        return {"scale": self._scale, **state, "_growth_tracker": self._tracker}
+        return dict(self._state) if self._enabled else {}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Goes on from a ``state_dict`` of this class or of torch's."""
         if not self._enabled:
             return
-        if missing := self.state_dict().keys() - state_dict.keys():
+        if missing := self._state.keys() - state_dict.keys():
             raise RuntimeError(f"state_dict lacks {', '.join(sorted(missing))}; wanted an enabled scaler's")
-        *settings, tracker = [state_dict[key] for key in self.state_dict()]
-        new = GradScaler("cpu", *settings)  # raises before anything changes
-        self._tracker = check.count("_growth_tracker", tracker, least=0)
-        self._growth_factor, self._backoff_factor = new._growth_factor, new._backoff_factor
-        self._scale, self._growth_interval, self._skips = new._scale, new._growth_interval, 0
+        self._state, self._skips = _checked({key: state_dict[key] for key in self._state}), 0
 
 
 class StaticScaler(GradScaler):
@@ -233,63 +208,21 @@ class StaticScaler(GradScaler):
         """It stays as it is."""
 
 
-class _Turn:
-    """What happened to one optimizer since the last update()."""
-
-    def __init__(self, optimizer: Any):
-        self.optimizer = optimizer
-        self.stage = READY
-        self.finite: dict[tuple[int, int], torch.Tensor] = {}  # by group and index: whether that gradient is
-
-    def unscale(self, scale):
-        """Fills ``finite``, then divides the gradients by the scale."""
-        gradients = self._gradients()
-        inverse = _float32(1 / scale) if scale else math.inf
-        if inverse == math.inf:  # torch goes on, and 0 · inf = NaN ends up in the parameters
-            raise FloatingPointError(f"the scale fell to {scale:g}: 1 / scale is infinite in float32")
-        for where, gradient in gradients.items():
-            self.finite[where] = gradient.abs().max() < math.inf  # False for NaN too
-            gradient.mul_(inverse)
-        self.stage = UNSCALED
-
-    def _gradients(self):
-        """{(group, index): gradient} of the parameters that have one."""
-        found = {}
-        for i, group in enumerate(self.optimizer.param_groups):
-            for j, parameter in enumerate(group["params"]):
-                if parameter.grad is None or parameter.grad.numel() == 0:
-                    continue
-                if parameter.grad.dtype == torch.float16:
-                    fix = "let autocast cast float32 parameters, or step float32 copies (MasterWeights)"
-                    raise ValueError(
-                        f"{self.place(i, j)} has a float16 gradient, too small once unscaled: {fix}"
-                    )
-                if parameter.grad.layout != torch.strided:
-                    raise ValueError(f"{self.place(i, j)} has a sparse gradient; wanted a dense one")
-                found[i, j] = parameter.grad.detach()
-        return found
-
-    @functools.cached_property
-    def overflow(self):
-        """Whether any gradient was infinite or NaN. Waits for the device."""
-        flags = list(self.finite.values())
-        return not bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
-
-    def place(self, i, j):
-        """A parameter, for a message."""
-        shape = tuple(self.optimizer.param_groups[i]["params"][j].shape)
-        return f"{type(self.optimizer).__name__}'s group {i}, parameter {j}, shape {shape}"
+def _checked(state, name="scale"):
+    """A scaler's state, its scale as a float32 number, once it is known that one can go on from it."""
+    scale = state["scale"].item() if isinstance(state["scale"], torch.Tensor) else state["scale"]
+    rounded = _float32(check.positive(name, scale))
+    if not 0 < rounded < math.inf:
+        raise ValueError(f"{name} is {scale}, which is {rounded} in float32; wanted a finite number above 0")
+    if check.positive("growth_factor", state["growth_factor"]) <= 1:
+        raise ValueError(f"growth_factor is {state['growth_factor']}; wanted more than 1")
+    if check.positive("backoff_factor", state["backoff_factor"]) >= 1:
+        raise ValueError(f"backoff_factor is {state['backoff_factor']}; wanted less than 1")
+    check.count("growth_interval", state["growth_interval"])
+    check.count("_growth_tracker", state["_growth_tracker"], least=0)
+    return state | {"scale": rounded}
 
 
 def _float32(number):
     """The number rounded to float32; infinite if it is too large."""
     return torch.tensor(number, dtype=torch.float64).float().item()
-
-
-def _check_scale(name, scale):
-    """The scale as a float32 number, once it is known to be positive and finite there."""
-    scale = scale.item() if isinstance(scale, torch.Tensor) else scale  # RuntimeError if it holds several
-    rounded = _float32(check.positive(name, scale))
-    if not 0 < rounded < math.inf:
-        raise ValueError(f"{name} is {scale}, which is {rounded} in float32; wanted a finite number above 0")
-    return rounded

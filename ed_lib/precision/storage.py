@@ -11,8 +11,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ed_lib.precision.quantization import LAYERS, Quantized
 
-FORMS = ("dense", "bitmap", "csr")
-
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """Codes, int8 or uint8 of any shape, as bytes (⌈n · bits / 8⌉,) uint8: the low ``bits`` bits of each."""
@@ -53,18 +51,14 @@ def stored_bytes(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, Quantized):
             inside.add(module.layer)
-            scales = module.weights.scale.nbytes + (5 if module.inputs is not None else 0)
-            total += min(sizes(module.codes().cpu().numpy(), module.weights.bits).values()) + scales
+            total += min(sizes(module.codes().cpu().numpy(), module.weights.bits).values())
+            total += module.weights.scale.nbytes + (5 if module.inputs is not None else 0)
             total += 0 if module.layer.bias is None else module.layer.bias.nbytes
         elif isinstance(module, LAYERS) and module not in inside:
-            total += min(sizes(_numbers(module.weight), 8 * module.weight.element_size()).values())
+            weight = module.weight.detach().cpu()  # NumPy has no bfloat16
+            weight = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+            total += min(sizes(weight.numpy(), 8 * weight.element_size()).values())
             total += 0 if module.bias is None else module.bias.nbytes
         elif not isinstance(module, (*LAYERS, ParametrizationList)):
             total += sum(parameter.nbytes for parameter in module.parameters(recurse=False))
     return total
-
-
-def _numbers(weight):
-    """A weight as a NumPy array of its bits' length; NumPy has no bfloat16."""
-    weight = weight.detach().cpu()
-    return weight.view(torch.int16).numpy() if weight.dtype == torch.bfloat16 else weight.numpy()
