@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ed_lib import data
+from tests.precision.doors import PRECISION
 
 # Each entry: (what it is, a function that makes the call, the error, words of the message, in their order)
 
@@ -32,8 +33,6 @@ GROUND = [
 ED = []
 
 PARALLEL = []
-
-PRECISION = []
 
 LSTM = []
 

@@ -14,6 +14,8 @@ FAST: dict[str, Any] = dict(fastmath=True, error_model="numpy", cache=True, para
 
 def pack(few: FewBits) -> np.ndarray:
     """Codes of 4 bits, two in a byte: uint8 (O, I / group, half), as :func:`product` reads them."""
+    if few.bits > 4:
+        raise ValueError(f"few has codes of {few.bits} bits; wanted at most 4")
     codes = few.codes.view(len(few.codes), -1, 2, few.group // 2).numpy()  # (O, I / group, 2, half)
     return codes[:, :, 0] | codes[:, :, 1] << 4
 

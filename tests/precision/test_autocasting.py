@@ -64,8 +64,6 @@ def test_class_of_an_operation_by_its_name():
     wanted |= {"batch_norm": "follows", "add": "follows", "binary_cross_entropy": "banned"}
     wanted |= {"arccos": "float32", "special_expm1": "float32", "linalg_matmul": "low", "inner": "widest"}
     assert {name: op_class(name) for name in wanted} == wanted
-    with pytest.raises(ValueError, match="name is 'matmull'; wanted an operation of torch"):
-        op_class("matmull")
 
 
 X = random(6, 6).abs() + 0.1
@@ -242,6 +240,7 @@ def test_what_is_not_eligible_is_left_alone():
         out = torch.empty(6, 6)
         assert torch.mm(X, X, out=out) is out
         assert X.clone().addmm_(X, X).dtype == torch.float32
+        assert torch.linalg.matrix_power(X.double(), 3).dtype == torch.float64
     assert torch.equal(out, X @ X)
     assert (X @ X).dtype == torch.float32
 
@@ -251,25 +250,3 @@ def test_a_cell_of_an_lstm_is_low():
     with autocast(torch.bfloat16):
         h, c = cell(X)
     assert h.dtype == c.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, "float16"])
-def test_a_dtype_that_is_none_of_the_two_is_named(dtype):
-    with pytest.raises(ValueError, match="dtype is .*float.*; wanted one of torch.float16, torch.bfloat16"):
-        autocast(dtype)
-
-
-REFUSED = {
-    "wanted binary_cross_entropy_with_logits": lambda: nn.BCELoss()(torch.sigmoid(X), (X > 0.5).float()),
-    "multi_head_attention_forward is made of": lambda: nn.MultiheadAttention(6, 2)(X, X, X),
-    "lstm is made of operations of several classes": lambda: nn.LSTM(6, 2)(X),
-    "linalg_matrix_power is made of operations": lambda: torch.linalg.matrix_power(X, 3),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_right_is_refused(message):
-    with autocast(), pytest.raises(RuntimeError, match=message):
-        REFUSED[message]()
-    with autocast():
-        assert torch.linalg.matrix_power(X.double(), 3).dtype == torch.float64

@@ -129,18 +129,3 @@ def test_a_student_learns_what_only_its_teacher_knows(random):
         loss_function=parts.Loss(2.0, 1.0),
     )  # fmt: skip
     assert history.accuracy[-1] > 0.95 > (right == 0).float().mean()
-
-
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ((0,), ValueError, "temperature is 0; wanted a finite number above 0"),
-        ((float("nan"),), ValueError, "temperature is nan"),
-        (("4",), TypeError, "temperature is '4'"),
-        ((4, 1.5), ValueError, "alpha is 1.5; wanted 0 to 1"),
-        ((4, float("nan")), ValueError, "alpha is nan"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        parts.Loss(*arguments)

@@ -70,13 +70,6 @@ def test_infinity_and_nan_are_not_lost(bad, dtype):
     assert not layer.weight.grad.isfinite().any(), "a GradScaler would not see it"
 
 
-def test_wrong_input_is_named():
-    with pytest.raises(ValueError, match="dtype is torch.float16; wanted one of torch.float8_e4m3fn, "):
-        fp8.to_float8(torch.ones(2), torch.float16)
-    with pytest.raises(ValueError, match=r"weight has the shape \(10, 32\); wanted multiples of 16"):
-        fp8.Float8Linear(32, 10)(torch.ones(2, 32))
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize(("M", "K", "N"), [(16, 16, 16), (32, 48, 80), (112, 64, 16)])
 @pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E5M2, E4M3)])

@@ -252,36 +252,6 @@ def test_a_run_goes_on_from_its_state_bit_for_bit(name, tmp_path):
     assert not torch.equal(only_rounded.masters[0], torch.load(tmp_path / "state.pt")["masters"][0])
 
 
-# ---- bad input ----
-
-ONES = torch.ones(2, requires_grad=True)
-
-
-@pytest.mark.parametrize(
-    "parameters, message",
-    [
-        ([], "parameters holds .* none that requires a gradient"),
-        ([torch.ones(2)], "parameters holds .* none that requires a gradient"),
-        ([torch.ones(2, dtype=torch.float64)], r"parameters\[0\].dtype is torch.float64; wanted one of"),
-        ([ONES * 2], r"parameters\[0\] is computed from others"),
-        (ONES, r"parameters\[0\] is computed from others"),
-        ([ONES] * 2, "parameters holds a tensor twice"),
-    ],
-)
-def test_bad_parameters_are_named(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        MasterWeights(parameters, OPTIMIZERS["sgd"])
-
-
-def test_an_optimizer_of_other_tensors_is_refused():
-    model = models.mlp((3, 2)).half()
-    for other in (lambda masters: OPTIMIZERS["sgd"](model.parameters()), lambda m: OPTIMIZERS["sgd"](m[:1])):
-        with pytest.raises(ValueError, match="make_optimizer steps [12] tensors; wanted the masters"):
-            MasterWeights(model, other)
-    with pytest.raises(TypeError, match="make_optimizer is a SGD; wanted a function"):
-        MasterWeights(model, OPTIMIZERS["sgd"](model.parameters()))
-
-
 def test_a_state_that_does_not_fit_changes_nothing():
     ours = MasterWeights(models.mlp((3, 2)).half(), OPTIMIZERS["sgd"])
     other = MasterWeights(models.mlp((4, 2)).half(), OPTIMIZERS["sgd"])

@@ -223,36 +223,6 @@ def test_the_bytes_of_a_pruned_model():
     assert storage.stored_bytes(model) == storage.stored_bytes(permanent(model)) == total
 
 
-# Bad input
-
-W, LENET = torch.rand(4, 3), models.lenet()
-GROUPS = nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 1, 1))
-BAD = [
-    ("amount is 1.2; wanted 0 to 1", lambda: smallest(W, 1.2)),
-    ("amount is -0.1", lambda: prune(LENET, -0.1)),
-    ("amount is nan", lambda: smallest(W, float("nan"))),
-    (r"weight \(0, 3\) is empty", lambda: smallest(W[:0], 0.5)),
-    ("holds NaN or infinity", lambda: strongest(W / 0, 0.5)),
-    ("no Conv2d or Linear layer", lambda: prune(nn.ReLU(), 0.5)),
-    ("amount is 0.9: of 4 filters none would stay; wanted less", lambda: strongest(W, 0.9)),
-    ("the layer '1'; wanted one of 0, 3, 7", lambda: keep_filters(LENET, {"1": [0]})),
-    ("the layer '9'", lambda: keep_filters(LENET, {"9": [0]})),  # the last
-    (r"keep\['0'\] is \[\]", lambda: keep_filters(LENET, {"0": []})),
-    (r"is \[20\]; wanted some of 0 to 19", lambda: keep_filters(LENET, {"0": [20]})),
-    (r"keep\['0'\] is \[1, 1\]", lambda: keep_filters(LENET, {"0": [1, 1]})),
-    (r"keep\['0'\] is \[0.5\]", lambda: keep_filters(LENET, {"0": [0.5]})),
-    ("layer 0 has 2 groups", lambda: keep_filters(GROUPS, {"0": [0]})),
-    ("steps is 0", lambda: next(gradually(LENET, 0.5, 0))),
-]
-
-
-@pytest.mark.parametrize(("message", "call"), BAD, ids=[message for message, _ in BAD])
-def test_bad_input_is_named_and_nothing_begun(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-    assert not any(hasattr(layer, "parametrizations") for layer in LENET)
-
-
 def test_a_weight_that_is_not_finite_is_found_before_another_is_masked():
     broken = models.lenet()
     broken[9].weight.data[0, 0] = float("inf")

@@ -506,27 +506,6 @@ def test_float16_gradients_are_refused_where_torch_refuses_them():
         p.data.fill_(1.0)
 
 
-def test_bad_states_and_scales_change_nothing():
-    scaler = GradScaler("cpu", 8.0)
-    state = scaler.state_dict()
-    with pytest.raises(RuntimeError, match="lacks _growth_tracker, backoff_factor, .*wanted an enabled"):
-        scaler.load_state_dict({})  # as a disabled one's
-    for wrong in ({"scale": -1.0}, {"growth_interval": 0}, {"_growth_tracker": -1}, {"growth_factor": 0.5}):
-        with pytest.raises(ValueError):
-            scaler.load_state_dict({**state, "scale": 4.0, "growth_interval": 7, **wrong})
-    scaler.scale(torch.ones(1))
-    for value, error in ((0.0, ValueError), (-1, ValueError), (math.nan, ValueError), ("1", TypeError)):
-        with pytest.raises(error, match="new_scale"):
-            scaler.update(value)
-    with pytest.raises(RuntimeError):
-        scaler.update(torch.ones(2))
-    with pytest.raises(TypeError, match="optimizer is a list; wanted an optimizer"):
-        scaler.step([torch.ones(1)])
-    assert scaler.state_dict() == state
-    scaler.update(torch.tensor([3.0]))
-    assert scaler.get_scale() == 3.0
-
-
 def test_it_can_be_pickled_between_iterations():
     scaler = GradScaler("cpu", 8.0, growth_interval=3)
     overflowing(scaler, 2, 1.0)

@@ -1,0 +1,162 @@
+"""Part III's entries in the table of bad input, tests/test_doors.py."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from ed_lib import models
+from ed_lib.precision import finetuning, fp8, int8, minilm, packed, weights_only
+from ed_lib.precision.autocasting import autocast, op_class
+from ed_lib.precision.eight_bit_adam import Adam8bit
+from ed_lib.precision.few_bits import Bfloat16Weights, Scaling, scaled
+from ed_lib.precision.formats import nearest, values
+from ed_lib.precision.master_weights import MasterWeights
+from ed_lib.precision.pruning import keep_filters, prune, smallest, strongest
+from ed_lib.precision.quantization import choose_grid, quantize, quantize_model, unpacked
+from ed_lib.precision.scaler import GradScaler
+from ed_lib.precision.weights_only import Linear4
+
+X, NAN, LENET, MLP = torch.rand(3, 4), torch.tensor([[float("nan")]]), models.lenet(), models.mlp((4, 2))
+ONES = torch.ones(2, requires_grad=True)
+SGD = partial(torch.optim.SGD, lr=0.1)
+HALF = MasterWeights(models.mlp((3, 2)).half(), SGD)
+BERT = dict(layers=1, hidden=4, heads=1, vocabulary=3, positions=2)
+SMALL = minilm.PairEncoder(**BERT)
+PAIRS = finetuning.Examples([torch.tensor([1])] * 2, [torch.tensor([0])] * 2, torch.tensor([0, 3]))
+
+
+def scaler(**arguments):
+    return lambda: GradScaler(**{"device": "cpu"} | arguments)
+
+
+def state(**changes):
+    return lambda: GradScaler("cpu").load_state_dict(GradScaler("cpu").state_dict() | changes)
+
+
+def update(scale):
+    one = GradScaler("cpu")
+    one.scale(X)
+    one.update(scale)
+
+
+def emulated(call):
+    with autocast():
+        call()
+
+
+def quantized(**options):
+    return quantize_model(MLP, **options)
+
+
+PRECISION = [
+    ("a format that is none", lambda: nearest(X, "fp16"), ValueError, "format is 'fp16'; wanted one of '"),
+    ("float64", lambda: nearest(X.double(), "e4m3"), TypeError, "x is of torch.float64; wanted a tensor of"),
+    ("no tensor", lambda: nearest([1.0], "e4m3"), TypeError, "x is of list; wanted a tensor of float32"),
+    ("a gradient to round", lambda: nearest(ONES, "e4m3"), ValueError, "wanted x.detach()"),
+    ("values of float32", lambda: values("float32"), ValueError, "format is 'float32'; wanted one of"),
+    ("Scaling's format", lambda: Scaling("int8"), ValueError, "format is 'int8'"),
+    ("Scaling's scale", lambda: Scaling(scale="half"), ValueError, "scale is 'half'"),
+    ("a scale for bfloat16", lambda: Scaling("bfloat16"), ValueError, "wanted 'none', since bfloat16 has"),
+    ("Scaling's history", lambda: Scaling(history=-1), ValueError, "history is -1"),
+    ("Scaling's block", lambda: Scaling(block=(1, 0)), ValueError, "block is 0"),
+    ("no matrix", lambda: scaled(X[0], Scaling()), ValueError, "shape (4,); wanted a matrix of float32"),
+    ("blocks that do not divide", lambda: scaled(X, Scaling(block=(1, 3))), ValueError,
+     "(3, 4); wanted a mul"),
+    ("a delayed scale of 0", lambda: scaled(X, Scaling(), largest=X.new_zeros(())), ValueError,
+     "largest is 0"),
+    ("bfloat16 weights", lambda: Bfloat16Weights(SGD([ONES]), "up"), ValueError, "how is 'up'; wanted"),
+    ("fp8's dtype", lambda: fp8.to_float8(X, torch.float16), ValueError,
+     "dtype is torch.float16; wanted one"),
+    ("fp8's sizes", lambda: fp8.Float8Linear(32, 10)(X), ValueError,
+     "shape (10, 32); wanted multiples of 16"),
+    ("GradScaler's device", scaler(device="tpu"), ValueError, "device is 'tpu'; wanted one of 'cuda', 'cpu'"),
+    ("an infinite scale", scaler(init_scale=1e39), ValueError,
+     ["init_scale is 1e", "which is inf in float32"]),
+    ("a scale of 0", scaler(init_scale=0), ValueError, "init_scale is 0; wanted a finite number above 0"),
+    ("a scale of 0 in float32", scaler(init_scale=1e-60), ValueError, "which is 0.0 in float32"),
+    ("a scale that is a text", scaler(init_scale="8"), TypeError, "init_scale is '8'; wanted a number"),
+    ("growth by 1", scaler(growth_factor=1.0), ValueError, "growth_factor is 1.0; wanted more than 1"),
+    ("backoff by 1", scaler(backoff_factor=1.0), ValueError, "backoff_factor is 1.0; wanted less than 1"),
+    ("an interval of 0", scaler(growth_interval=0), ValueError, "growth_interval is 0; wanted at least 1"),
+    ("half an interval", scaler(growth_interval=2.5), TypeError, "growth_interval is 2.5; wanted a whole"),
+    ("a disabled scaler's state", lambda: GradScaler("cpu").load_state_dict({}), RuntimeError,
+     "lacks _growth_tracker, backoff_factor, growth_factor"),
+    ("a state with a bad scale", state(scale=-1.0), ValueError, "scale is -1.0"),
+    ("a state with a bad tracker", state(_growth_tracker=-1), ValueError, "_growth_tracker is -1"),
+    ("update to 0", lambda: update(0.0), ValueError, "new_scale is 0.0"),
+    ("update to a text", lambda: update("1"), TypeError, "new_scale is '1'"),
+    ("update to two numbers", lambda: update(torch.ones(2)), RuntimeError, "2 elements"),
+    ("what cannot be scaled", lambda: GradScaler("cpu").scale([X, 1]), TypeError,
+     "outputs has a int; wanted"),
+    ("no optimizer", lambda: GradScaler("cpu").step([X]), TypeError, "optimizer is a list; wanted an"),
+    ("no parameters", lambda: MasterWeights([], SGD), ValueError, "none that requires a gradient"),
+    ("float64 parameters", lambda: MasterWeights([X.double()], SGD), ValueError,
+     "parameters[0].dtype is torch.f"),
+    ("a computed parameter", lambda: MasterWeights([ONES * 2], SGD), ValueError, "parameters[0] is computed"),
+    ("a parameter twice", lambda: MasterWeights([ONES] * 2, SGD), ValueError, "parameters holds one twice"),
+    ("masters left out", lambda: MasterWeights(MLP, lambda m: SGD(m[:1])), ValueError,
+     "steps 1 tensors; wanted"),
+    ("another model's masters", lambda: HALF.load_state_dict(MasterWeights(MLP, SGD).state_dict()),
+     ValueError, "shapes [(2, 4), (2,)]; wanted [(2, 3), (2,)]"),
+    ("autocast's dtype", lambda: autocast("float16"), ValueError,
+     "dtype is 'float16'; wanted one of torch.flo"),
+    ("an unknown operation", lambda: op_class("matmull"), ValueError, "wanted an operation of torch"),
+    ("BCE in few bits", lambda: emulated(lambda: nn.BCELoss()(X, X)), RuntimeError,
+     "wanted binary_cross_entropy_w"),
+    ("attention of several classes", lambda: emulated(lambda: nn.MultiheadAttention(4, 2)(X, X, X)),
+     RuntimeError, "multi_head_attention_forward is made of operations of several classes"),
+    ("a whole LSTM", lambda: emulated(lambda: nn.LSTM(4, 2)(X)), RuntimeError, "lstm is made of"),
+    ("a matrix's power", lambda: emulated(lambda: torch.linalg.matrix_power(X.T @ X, 3)), RuntimeError,
+     "linalg_matrix_power is made of"),
+    ("float64 to quantize", lambda: choose_grid(X.double()), TypeError,
+     "x is a Tensor of torch.float64; wanted"),
+    ("NumPy to quantize", lambda: choose_grid(X.numpy()), TypeError, "x is a ndarray"),
+    ("nothing to quantize", lambda: choose_grid(X[:0]), ValueError, "x (0, 4) is empty"),
+    ("NaN to quantize", lambda: quantize(NAN, choose_grid(X)), ValueError, "NaN or infinity"),
+    ("a scheme that is none", lambda: choose_grid(X, scheme="affine"), ValueError,
+     "scheme is 'affine'; wanted"),
+    ("a span that is none", lambda: choose_grid(X, span="max"), ValueError, "span is 'max'"),
+    ("an axis that is none", lambda: choose_grid(X, axis=2), ValueError,
+     "axis is 2; wanted one of None, 0, 1"),
+    ("nine bits", lambda: choose_grid(X, 9), ValueError, "bits is 9; wanted one of 2, "),
+    ("sixteen bits of inputs", lambda: quantized(inputs=16, images=X), ValueError, "inputs is 16"),
+    ("inputs without images", lambda: quantized(inputs=8), ValueError, "one of inputs and images is None"),
+    ("nothing but a ReLU", lambda: quantize_model(nn.ReLU()), ValueError, "has no Conv2d or Linear layer"),
+    ("quantized twice", lambda: quantize_model(quantized()), ValueError, "is quantized already"),
+    ("quantized inputs, unpacked", lambda: unpacked(quantized(inputs=8, images=X)), ValueError,
+     "inputs of layer 0"),
+    ("Int8 of floats", lambda: int8.Int8(quantized()[0]), ValueError, "has inputs in float32; wanted"),
+    ("amount beyond 1", lambda: smallest(X, 1.2), ValueError, "amount is 1.2; wanted 0 to 1"),
+    ("amount below 0", lambda: prune(LENET, -0.1), ValueError, "amount is -0.1"),
+    ("nothing to prune", lambda: smallest(X[:0], 0.5), ValueError, "weight (0, 4) is empty"),
+    ("NaN to prune", lambda: strongest(NAN, 0.5), ValueError, "holds NaN or infinity"),
+    ("nothing but a ReLU to prune", lambda: prune(nn.ReLU(), 0.5), ValueError, "no Conv2d or Linear layer"),
+    ("no filter stays", lambda: strongest(X, 0.9), ValueError, "of 3 filters none would stay; wanted less"),
+    ("filters of the last layer", lambda: keep_filters(LENET, {"9": [0]}), ValueError,
+     "'9'; wanted one of 0, 3, 7"),
+    ("no filter", lambda: keep_filters(LENET, {"0": []}), ValueError, "keep['0'] is []"),
+    ("a filter that is none", lambda: keep_filters(LENET, {"0": [20]}), ValueError, "wanted some of 0 to 19"),
+    ("a filter twice", lambda: keep_filters(LENET, {"0": [1, 1]}), ValueError, "keep['0'] is [1, 1]"),
+    ("grouped filters", lambda: keep_filters(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), MLP[0]), {}),
+     ValueError, "layer 0 has 2 groups"),
+    ("Adam's codes", lambda: Adam8bit([ONES], kind="odd"), ValueError, "kind is 'odd'"),
+    ("Adam's blocks", lambda: Adam8bit([ONES], block=0), ValueError, "block is 0"),
+    ("Adam's rate", lambda: Adam8bit([ONES], lr=0.0), ValueError, "lr is 0.0"),
+    ("a label that is no class", lambda: finetuning.finetune(SMALL, PAIRS), ValueError,
+     "labels run from 0 to 3; wanted 0 to 2"),
+    ("a BERT without tensors", lambda: minilm.load_bert(SMALL, {}), ValueError,
+     "theirs lacks embeddings.LayerNorm"),
+    ("a group that does not divide", lambda: weights_only.nearest(X, 4, 3), ValueError,
+     "wanted a divisor of 4"),
+    ("one bit", lambda: weights_only.nearest(X, 1, 2), ValueError, "bits is 1"),
+    ("NaN among weights", lambda: weights_only.nearest(NAN, 4, 1), ValueError, "weight holds NaN"),
+    ("a Hessian's shape", lambda: weights_only.gptq(X, X[:2, :2], 4, 2), ValueError, "hessian has the shape"),
+    ("a Hessian of NaN", lambda: weights_only.gptq(NAN * 0 + 1, NAN, 4, 1), ValueError, "holds NaN"),
+    ("AWQ's inputs", lambda: weights_only.awq(X, X[:, :2], 4, 2), ValueError,
+     "inputs have 2 columns; wanted 4"),
+    ("Linear4 of three bits", lambda: Linear4(weights_only.nearest(X, 3, 2)), ValueError,
+     "few has 3 bits, groups"),
+    ("eight bits in half a byte", lambda: packed.pack(weights_only.nearest(X, 8, 2)), ValueError,
+     "wanted at most 4"),
+]  # fmt: skip
