@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ed_lib import data
+from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
 
 # Each entry: (what it is, a function that makes the call, the error, words of the message, in their order)
@@ -31,8 +32,6 @@ GROUND = [
 ]  # fmt: skip
 
 ED = []
-
-PARALLEL = []
 
 LSTM = []
 

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from multiprocessing import connection
 from pathlib import Path
 
 import torch
@@ -67,15 +66,15 @@ def exit_while_others_spin(path):
     spin()
 
 
-def stop_halfway():
-    """Rank 1 sends half of its result, and then neither lives nor dies."""
+class Stops:
+    """A result over whose sending its process neither lives nor dies."""
 
-    def send_half(channel, message):
-        os.write(channel.fileno(), b"\0\0\0\x64" + b"half of a message")
+    def __reduce__(self):
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    if dist.get_rank() == 1:
-        connection.Connection.send_bytes = send_half
+
+def stop_halfway():
+    return Stops() if dist.get_rank() == 1 else None
 
 
 def spin(folder=None):

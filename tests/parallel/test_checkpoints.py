@@ -1,8 +1,6 @@
 """Sharded states on disk: saved, loaded by other numbers of ranks, spoilt, and killed while being written."""
 
-import os
 import random
-import signal
 import time
 from functools import partial
 
@@ -11,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib.parallel import RankError, launch
-from ed_lib.parallel.ranks import processes
+from ed_lib.parallel.ranks import launcher
 from ed_lib.parallel.sharded import checkpoints, shard
 from ed_lib.parallel.sharded.transformer import GPT
 from tests.parallel.test_sharded import ADAM, batches, net, summed, train, weights
@@ -157,22 +155,16 @@ def load_last(folder):
 
 def killed_while_saving(folder, first, seconds):
     """Two ranks that save, killed so long after the first checkpoint that they write."""
-    payload = processes.pickled(partial(launch, save_often, 2, str(folder), first, timeout=120.0))
-    with processes.team("saver", run, [()], time.monotonic() + 120) as (saver,):
-        saver.send(payload)
-        until = time.monotonic() + 60
-        while not any(int(path.name[5:]) >= first for path in checkpoints.whole(folder)):
-            assert time.monotonic() < until, "it does not save"
-            time.sleep(0.01)
-        time.sleep(seconds)
-        os.kill(saver.process.pid, signal.SIGKILL)
-
-
-def run(channel):
-    import pickle
-
-    function, args = pickle.loads(channel.recv_bytes())
-    function(*args)
+    call = {"args": (save_often, 2, str(folder), first), "kwargs": {"timeout": 120.0}}
+    saver = launcher.CONTEXT.Process(target=launch, **call)
+    saver.start()
+    until = time.monotonic() + 60
+    while not any(int(path.name[5:]) >= first for path in checkpoints.whole(folder)):
+        assert time.monotonic() < until, "it does not save"
+        time.sleep(0.01)
+    time.sleep(seconds)
+    saver.kill()
+    saver.join()
 
 
 def crash(tmp_path, times):

@@ -1,7 +1,6 @@
 """launch: what ranks return, and that nothing is left of them however they end."""
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ LONG = 120.0  # seconds; a machine may be busy
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def test_it_returns_what_each_rank_returned():
+def test_it_returns_what_each_rank_returned_whatever_the_environment_says_of_networks(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "elsewhere0")  # on one machine ranks meet on its loopback
     found = launch(ranks.who, 3, "a", {"b": [1]}, timeout=LONG)
     assert [one[0] for one in found] == [0, 1, 2]
     for _, size, total, threads, pid, args in found:
@@ -65,7 +65,7 @@ def test_the_next_launch_works_after_one_that_failed():
 
 
 def test_ranks_that_hang_are_ended_in_time_and_named_with_the_place():
-    for timeout in (2.0, 5.0, 20.0, 80.0):
+    for timeout in (1.0, 4.0, 16.0, 64.0):
         start = time.monotonic()
         with pytest.raises(RankError, match=f"did not end within {timeout:g} s") as caught:
             launch(ranks.hang, 3, timeout=timeout)
@@ -93,55 +93,6 @@ def test_a_rank_that_is_gone_is_told_at_once_though_the_others_work_on(tmp_path)
 def test_a_timeout_shorter_than_the_start_is_an_error_too():
     with pytest.raises(RankError, match="did not end within 0.01 s"):
         launch(ranks.who, 2, timeout=0.01)
-
-
-@pytest.mark.parametrize(
-    "arguments, options, error, said",
-    [
-        ((ranks.who, 0), {}, ValueError, "world_size is 0; wanted at least 1"),
-        ((ranks.who, -2), {}, ValueError, "world_size is -2"),
-        ((ranks.who, 1.5), {}, TypeError, "world_size is 1.5; wanted a whole number"),
-        ((ranks.who, 1), {"timeout": 0}, ValueError, "timeout is 0"),
-        (
-            (ranks.who, 1),
-            {"backend": "smoke"},
-            ValueError,
-            "backend is 'smoke'; wanted one of 'gloo', 'nccl'",
-        ),
-        (("who", 1), {}, TypeError, "fn is 'who'; wanted a function"),
-        ((lambda: 1, 1), {}, ValueError, "<lambda>.*no other process can import"),
-        ((ranks.who, 1, lambda: 1), {}, TypeError, "argument 0 of fn is .*pickle cannot send"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(arguments, options, error, said):
-    with pytest.raises(error, match=said):
-        launch(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    "options, environment",
-    [({"world_size": 2}, {}), ({"world_size": 4}, {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"})],
-)
-def test_two_ranks_on_one_gpu_are_refused(options, environment, monkeypatch):
-    """Also under torchrun, where the ranks of this machine count: here 2 of 4."""
-    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    said = r"'nccl' with 2 rank\(s\) and 1 GPU\(s\); .* NCCL refuses two ranks on one GPU"
-    with pytest.raises(ValueError, match=said):
-        launch(ranks.who, backend="nccl", **options)
-
-
-@pytest.mark.parametrize("missing, left", [("nccl", ["gloo"]), ("gloo", ["nccl"]), ("gloo", [])])
-def test_a_backend_that_pytorch_was_built_without_is_refused(missing, left, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name in left)
-    said = f"backend is '{missing}', which this PyTorch was built without; it has {left}"
-    with pytest.raises(ValueError, match=re.escape(said)):
-        launch(ranks.who, 1, backend=missing)
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"it has \[\]"):
-        launch(ranks.who, 1, backend=missing)
 
 
 def test_a_function_defined_in_a_cell_is_refused_with_what_to_do():
@@ -217,15 +168,14 @@ def short_folder():
         yield Path(folder)
 
 
-@pytest.mark.parametrize("how", ["terminate", "kill"])
-@pytest.mark.parametrize("when, slow", [("starting *", 100), ("rank * spins", 0)])
+@pytest.mark.parametrize("how, when, slow", [("kill", "starting *", 2), ("terminate", "rank * spins", 0)])
 def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, short_folder, how, when, slow):
     (tmp_path / "script.py").write_text(SLOW.format(slow=slow))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
     parent = psutil.Popen([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=environment)
     deadline = time.monotonic() + LONG
-    children = []  # two ranks, their guard, two helpers of multiprocessing
-    while len(list(tmp_path.glob(when))) < 2 or len(children) < 5:
+    children = []  # two ranks, two helpers of multiprocessing
+    while len(list(tmp_path.glob(when))) < 2 or len(children) < 4:
         assert time.monotonic() < deadline, children
         time.sleep(0.1)
         children = parent.children(recursive=True)
@@ -234,5 +184,5 @@ def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, short_fol
     gone, alive = psutil.wait_procs(children, timeout=30)  # a machine may be busy; none sleeps that little
     for process in alive:
         process.kill()
-    assert len(gone) == 5 and not alive
+    assert len(gone) == 4 and not alive
     assert not list(short_folder.glob("ed_lib-*"))

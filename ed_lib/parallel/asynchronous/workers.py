@@ -8,14 +8,17 @@ when its pipe has ended without that, each is applied exactly once, whenever a w
 
 import contextlib
 import pickle
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing import connection
+from typing import Any
 
 import torch
 
 from ed_lib import check
 from ed_lib.parallel.asynchronous.servers import Dispatcher, ParameterServer, Run, Span
-from ed_lib.parallel.ranks import processes
+from ed_lib.parallel.ranks import launcher
 
 
 class WorkerError(RuntimeError):
@@ -47,20 +50,54 @@ def train(
     pauses = [pause] * n_workers if isinstance(pause, (int, float)) else list(pause)
     if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
-    payload, dispatcher = processes.pickled(gradient), Dispatcher(server, n_tasks)
-    end = time.monotonic() + timeout
+    payload, dispatcher = launcher.pickled(gradient), Dispatcher(server, n_tasks)
+    end, pipes = time.monotonic() + timeout, [launcher.CONTEXT.Pipe() for _ in pauses]
+    calls = [(theirs, seconds) for (_, theirs), seconds in zip(pipes, pauses, strict=True)]
     try:
-        with processes.team("worker", _work, [(seconds,) for seconds in pauses], end) as workers:
-            return serve(dispatcher, workers, payload, end)
+        with launcher.team("worker", _work, calls) as processes:
+            workers = [Worker(n, process, *pipes[n]) for n, process in enumerate(processes)]
+            late = threading.Timer(timeout, lambda: [process.kill() for process in processes])
+            late.start()  # for a worker that stops in the middle of a message
+            try:
+                return serve(dispatcher, workers, payload, end)
+            finally:
+                late.cancel()
     except WorkerError as error:
         if time.monotonic() < end:
             raise
         held = ", ".join(f"worker {number} held {task}" for number, (task, _) in dispatcher.held.items())
-        late = f"{dispatcher.unfinished} of {n_tasks} tasks were not done within {timeout:g} s"
-        raise WorkerError(f"{late}; {held or error}") from None
+        undone = f"{dispatcher.unfinished} of {n_tasks} tasks were not done within {timeout:g} s"
+        raise WorkerError(f"{undone}; {held or error}") from None
 
 
-def serve(dispatcher: Dispatcher, workers: list[processes.Child], payload: bytes, end: float) -> Run:
+class Worker:
+    """A process as the server sees it, with this process's end of the pipe between them, and the other."""
+
+    def __init__(self, number: int, process: Any, channel: Any, theirs: Any):
+        self.number, self.process, self.channel, self.is_alive = number, process, channel, True
+        theirs.close()  # so that ours ends when the process does
+
+    def send(self, message: bytes) -> bool:
+        """False if it is gone."""
+        try:
+            self.channel.send_bytes(message)
+        except OSError:
+            self.is_alive = False
+        return self.is_alive
+
+    def receive(self) -> Any:
+        """What its gradient gave, or None if it is gone, before its report or in the middle of one."""
+        try:
+            kind, value = pickle.loads(self.channel.recv_bytes())
+        except (EOFError, OSError):
+            self.is_alive = False
+            return None
+        if kind == "raised":
+            raise WorkerError(f"worker {self.number} raised an error:\n{value[1]}")
+        return value
+
+
+def serve(dispatcher: Dispatcher, workers: Collection[Worker], payload: bytes, end: float) -> Run:
     """The server's life → the :class:`Run`."""
     _wait_for_all(workers, payload, end)
     spans, lost, zero = [], [], time.monotonic()
@@ -84,17 +121,14 @@ def serve(dispatcher: Dispatcher, workers: list[processes.Child], payload: bytes
     start_the_idle()
     while dispatcher.unfinished:
         for worker in _ready(workers, end):
-            if (answer := _answer(worker)) is None:
+            if (answer := worker.receive()) is None:
                 bury(worker)
             else:
                 dispatcher.receive(worker.number, torch.from_numpy(answer[0]))
                 task, start = tasks.pop(worker.number)
                 spans.append(Span(worker.number, task, start, time.monotonic() - zero, answer[1]))
             start_the_idle()
-    seconds = time.monotonic() - zero
-    for worker in workers:
-        worker.send(pickle.dumps(None))  # the sentinel: there is no more
-    return Run(spans, lost, seconds)
+    return Run(spans, lost, time.monotonic() - zero)
 
 
 def _wait_for_all(workers, payload, end):
@@ -102,7 +136,7 @@ def _wait_for_all(workers, payload, end):
     starting = {worker for worker in workers if worker.send(payload)}
     while starting:
         for worker in _ready(starting, end):
-            _answer(worker)
+            worker.receive()
             starting.discard(worker)
 
 
@@ -110,34 +144,28 @@ def _ready(workers, end):
     """The workers, of those alive, from whom something has come, or nothing will. Waits for one."""
     alive = [worker for worker in workers if worker.is_alive]
     if not alive:
-        endings = [f"worker {worker.number} {worker.ending()}" for worker in workers]
+        endings = [f"worker {worker.number} {launcher.ending(worker.process)}" for worker in workers]
         raise WorkerError("no worker is left: " + "; ".join(endings))
-    if not (ready := processes.ready(alive, end)):
+    channels = {worker.channel: worker for worker in alive}
+    if not (ready := connection.wait(channels, max(0, end - time.monotonic()))):
         raise WorkerError("time is up")
-    return ready
-
-
-def _answer(worker):
-    """What a worker sent, or None if it is gone."""
-    kind, value = worker.receive() or ("ended", None)
-    if kind == "raised":
-        raise WorkerError(f"worker {worker.number} raised an error:\n{value[1]}")
-    return value
+    return [channels[channel] for channel in ready]
 
 
 def _work(channel, pause):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
     with contextlib.suppress(EOFError, OSError):
         gradient = []
-        channel.send_bytes(processes.attempt(_prepare, gradient, channel.recv_bytes()))
-        while (order := pickle.loads(channel.recv_bytes())) is not None:
+        channel.send_bytes(launcher.attempt(_prepare, gradient, channel.recv_bytes()))
+        while True:
+            order = pickle.loads(channel.recv_bytes())
             time.sleep(pause)
-            channel.send_bytes(processes.attempt(_computed, *gradient, *order))
+            channel.send_bytes(launcher.attempt(_computed, *gradient, *order))
 
 
 def _prepare(gradient, payload):
     """Puts the function of the gradient into a list, in a process with one thread."""
-    processes.one_thread()
+    launcher.one_thread()
     gradient.append(pickle.loads(payload)[0])
 
 

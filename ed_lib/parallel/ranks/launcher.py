@@ -6,26 +6,43 @@ the processes already (on one machine or on many), :func:`launch` starts none an
 so that one script serves both.
 """
 
+import contextlib
 import faulthandler
 import functools
 import itertools
+import multiprocessing
 import os
 import pickle
+import shutil
+import signal
 import socket
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from threadpoolctl import threadpool_limits
 
 from ed_lib import check
-from ed_lib.parallel.ranks import processes
 
+# A fork of this process would inherit threads and locks of OpenMP and CUDA, and hang; a new process imports
+# PyTorch first, for seconds. So a server imports it once, computes nothing, and is forked. (Under macOS the
+# system's own libraries do not bear even that.)
+FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
+CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+if FORKS:
+    CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.ranks.launcher"])
 BACKENDS = ("gloo", "nccl")
-MARGIN = 0.5  # seconds before the timeout when ranks are asked where they are
+GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
+MARGIN = 0.5  # seconds before the timeout when ranks say where they are
 JOINED = itertools.count()  # numbers the groups that were joined under torchrun
 WAITING = "torch/distributed"  # what the stack of a rank shows that waits for another
 
@@ -50,19 +67,25 @@ def launch(
     :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end; no
     process is left then either. Under torchrun ``world_size`` has to be what torchrun started.
     """
-    start = time.monotonic()
-    world_size = check.count("world_size", world_size)
-    timeout = check.positive("timeout", timeout)
-    _check_backend(backend, world_size)
+    end = time.monotonic() + check.positive("timeout", timeout)
+    check.count("world_size", world_size)
+    check.choice("backend", backend, [name for name in BACKENDS if dist.is_backend_available(name)])
     if under_torchrun():
         return _join(fn, world_size, args, backend, timeout)
-    payload, store = processes.pickled(fn, args), _store_here()
-    end = start + max(timeout - MARGIN, timeout / 2)
-    call = [(number, world_size, backend, store.port, timeout, end) for number in range(world_size)]
-    with processes.team("rank", _run, call, start + timeout) as ranks:
-        for rank in ranks:
-            rank.send(payload)
-        return _collect(ranks, end, timeout)
+    payload, store = pickled(fn, args), _store_here()
+    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+        Path(folder, "call").write_bytes(payload)
+        calls = [
+            (folder, number, world_size, backend, store.port, timeout, end) for number in range(world_size)
+        ]
+        with team("rank", _run, calls, folder) as ranks:
+            reports = _reports(ranks, folder, end)
+            if failures := [report[1:] for report in reports.values() if report[0] == "failed"]:
+                _, number, text = min(failures)  # the first; others may have failed since it did
+                raise RankError(number, f"rank {number} {text}")
+            if len(reports) < world_size:
+                raise _too_late(set(range(world_size)) - set(reports), folder, timeout)
+    return [reports[number][1] for number in range(world_size)]
 
 
 def device() -> torch.device:
@@ -80,6 +103,82 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def pickled(fn: Callable, args: tuple = ()) -> bytes:
+    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what to do."""
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}; wanted a function")
+    if getattr(fn, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        name = getattr(fn, "__qualname__", fn)
+        raise ValueError(
+            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other process can "
+            f"import it. Write it into a file, with `%%writefile ranks.py` at the top of the cell, and pass "
+            f"`ranks.{name}` after `import ranks`"
+        )
+    try:
+        return pickle.dumps((fn, args))
+    except Exception as error:
+        wanted = "wanted a function at a module's top, and arguments that pickle can send to a process"
+        raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
+
+
+@contextlib.contextmanager
+def team(name: str, target: Callable, calls: Iterable[tuple], folder: str = "") -> Iterator[list[Any]]:
+    """``target(*args)`` in a process for each args of ``calls`` → the processes, named by their numbers.
+
+    None of them outlives the block, or this process, however it ends; nor does the ``folder``.
+    """
+    processes: list[Any] = []
+    try:
+        for number, args in enumerate(calls):
+            call = folder, dict(os.environ), target, args
+            processes.append(CONTEXT.Process(target=_start, args=call, name=f"{name} {number}"))
+            processes[-1].start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def _start(folder, variables, target, args):
+    """``target(*args)`` with the parent's environment as it is now; the fork server has an older one."""
+
+    def end_with_the_parent():
+        multiprocessing.parent_process().join()
+        shutil.rmtree(folder, ignore_errors=True)  # there is no folder ""
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(variables)
+    target(*args)
+
+
+def ending(process: Any) -> str:
+    """How a process ended, as words."""
+    process.join(GRACE)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was ended by the signal {signal.Signals(-code).name}, without a result"
+    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
+    return f"exited with code {code}, without a result{hint}"
+
+
+def attempt(function: Callable, *args: Any) -> bytes:
+    """A call's report, as bytes: ("done", what it returned), or ("raised", (when, its traceback))."""
+    try:
+        return pickle.dumps(("done", function(*args)))
+    except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
+        return pickle.dumps(("raised", (time.monotonic(), traceback.format_exc())))
+
+
+def one_thread() -> None:
+    """Leaves one thread to what computes in this process, so that several do not share the cores."""
+    torch.set_num_threads(1)
+    threadpool_limits(1)  # NumPy's products
+
+
 def _store_here():
     """Where the ranks find each other: in this process, and for this machine only."""
     server = socket.create_server(("127.0.0.1", 0))  # any port that is free
@@ -87,60 +186,52 @@ def _store_here():
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
-def _collect(ranks, end, timeout):
-    """The results, once all have reported; RankError for the first that failed, or at the end."""
-    results, failures, waiting, until = {}, [], list(ranks), end
-    while waiting and time.monotonic() < until:
-        since = time.monotonic()
-        for rank in processes.ready(waiting, until):
-            kind, value = rank.receive() or ("ended", None)
-            if time.monotonic() >= end:
-                break
-            waiting.remove(rank)
+def _reports(ranks, folder, end):
+    """{number: ("done", result) or ("failed", when, number, text)} of the ranks that have ended in time."""
+    reports, waiting = {}, {rank.sentinel: number for number, rank in enumerate(ranks)}
+    while waiting and (since := time.monotonic()) < end:
+        for sentinel in connection.wait(waiting, end - since):
+            number = waiting.pop(sentinel)
+            try:
+                kind, value = pickle.loads(Path(folder, f"report {number}").read_bytes())
+            except FileNotFoundError:  # dated before the errors of others, which it causes
+                kind, value = "ended", (since, ending(ranks[number]))
             if kind == "done":
-                results[rank.number] = value
-            elif kind == "raised":
-                failures.append((value[0], rank.number, f"raised an error:\n{value[1]}"))
-            else:  # dated before the errors of others, which it causes
-                failures.append((since, rank.number, rank.ending()))
-        if failures and until == end:  # one that failed before may be slower to say so
-            until = min(end, time.monotonic() + processes.GRACE)
-    if failures:
-        _, number, text = min(failures)
-        raise RankError(number, f"rank {number} {text}")
-    if waiting:
-        raise _too_late(waiting, timeout)
-    return [results[rank.number] for rank in ranks]
+                reports[number] = kind, value
+            else:
+                when, text = value
+                text = f"raised an error:\n{text}" if kind == "raised" else text
+                reports[number] = "failed", when, number, text
+                end = min(end, time.monotonic() + GRACE)
+    return reports
 
 
-def _too_late(ranks, timeout):
+def _too_late(numbers, folder, timeout):
     """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
-    time.sleep(MARGIN / 2)  # they say where they are
-    texts = {}
-    for rank in ranks:
-        _, _, where = rank.rest().decode(errors="replace").partition(")!\n")  # after faulthandler's headline
-        texts[rank.number] = where or "It was still starting, or stopped.\n"
-    numbers = sorted(texts, key=lambda number: (WAITING in texts[number], number))
-    where = "\n".join(f"rank {number} was here:\n{texts[number]}" for number in numbers)
-    names = ", ".join(f"rank {number}" for number in numbers)
-    return RankError(numbers[0], f"{names} did not end within {timeout:g} s\n{where}")
+    files = {number: Path(folder, f"where {number}") for number in numbers}
+    texts = {number: file.read_text() if file.exists() else "" for number, file in files.items()}
+    late = sorted(texts, key=lambda number: (WAITING in texts[number], number))
+    where = (f"rank {n} was here:\n{texts[n] or 'It was still starting, or stopped.'}" for n in late)
+    names = ", ".join(f"rank {number}" for number in late)
+    return RankError(late[0], f"{names} did not end within {timeout:g} s\n" + "\n".join(where))
 
 
-def _run(channel, number, world_size, backend, port, timeout, end):
-    """What a started process does. At ``end`` the parent takes no more reports: it says where it is."""
-    wait = max(end + MARGIN / 5 - time.monotonic(), 0.001)
-    faulthandler.dump_traceback_later(wait, file=channel.fileno())
-    report = processes.attempt(_result, channel.recv_bytes(), number, world_size, backend, port, timeout)
-    faulthandler.cancel_dump_traceback_later()
-    channel.send_bytes(report)  # before the group is destroyed, which makes errors in the others
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _run(folder, number, world_size, backend, port, timeout, end):
+    """What a started process does. Shortly before ``end`` it says where it is."""
+    with open(Path(folder, f"where {number}"), "w") as where:
+        faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
+        report = attempt(_result, folder, number, world_size, backend, port, timeout)
+        unfinished = Path(folder, f"unfinished {number}")
+        unfinished.write_bytes(report)
+        unfinished.rename(Path(folder, f"report {number}"))
+        sys.stdout.flush()
+        os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
 
 
-def _result(payload, number, world_size, backend, port, timeout):
+def _result(folder, number, world_size, backend, port, timeout):
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    fn, args = pickle.loads(payload)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    fn, args = pickle.loads(Path(folder, "call").read_bytes())
     _enter(dist.TCPStore("127.0.0.1", port), backend, timeout)
     result = fn(*args)
     dist.barrier()  # none leaves while another still waits for what it has sent
@@ -149,7 +240,7 @@ def _result(payload, number, world_size, backend, port, timeout):
 
 def _enter(store, backend, timeout):
     """Makes this process the rank that its environment says, in the group that meets in this store."""
-    processes.one_thread()
+    one_thread()
     if backend == "nccl":
         torch.cuda.set_device(local_rank())
     limit = timedelta(seconds=timeout)
@@ -178,14 +269,3 @@ def _store():
     """Where torchrun's processes find each other."""
     store, _, _ = next(dist.rendezvous("env://"))
     return store
-
-
-def _check_backend(backend, world_size):
-    check.choice("backend", backend, BACKENDS)
-    built = [name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)]
-    if backend not in built:
-        raise ValueError(f"backend is {backend!r}, which this PyTorch was built without; it has {built}")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if under_torchrun() else world_size
-    if backend == "nccl" and here > (gpus := torch.cuda.device_count()):
-        wanted = "one for each rank, since NCCL refuses two ranks on one GPU"
-        raise ValueError(f"backend is 'nccl' with {here} rank(s) and {gpus} GPU(s); wanted {wanted}")
