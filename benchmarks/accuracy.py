@@ -18,9 +18,9 @@ from benchmarks import old_harness as harness
 from benchmarks import old_records as records
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, mean_of
 from ed_lib import data, timing
-from ed_lib.ed import EDNetwork, training
+from ed_lib.ed import EDNetwork, learner
 from ed_lib.ed.baselines import Ordinary
-from ed_lib.ed.learner import Learner, mask
+from ed_lib.ed.learner import Learner, accuracy, fit, mask
 from ed_lib.ed.routing import RoutedNetwork
 
 BATCH = 64
@@ -242,12 +242,12 @@ def do(one, seed, device, held_out):
     learner = a_learner(one, seed, device, steps, classes=int(labels.max()) + 1)
     learn, every = (inputs[:kept], labels[:kept]), steps if one.few else max(1, steps // (2 * one.passes))
     options = {"epochs": one.passes, "batch": BATCH, "every": every, "seed": 1000 * seed}
-    history = training.train(learner, learn, judge if one.few else test, **options)
+    history = fit(learner, learn, judge if one.few else test, **options)
     found = {"loss": history.mean_losses()[-1], "seconds": sum(history.seconds)}
     if one.few:
-        found |= {"held_out": history.accuracy[-1], "accuracy": training.accuracy(learner.net, *test)}
+        found |= {"held_out": history.accuracy[-1], "accuracy": accuracy(learner.net, *test)}
     else:
-        found |= {"held_out": training.accuracy(learner.net, *judge), "accuracy": history.accuracy[-1]}
+        found |= {"held_out": accuracy(learner.net, *judge), "accuracy": history.accuracy[-1]}
         found |= {"seen": history.seen, "curve": history.accuracy, "losses": history.mean_losses()}
     return found
 
@@ -286,7 +286,7 @@ def parity(size):
     for bits, cells in PUBLISHED:
         start = time.perf_counter()
         nets = EDNetwork(bits, cells // 2, 0, **options)
-        epochs = training.epochs_to_solve(nets, *training.parity(bits))
+        epochs = learner.epochs_to_solve(nets, *learner.parity(bits))
         seconds = harness.summary([time.perf_counter() - start])
         case = {"table": "parity", "inputs": bits, "hidden cells": cells}
         yield records.Row(case, seconds, results={"epochs": epochs.tolist()})

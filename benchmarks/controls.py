@@ -15,8 +15,8 @@ from benchmarks import language, relatives
 from benchmarks.old_harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
 from benchmarks.old_records import Row
 from ed_lib import data, timing
+from ed_lib.ed.learner import accuracy
 from ed_lib.ed.relatives import Perceptron
-from ed_lib.ed.training import accuracy
 
 MODELS = {
     "transformer": (("backprop", "frozen", False),),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, one_thread
 from benchmarks.old_records import Row
-from ed_lib import data, learning, models, timing
+from ed_lib import data, models, timing, training
 
 OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
 
@@ -70,7 +70,7 @@ def reach(optimizer, batch, rate, seed, size):
         F.cross_entropy(net(x[rows]), y[rows]).backward()
         update.step()
         every = max(1, n // 50)  # to two per cent
-        if n % every == 0 and learning.accuracy(net, *test) >= size.target:
+        if n % every == 0 and training.accuracy(net, *test) >= size.target:
             return {"steps": n, "seconds": timing.now() - start}
     return {"steps": 0, "seconds": timing.now() - start}
 

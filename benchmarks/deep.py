@@ -13,10 +13,9 @@ import torch
 from benchmarks.old_harness import Plan, Shown, Table, images, one_thread, side_by_side, summary
 from benchmarks.old_records import Row
 from ed_lib import data, timing
-from ed_lib.ed.learner import Learner
+from ed_lib.ed.learner import Learner, accuracy
 from ed_lib.ed.residual import ResidualNetwork
 from ed_lib.ed.routing import RoutedNetwork
-from ed_lib.ed.training import accuracy
 
 NETWORKS = {  # how a deep network differs from EDNetwork
     "plain": {"start": "fan_in", "residual": False, "centred": False},

@@ -12,7 +12,8 @@ import torch
 from benchmarks import asynchronous, data_parallel
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
 from benchmarks.old_records import Row
-from ed_lib.ed import EDNetwork, training
+from ed_lib.ed import EDNetwork
+from ed_lib.ed.learner import fit
 from ed_lib.parallel.ed.delay import Delayed, delays
 
 
@@ -84,7 +85,7 @@ def streamed(rule, stages, rate, seed, size):
     net = EDNetwork(*sizes, rule=rule, init="fan_in", backend="torch", seed=seed)
     learner = Delayed(net, "ed", "sgd", rate, late=delays(size.depth, stages))
     few = inputs[: size.images], labels[: size.images]
-    history = training.train(learner, few, test, batch=size.batch, every=10**9, seed=1000 * seed)
+    history = fit(learner, few, test, batch=size.batch, every=10**9, seed=1000 * seed)
     return {"accuracy": history.accuracy[-1], "seconds": sum(history.seconds)}
 
 

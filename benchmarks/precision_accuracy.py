@@ -19,8 +19,8 @@ from torch import nn
 from benchmarks import smaller as small
 from benchmarks.old_harness import Plan, Shown, Table, by_seed, each, images, one_thread
 from benchmarks.old_records import Row
-from ed_lib import data, models, timing
-from ed_lib.precision import autocasting, fp8, scaler, training
+from ed_lib import data, models, timing, training
+from ed_lib.precision import autocasting, fp8, scaler
 
 
 @dataclass(frozen=True)

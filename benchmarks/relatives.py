@@ -14,7 +14,7 @@ from benchmarks.old_harness import Plan, Shown, Table, images, one_thread, side_
 from benchmarks.old_records import Row
 from ed_lib import data, timing
 from ed_lib.ed import relatives, vectors
-from ed_lib.ed.training import accuracy
+from ed_lib.ed.learner import accuracy
 
 TASKS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]

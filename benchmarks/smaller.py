@@ -16,8 +16,8 @@ from benchmarks import old_harness as harness
 from benchmarks import smaller_parts as parts
 from benchmarks.old_harness import by_seed, side_by_side
 from benchmarks.old_records import Row
-from ed_lib import data, learning, models, timing
-from ed_lib.precision import int8, pruning, training
+from ed_lib import data, models, timing, training
+from ed_lib.precision import int8, pruning
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
 from ed_lib.precision.storage import stored_bytes
 
@@ -67,7 +67,7 @@ def measured(way, seed, base, size):
     """{name: (model, accuracy on the test images, bytes)} of what a way makes."""
     x, y = images(size)[1]
     return {
-        name: (net, learning.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
+        name: (net, training.accuracy(net, as_dtype(x, net), y), stored_bytes(net))
         for name, net in way(seed, base, size).items()
     }
 
@@ -245,7 +245,7 @@ def taught(few, temperature, seed, teachers, size):
     fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
     training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, **fitting, **loss)
     seconds = time.perf_counter() - start
-    return {"accuracy": learning.accuracy(net, *test), "seconds": seconds}
+    return {"accuracy": training.accuracy(net, *test), "seconds": seconds}
 
 
 def tuned(net, seed, size):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ed_lib import check
-from ed_lib.learning import CHUNK
 from ed_lib.precision.distillation import divergence
 from ed_lib.precision.pruning import permanent, prune
 from ed_lib.precision.quantization import replaced
+from ed_lib.training import CHUNK
 
 
 def cubic(step: int, steps: int, end: float, start: float = 0.0) -> float:

@@ -18,8 +18,8 @@ from benchmarks import (
     pipelines,
 )
 from benchmarks import old_harness as harness
-from ed_lib import data, learning, roofline
-from ed_lib.ed import costs, training
+from ed_lib import data, roofline, training
+from ed_lib.ed import costs
 from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives
 from ed_lib.parallel.ranks.costs import Link
@@ -130,9 +130,9 @@ def test_images_held_out_are_never_learned_from(few_digits, monkeypatch, capsys)
 
     def train(learner, learn, judge, **options):
         seen.append((learn, judge))
-        return learning.History([1.0], [0, 1], [0, 1], [0.0, 1.0], [0.1, 0.5])
+        return training.History([1.0], [0, 1], [0, 1], [0.0, 1.0], [0.1, 0.5])
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(accuracy, "fit", train)
     accuracy.do(accuracy.Run("t", width=4, few=5000), 0, "cpu", 100)
     (learn, judge) = seen[0]
     inputs, _ = accuracy.images("mnist", "ten classes")[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib import data
+from ed_lib import data, models, training
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
 
@@ -29,6 +29,8 @@ GROUND = [
     ("pick: none", lambda: data.pick(*TWO, []), ValueError, "classes is []; wanted"),
     ("stretches: short", lambda: next(data.stretches(torch.arange(20), 1, 20, seed=0)), ValueError,
      "steps is 20; wanted fewer than the text's 20"),
+    ("train: labels", lambda: training.train(models.mlp(), None, torch.ones(3, 784), torch.zeros(2).long()),
+     ValueError, "there are 3 images and 2 labels; wanted a label for each"),
 ]  # fmt: skip
 
 ED = []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ed_lib import arrays, learning, notebook
+from ed_lib import arrays, notebook, training
 
 
 def test_the_card_is_one_line_that_names_machine_and_versions():
@@ -13,7 +13,7 @@ def test_the_card_is_one_line_that_names_machine_and_versions():
 
 
 def test_progress_passes_everything_on():
-    assert list(learning.progress(range(5), "counting")) == [0, 1, 2, 3, 4]
+    assert list(training.progress(range(5), "counting")) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

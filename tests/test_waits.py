@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ed_lib import models
+from ed_lib import models, training
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters
-from ed_lib.precision import autocasting, scaler, training
+from ed_lib.precision import autocasting, scaler
 
 X, MASK, INDEX = torch.arange(6.0).view(2, 3), torch.tensor([True, False]), torch.tensor([1, 0, 1])
 WAITING = {  # what the host waits for, on a GPU
@@ -137,7 +137,7 @@ def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
     def once():
         with autocasting.autocast(torch.float16):
             loss = F.cross_entropy(model(x), labels)
-        training.step(loss, update, scaling)
+        training.optimizer_step(loss, update, scaling)
 
     with Answer(answer):
         once()

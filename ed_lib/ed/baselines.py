@@ -219,7 +219,7 @@ class Ordinary:
     """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
 
     Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
-    it is logistic regression. For :func:`ed_lib.ed.training.train`. One output tells two classes apart, K
+    it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
     outputs K of them (softmax). optimizer: "sgd" or "adam". The rate falls from ``rate`` to zero along half a
     cosine in ``steps`` steps; None: it is constant.
     """

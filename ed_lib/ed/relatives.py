@@ -31,7 +31,7 @@ class Perceptron:
     one_signed: as in ED's network, a weight between hidden cells has the sign s·s' of their kinds, one from a
     hidden cell to a score s, and keeps it, so that a cell only ever raises all scores, or lowers them; the
     first layer's are free. seed: of weights, feedback and classifiers. steps: after so many the rate has
-    fallen to zero, along half a cosine; None: it is constant. For :func:`ed_lib.ed.training.train`.
+    fallen to zero, along half a cosine; None: it is constant. For :func:`ed_lib.ed.learner.fit`.
     """
 
     def __init__(

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ed_lib import check, learning
+from ed_lib import check, training
 from ed_lib.data import Pairs
 from ed_lib.precision import minilm
 from ed_lib.precision.minilm import PairEncoder
-from ed_lib.precision.training import step
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ def finetune(
     net: PairEncoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
     batch: int = 32, warmup: float = 0.1, decay: float = 0.01, seed: int = 0,
     context: Callable = contextlib.nullcontext, scaler: Any = None,
-) -> learning.History:  # fmt: skip
-    """Trains ``net`` in place by AdamW → ``learning.History``; looks at ``test`` at the end of each epoch.
+) -> training.History:  # fmt: skip
+    """Trains ``net`` in place by AdamW → ``training.History``; looks at ``test`` at the end of each epoch.
 
     The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context: called for each
     step, gives what forward pass and loss run in. scaler: with torch.amp.GradScaler's interface, or None.
@@ -71,7 +70,7 @@ def finetune(
         with context():
             loss = F.cross_entropy(net(*inputs), labels)
         scale = scaler.get_scale() if scaler else 0
-        step(loss, optimizer, scaler)
+        training.optimizer_step(loss, optimizer, scaler)
         if not scaler or scaler.get_scale() >= scale:  # it falls when a step is skipped
             schedule.step()
         return loss.detach()
@@ -79,7 +78,7 @@ def finetune(
     def look():
         return accuracy(net, test, context)
 
-    return learning.train(one_step, len(train), look if test else None, epochs=epochs, batch=batch, seed=seed)
+    return training.loop(one_step, len(train), look if test else None, epochs=epochs, batch=batch, seed=seed)
 
 
 @torch.no_grad()

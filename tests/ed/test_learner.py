@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.ed import EDNetwork, analysis, baselines, training
+from ed_lib.ed import EDNetwork, analysis, baselines, learner
 from ed_lib.ed.learner import Learner, mask
 
 
@@ -180,11 +180,11 @@ def test_a_rate_is_searched_on_images_held_out(rng):
             seen.append(len(x))
             return self.forward(x)
 
-    found = training.search_rate(Constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
+    found = learner.search_rate(Constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
     assert found == {0.1: (labels[90:] == 0).mean(), 0.9: (labels[90:] == 1).mean()}
     assert sum(seen) == 2 * 90
     with pytest.raises(ValueError, match="held_out is 1"):
-        training.search_rate(Constant, [0.1], (inputs, labels), held_out=1)
+        learner.search_rate(Constant, [0.1], (inputs, labels), held_out=1)
 
 
 @pytest.mark.oracle
@@ -196,7 +196,7 @@ def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
         scores = inputs @ rng.standard_normal((5, k)) + rng.gumbel(size=(300, k))
         labels = (scores[:, 0] > 0).astype(int) if k == 1 else scores.argmax(axis=1)
         ours = baselines.Ordinary((5, k), "adam", 0.1, steps=60 * 10)
-        training.train(ours, (inputs, labels), (inputs, labels), epochs=60, batch=30, every=10**6)
+        learner.fit(ours, (inputs, labels), (inputs, labels), epochs=60, batch=30, every=10**6)
         theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
         chances = ours.forward(ours.asarray(inputs)).detach().numpy()
         np.testing.assert_allclose(chances, theirs[:, 1:] if k == 1 else theirs, atol=0.02)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from ed_lib import data
-from ed_lib.ed import EDNetwork, training
+from ed_lib.ed import EDNetwork, learner
 
 XOR_1999 = {8: 75.14, 16: 28.00, 32: 8.26, 64: 5.97, 128: 5.09, 256: 4.62, 512: 4.47}  # Kaneko's page
 
 
 @pytest.mark.oracle
 def test_parity_is_in_kanekos_order():
-    x, target = training.parity(3)
+    x, target = learner.parity(3)
     assert x.tolist()[:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]] and x.shape == (8, 3)
     np.testing.assert_array_equal(target[:, 0], x.sum(axis=1) % 2)
 
@@ -21,7 +21,7 @@ def test_parity_is_in_kanekos_order():
 def test_xor_takes_as_many_epochs_as_kaneko_published(cells, published):
     """His mean is over 100 starts, and so is ours: their difference has √2 of one mean's standard error."""
     nets = EDNetwork(2, cells // 2, 0, n_outputs=100, bias="cells", seed=1, dtype="float64")
-    epochs = training.epochs_to_solve(nets, *training.parity(2))
+    epochs = learner.epochs_to_solve(nets, *learner.parity(2))
     assert not np.isnan(epochs).any()
     assert abs(epochs.mean() - published) < 4 * np.sqrt(2) * epochs.std() / np.sqrt(100)
 
@@ -29,7 +29,7 @@ def test_xor_takes_as_many_epochs_as_kaneko_published(cells, published):
 @pytest.mark.oracle
 def test_epochs_are_counted_as_by_one_network_after_another():
     """Against plain steps of single networks, with the weights of each of three."""
-    x, target = training.parity(2)
+    x, target = learner.parity(2)
     nets = EDNetwork(2, 8, 0, n_outputs=3, bias="cells", seed=4, dtype="float64")
     state, wanted = nets.state_dict(), []
     for k in range(3):
@@ -43,12 +43,12 @@ def test_epochs_are_counted_as_by_one_network_after_another():
             for n in range(4):
                 missed += abs(target[n, 0] - net.step(x[n : n + 1], target[n : n + 1])[0, 0])
         wanted.append(epoch)
-    assert training.epochs_to_solve(nets, x, target).tolist() == wanted
+    assert learner.epochs_to_solve(nets, x, target).tolist() == wanted
 
 
 def test_what_is_not_solved_in_time_is_nan():
     nets = EDNetwork(2, 4, 0, n_outputs=2, bias="cells")
-    assert np.isnan(training.epochs_to_solve(nets, *training.parity(2), max_epochs=1)).all()
+    assert np.isnan(learner.epochs_to_solve(nets, *learner.parity(2), max_epochs=1)).all()
 
 
 def test_training_on_images_learns_and_writes_down_how(capsys, backend):
@@ -56,7 +56,7 @@ def test_training_on_images_learns_and_writes_down_how(capsys, backend):
     train = data.as_inputs(digits.train_images), digits.train_labels
     test = data.as_inputs(digits.test_images), digits.test_labels
     net = EDNetwork(784, 16, 0, 10, init="fan_in", alpha=0.05, **backend)
-    history = training.train(net, train, test, epochs=6, every=40)
+    history = learner.fit(net, train, test, epochs=6, every=40)
     assert history.seen[0] == 0 and history.seen[-1] == 6 * 1437 and history.seen[1] == 1437 + 17 * 64
     assert len(history.seen) == len(history.accuracy) == len(history.mean_losses()) + 1
     assert history.accuracy[-1] > 0.8 > 0.3 > history.accuracy[0]
@@ -69,8 +69,8 @@ def test_one_output_learns_the_label_itself(capsys):
     images, labels = data.pick(digits.train_images, digits.train_labels, [0, 1])
     few = data.as_inputs(images), labels
     net = EDNetwork(784, 8, 1, init="fan_in", alpha=0.2)
-    assert training.train(net, few, few, epochs=20).accuracy[-1] > 0.99
-    assert set(training.predict(net, few[0])) == {0, 1}
+    assert learner.fit(net, few, few, epochs=20).accuracy[-1] > 0.99
+    assert set(learner.predict(net, few[0])) == {0, 1}
 
 
 DIGITS = np.zeros((6, 784), "float32"), np.zeros(6, int)
@@ -93,12 +93,12 @@ def test_a_bad_argument_is_named_and_changes_nothing(bad, message):
     net = EDNetwork(784, 2, 0, 3)
     before = net.state_dict()
     with pytest.raises(ValueError, match=message):
-        training.train(net, **{"train_set": DIGITS, "test_set": DIGITS} | bad)
+        learner.fit(net, **{"train_set": DIGITS, "test_set": DIGITS} | bad)
     assert all((before[n] == w).all() for n, w in net.state_dict().items())
 
 
 def test_bad_patterns_are_named():
-    x, target = training.parity(2)
+    x, target = learner.parity(2)
     for a, t, message in ((x[:, :1], target, "x has the shape"), (x, target[:3], "target has the shape")):
         with pytest.raises(ValueError, match=message):
-            training.epochs_to_solve(EDNetwork(2, 2, 0), a, t)
+            learner.epochs_to_solve(EDNetwork(2, 2, 0), a, t)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from benchmarks import critical_batch
 from benchmarks.old_harness import images
-from ed_lib import data, learning, models
+from ed_lib import data, models, training
 from tests.benchmark import measured
 from tools import measurements
 
@@ -41,5 +41,5 @@ def test_the_steps_are_those_after_which_the_target_is_reached(record):
             with torch.no_grad():
                 for parameter, gradient in zip(net.parameters(), gradients, strict=True):
                     parameter -= row.case["rate"] * gradient
-            right = learning.accuracy(net, test_x[: size.looks], test_y[: size.looks])
+            right = training.accuracy(net, test_x[: size.looks], test_y[: size.looks])
             assert (right >= size.target) == (n == steps) or n % max(1, n // 50)

@@ -13,8 +13,8 @@ from benchmarks import old_harness as harness
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
 from benchmarks.old_records import Row
-from ed_lib import data, devices, learning, roofline
-from ed_lib.precision import fp8, scaler, training
+from ed_lib import data, devices, roofline, training
+from ed_lib.precision import fp8, scaler
 from ed_lib.timing import Timing
 from tests.benchmark import measured
 from tools import measurements
@@ -265,7 +265,7 @@ def test_float32_is_plain_training(capsys):
         optimizer = torch.optim.SGD(net.parameters(), rate)
         losses += training.train(net, optimizer, x[:256], y[:256], test, batch=32, seed=2 + epoch).loss
     assert found["loss"] == accuracy.thinned(losses, 5)
-    assert found["accuracy"] == learning.accuracy(net, *test)
+    assert found["accuracy"] == training.accuracy(net, *test)
 
 
 def test_without_masters_everything_is_in_few_bits():
@@ -288,7 +288,7 @@ def test_skipped_steps_are_counted():
     optimizer = torch.optim.SGD([parameter], 0.1)
     counted = accuracy.Counting(scaler.GradScaler("cpu", init_scale=4.0))
     for factor in (1.0, float("inf"), 1.0, float("nan")):
-        training.step((factor * parameter).sum(), optimizer, counted)
+        training.optimizer_step((factor * parameter).sum(), optimizer, counted)
     assert counted.skips == 2 and counted.get_scale() == 1.0
 
 

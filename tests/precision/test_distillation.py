@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import smaller_parts as parts
-from ed_lib import models
-from ed_lib.precision import distillation, training
+from ed_lib import models, training
+from ed_lib.precision import distillation
 
 
 @pytest.fixture

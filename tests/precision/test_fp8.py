@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import models
-from ed_lib.precision import fp8, training
+from ed_lib import models, training
+from ed_lib.precision import fp8
 from ed_lib.precision.fp8 import E4M3, E5M2
 
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}  # the OCP specification's
@@ -155,7 +155,7 @@ def test_a_model_learns_with_it():
     optimizer, losses = torch.optim.SGD(net.parameters(), 0.5), []
     for _ in range(40):
         loss = F.cross_entropy(net(x), y)
-        training.step(loss, optimizer)
+        training.optimizer_step(loss, optimizer)
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 10
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import models
-from ed_lib.precision import training
+from ed_lib import models, training
 from ed_lib.precision.master_weights import MasterWeights
 from ed_lib.precision.scaler import GradScaler
 
@@ -199,7 +198,7 @@ def test_scaled_it_is_the_optimizer_stepped_by_hand_with_unscaled_gradients():
     scaler = GradScaler(DEVICE, init_scale=512.0)
     x, y = torch.randn(8, 6, dtype=torch.float16, device=DEVICE), torch.arange(8, device=DEVICE) % 3
     for _ in range(6):
-        training.step(F.cross_entropy(model(x).float(), y), ours, scaler)
+        training.optimizer_step(F.cross_entropy(model(x).float(), y), ours, scaler)
         twin.zero_grad()
         (F.cross_entropy(twin(x).float(), y) * 512).backward()
         for p, master in zip(twin.parameters(), by_hand, strict=True):

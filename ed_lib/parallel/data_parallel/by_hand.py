@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from ed_lib import check, learning
+from ed_lib import check, training
 
 SHAPES = ((20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,))
 SCALE = 0.01  # standard deviation of the first weights
 
 
 @dataclass
-class History(learning.History):
+class History(training.History):
     """A training run, and the first device's parameters at its end."""
 
     params: list[torch.Tensor] = field(default_factory=list, repr=False)
@@ -153,7 +153,7 @@ def train(
     def look():
         return accuracy(*test, device_params, devices)
 
-    run = learning.train(step, len(images), look, epochs=epochs, batch=batch_size, seed=1000 * seed)
+    run = training.loop(step, len(images), look, epochs=epochs, batch=batch_size, seed=1000 * seed)
     return History(**vars(run), params=device_params[0])
 
 
@@ -168,5 +168,5 @@ def accuracy(
     Counts are added up, and divided once: the mean of the devices' shares would be wrong for uneven shards.
     """
     shards = zip(*split_batch(x, y, devices), device_params, strict=True)
-    right = [learning.correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
+    right = [training.correct(lambda x, params=params: lenet(x, params), *shard) for *shard, params in shards]
     return sum(int(count) for count in right) / len(x)

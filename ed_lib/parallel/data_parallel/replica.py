@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ed_lib import check, learning
+from ed_lib import check, training
 from ed_lib.parallel.ranks import collectives
 
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
@@ -139,7 +139,7 @@ def accuracy(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
     All ranks pass the same samples and get the same number. What is summed are integers, so it is exact.
     """
     mine = shard(x), shard(y)
-    counts = torch.stack([learning.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
+    counts = torch.stack([training.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
     dist.all_reduce(counts)
     right, total = counts.tolist()
     if total != len(y):

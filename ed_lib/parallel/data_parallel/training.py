@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ed_lib import check, data, learning
+from ed_lib import check, data, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel.by_hand import LeNet
 from ed_lib.parallel.data_parallel.replica import Replica, accuracy, shard
@@ -58,7 +58,7 @@ def train(
     def look():
         return accuracy(replica, *test)
 
-    run = learning.train(one_step, len(x), look, epochs=epochs, batch=batch, seed=1000 * seed)
+    run = training.loop(one_step, len(x), look, epochs=epochs, batch=batch, seed=1000 * seed)
     losses = torch.tensor(run.loss, device=device()).view(epochs, -1).sum(1)
     dist.all_reduce(losses)
     return {

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import data, models
-from ed_lib.precision import training
+from ed_lib import data, models, training
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,3 @@ def test_the_context_and_the_loss_function_are_used(digits):
     )  # fmt: skip
     assert len(entered) == 3  # for the accuracy before, the one step, and the accuracy after
     assert history.loss == [pytest.approx(loss_function(flat_mlp()(x), y).item(), rel=1e-5)]
-
-
-def test_wrong_input_is_named_before_anything_is_trained(digits):
-    x, y, test = digits
-    net = flat_mlp()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with pytest.raises(ValueError, match="203 images and 202 labels"):
-        training.train(net, optimizer, x, y[:-1], test)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), flat_mlp().parameters(), strict=True))

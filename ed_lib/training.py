@@ -1,13 +1,16 @@
 """One training loop and one count of right answers, for every network of the book."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ed_lib import check, data, timing
 
@@ -33,16 +36,10 @@ class History:
         return [float(np.mean(self.loss[start:end])) for start, end in pairwise(self.steps)]
 
 
-def train(
-    step: Callable[[np.ndarray], float | torch.Tensor],
-    n: int,
-    look: Callable[[], float] | None = None,
-    *,
-    batch: int,
-    epochs: int = 1,
-    every: int | None = None,
-    seed: int = 0,
-) -> History:
+def loop(
+    step: Callable[[np.ndarray], float | torch.Tensor], n: int, look: Callable[[], float] | None = None, *,
+    batch: int, epochs: int = 1, every: int | None = None, seed: int = 0,
+) -> History:  # fmt: skip
     """Goes through ``n`` samples in batches, ``epochs`` times, and looks at the test set on the way.
 
     step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
@@ -69,6 +66,49 @@ def train(
             history.accuracy.append(look())
             start = timing.now()
     return history
+
+
+def train(
+    model: torch.nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor,
+    test: Sequence[torch.Tensor] | None = None, *, epochs: int = 1, batch: int = 128, seed: int = 0,
+    context: Callable = contextlib.nullcontext, scaler: Any = None, loss_function: Callable = F.cross_entropy,
+) -> History:  # fmt: skip
+    """Trains ``model`` in place by :func:`loop`; one seed shows the same batches.
+
+    images (N, …) and labels (N,) int64, on the model's device; ``test``: a pair of such, or None, and then no
+    accuracy is taken. context: called for each step, gives what the forward pass and the loss run in, such as
+    ``lambda: torch.autocast("cpu")``. scaler: with torch.amp.GradScaler's interface, or None.
+    loss_function(scores, labels) → the mean loss. optimizer: torch's, or a MasterWeights.
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels; wanted a label for each")
+    model.train()
+
+    def step(numbers):
+        rows = torch.from_numpy(numbers).to(images.device)
+        with context():
+            loss = loss_function(model(images[rows]), labels[rows])
+        optimizer_step(loss, optimizer, scaler)
+        return loss.detach()
+
+    def look():
+        with context():
+            return accuracy(model, *test)
+
+    looks = None if test is None else look
+    return loop(step, len(images), looks, batch=batch, epochs=epochs, seed=1000 * seed)
+
+
+def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> None:
+    """Backward pass and update, through the ``scaler`` where there is one."""
+    optimizer.zero_grad()
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
