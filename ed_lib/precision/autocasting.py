@@ -14,20 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from ed_lib import check
 
-LOW = "low"  # few bits: products, which hardware does fast, and adds up in float32
-FLOAT32 = "float32"  # reductions, losses, and what grows or shrinks quickly
-WIDEST = "widest"  # every input in the widest type among the inputs
-FOLLOWS = "follows"  # all others: in the type that the inputs have
-BANNED = "banned"  # refused, since its gradient does not fit into few bits
-
 LISTS = {
-    LOW: """
+    # few bits: products, which hardware does fast, and adds up in float32
+    "low": """
         conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
         prelu linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul
         linalg_vecdot linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
         scaled_dot_product_attention __matmul__ __rmatmul__ linalg_matmul
         """,
-    FLOAT32: """
+    # reductions, losses, and what grows or shrinks quickly
+    "float32": """
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
         layer_norm native_layer_norm rms_norm group_norm norm normalize frobenius_norm nuclear_norm
         cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d cross_entropy
@@ -45,12 +41,14 @@ LISTS = {
         gumbel_softmax local_response_norm lp_pool1d lp_pool2d lp_pool3d
         interpolate upsample upsample_nearest upsample_bilinear
         """,
-    WIDEST: """
+    # every input in the widest type among the inputs
+    "widest": """
         addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler grid_sample index_put tensordot scatter_add
         arctan2 inner
         """,
-    BANNED: "binary_cross_entropy",
-}
+    # refused, since its gradient does not fit into few bits
+    "banned": "binary_cross_entropy",
+}  # all others follow: they run in the type that the inputs have
 CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}
 DTYPES = (torch.float16, torch.bfloat16)
 OPAQUE = """
@@ -64,7 +62,7 @@ def op_class(name: str) -> str:
     places = torch, torch.nn.functional, torch.Tensor, torch.linalg
     if name not in CLASSES and not any(hasattr(place, name) for place in places):
         raise ValueError(f"name is {name!r}; wanted an operation of torch, such as 'matmul'")
-    return CLASSES.get(name, FOLLOWS)
+    return CLASSES.get(name, "follows")
 
 
 class autocast(TorchFunctionMode):  # lower case, as torch.autocast
@@ -77,10 +75,9 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     arrive in float32.
 
     As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
-    is left alone, and so are operations in place. Other than there, a weight that is used twice is rounded
-    twice, since nothing is cached; and a loss or norm that Python puts together, and every interpolation, is
-    float32 from its first step to its last. Functions that hide several operations (multi-head attention,
-    whole LSTMs, powers of matrices) are refused, since what is inside them is not seen from here.
+    is left alone, and so are operations in place. Other than there, nothing is cached, and a loss, a norm or
+    an interpolation is float32 from its first step to its last. Functions that hide several operations
+    (multi-head attention, whole LSTMs, powers of matrices) are refused: what is inside is not seen from here.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16):
@@ -89,27 +86,23 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         self.dtype = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        kind = CLASSES.get(name, FOLLOWS)
-        if kwargs.get("mode") == "area":
-            kind = FOLLOWS  # interpolation by means is pooling, which is in no list
-        if name in OPAQUE and any(_eligible(t) for t in _tensors([args, kwargs])):
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        area = kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
+        kind = "follows" if area else CLASSES.get(name, "follows")
+        inputs = [t.dtype for t in _tensors([args, kwargs]) if _eligible(t)]
+        if name in OPAQUE and inputs:
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
-        if kind == FOLLOWS or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
+        if kind == "follows" or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
-        if kind == BANNED:
+        if kind == "banned":
             raise RuntimeError(
                 "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits; "
                 "wanted binary_cross_entropy_with_logits, on what the sigmoid is given"
             )
-        inputs = [t.dtype for t in _tensors([args, kwargs]) if _eligible(t)]
-        if not inputs:
+        if not inputs or (kind == "widest" and torch.float32 not in inputs):
             return func(*args, **kwargs)
-        if kind == LOW:
+        if kind == "low":
             return self.product(func, args, kwargs)
-        if kind == WIDEST and torch.float32 not in inputs:
-            return func(*args, **kwargs)
         return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
     def product(self, func: Callable, args: Sequence, kwargs: dict) -> Any:

@@ -7,7 +7,7 @@ changes the one and the other differently.
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Memory:
     @property
     def total(self) -> int:
         """The sum: more than is there at any one time, since activations are freed as gradients are made."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(astuple(self))
 
 
 def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tensor) -> Memory:
@@ -47,24 +47,24 @@ def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tens
     as what checkpointing keeps.
     """
     optimizer.zero_grad()
-    own, masters = [*model.parameters(), *model.buffers()], getattr(optimizer, "masters", [])
+    own = [*model.parameters(), *model.buffers()]
     registry: weakref.WeakSet = weakref.WeakSet()
     casts = _Casts(own)
     keep = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor)
     with keep, casts:
         loss = run(*inputs)
-    saved = _storages(kept.tensor for kept in registry)  # without what was dropped on the way
-    for storage in _storages([*own, *inputs]).keys() & saved.keys():
-        del saved[storage]
+    saved, there = _storages(kept.tensor for kept in registry), _storages([*own, *inputs])
+    saved = {storage: size for storage, size in saved.items() if storage not in there}  # nor what was dropped
     cast = sum(size for storage, size in saved.items() if storage in casts.made)
     del casts
     loss.backward()
     gradients = _storages(p.grad for p in own if p.grad is not None)
     optimizer.step()
+    masters = _storages(getattr(optimizer, "masters", []))
     state = [value for values in optimizer.state.values() for value in values.values()]
     return Memory(
         parameters=sum(_storages(own).values()),
-        masters=sum(size for storage, size in _storages(masters).items() if storage not in _storages(own)),
+        masters=sum(size for storage, size in masters.items() if storage not in _storages(own)),
         gradients=sum(gradients.values()),
         optimizer=sum(_storages(value for value in state if isinstance(value, torch.Tensor)).values()),
         inputs=sum(x.nbytes for x in inputs),
@@ -92,15 +92,12 @@ class _Casts(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default:
-            if _storage(args[0]) in self.sources or _storage(args[0]) in self.made:
-                self.made[_storage(result)] = result
+            if (source := next(iter(_storages(args[:1])))) in self.sources or source in self.made:
+                self.made[next(iter(_storages([result])))] = result
         return result
-
-
-def _storage(tensor):
-    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def _storages(tensors):
     """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
-    return {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = [(tensor.device, tensor.untyped_storage()) for tensor in tensors]
+    return {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from ed_lib import check
 
-BITS = range(2, 9)
-
 
 @dataclass(frozen=True)
 class FewBits:
@@ -83,18 +81,20 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
     to add the least to the output's error on the inputs behind ``hessian`` (I, I).
 
     damping: so much of the diagonal's mean is added to it. Weights of an input that was never anything but 0
-    become 0. ValueError as from :func:`nearest`, and for a Hessian of another shape or none.
+    are taken for 0. ValueError as from :func:`nearest`, and for a Hessian of another shape or none.
     """
     _check(weight, bits, group)
-    _check_hessian(hessian, weight)
+    check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
     check.positive("damping", damping)
     left, matrix = weight.double().clone(), hessian.double().clone()  # (O, I), (I, I)
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
     matrix.diagonal()[dead] = 1
     matrix.diagonal().add_(damping * matrix.diagonal().mean())
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-    factor = torch.linalg.cholesky(inverse, upper=True)  # inverse = factorᵀ factor
+    lower, failed = torch.linalg.cholesky_ex(matrix)
+    if failed or not matrix.isfinite().all():
+        raise ValueError("hessian holds NaN, infinity or a square below 0; wanted one from hessian(inputs)")
+    factor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)  # inverse = factorᵀ factor
     codes, scales, leasts = torch.empty_like(left), [], []
     for start in range(0, weight.shape[1], group):
         end = start + group
@@ -126,17 +126,17 @@ def awq(
     x = inputs.flatten(0, -2)  # (…, I) → (N, I)
     if x.shape[1] != weight.shape[1]:
         raise ValueError(f"inputs have {x.shape[1]} columns; wanted {weight.shape[1]}, as weight has")
-    size, right = x.abs().mean(0).clamp(min=1e-8), x @ weight.T  # (I,), (N, O)
-    best = None
+    size, right = x.abs().mean(0), x @ weight.T  # (I,), (N, O)
+    silent = size == 0  # such an input says nothing of its column, which stays as it is
+    found: list[tuple[float, FewBits, Tensor]] = []
     for step in range(steps):
-        factors = size ** (step / steps)
+        factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / steps)
         factors = factors / (factors.max() * factors.min()).sqrt()  # around 1
+        factors = factors.masked_fill(silent, 1.0)
         few = nearest(weight * factors, bits, group)
         error = float((x @ (few.weight() / factors).T - right).square().sum())
-        if best is None or error < best[0]:
-            best = error, few, factors
-    assert best is not None
-    return best[1], best[2]
+        found.append((error, few, factors))
+    return min(found, key=lambda one: one[0])[1:]
 
 
 class Linear4(nn.Module):
@@ -145,17 +145,26 @@ class Linear4(nn.Module):
     factors: what AWQ multiplied the columns by, or None.
     """
 
+    packed: Tensor
+    grids: Tensor  # (I / group, O, 2)
+    bias: Tensor | None
+    factors: Tensor | None
+
     def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
         super().__init__()
         if few.bits != 4 or few.group not in (32, 64, 128, 256):
             raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
-        self.group, self.bias, self.factors = few.group, bias, factors
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1)
+        self.group = few.group
+        self.register_buffer("bias", bias)
+        self.register_buffer("factors", factors)
+        self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
         middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
-        self.grids = torch.stack([few.scale.T, middle.T], dim=2).contiguous()  # (I / group, O, 2)
+        self.register_buffer("grids", torch.stack([few.scale.T, middle.T], dim=2).contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = (x if self.factors is None else x / self.factors).flatten(0, -2)  # (…, I) → (N, I)
+        rows = (x if self.factors is None else (x / self.factors).to(x.dtype)).flatten(
+            0, -2
+        )  # (…, I) → (N, I)
         grids = self.grids.to(x.dtype)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, grids)  # (N, O)
         y = y.view(*x.shape[:-1], -1)
@@ -163,17 +172,9 @@ class Linear4(nn.Module):
 
 
 def _check(weight, bits, group):
-    check.choice("bits", bits, BITS)
+    check.choice("bits", bits, range(2, 9))
     check.shape("weight", tuple(weight.shape), ("O", "I"))
-    group = check.count("group", group)
-    if weight.shape[1] % group:
+    if weight.shape[1] % check.count("group", group):
         raise ValueError(f"group is {group}; wanted a divisor of {weight.shape[1]}, the inputs of weight")
     if not torch.isfinite(weight).all():
         raise ValueError("weight holds NaN or infinity; wanted finite numbers")
-
-
-def _check_hessian(hessian, weight):
-    size = weight.shape[1]
-    check.shape("hessian", tuple(hessian.shape), (size, size))
-    if not torch.isfinite(hessian).all() or (hessian.diagonal() < 0).any():
-        raise ValueError("hessian holds NaN, infinity or a diagonal below 0; wanted one from hessian(inputs)")

@@ -152,7 +152,7 @@ PRECISION = [
     ("one bit", lambda: weights_only.nearest(X, 1, 2), ValueError, "bits is 1"),
     ("NaN among weights", lambda: weights_only.nearest(NAN, 4, 1), ValueError, "weight holds NaN"),
     ("a Hessian's shape", lambda: weights_only.gptq(X, X[:2, :2], 4, 2), ValueError, "hessian has the shape"),
-    ("a Hessian of NaN", lambda: weights_only.gptq(NAN * 0 + 1, NAN, 4, 1), ValueError, "holds NaN"),
+    ("a Hessian of NaN", lambda: weights_only.gptq(X[:, :1], NAN, 4, 1), ValueError, "holds NaN"),
     ("AWQ's inputs", lambda: weights_only.awq(X, X[:, :2], 4, 2), ValueError,
      "inputs have 2 columns; wanted 4"),
     ("Linear4 of three bits", lambda: Linear4(weights_only.nearest(X, 3, 2)), ValueError,

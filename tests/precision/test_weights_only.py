@@ -111,25 +111,34 @@ def test_awqs_factors_divide_the_inputs():
     assert torch.allclose(layer(x), (x / factors) @ few.weight().T, rtol=1e-3, atol=1e-2)
 
 
-def test_bad_input_has_an_answer():
+def test_awq_leaves_the_column_of_a_silent_input_as_it_is():
+    for seed in range(10):
+        weight, x = weight_and_inputs(columns=32, rows=64, seed=seed)
+        x[:, :3] *= 10
+        x[:, 0] = 0
+        few, factors = weights_only.awq(weight, x, 4, 32)
+        off, step = (few.weight() / factors - weight)[:, 0].abs(), few.scale[:, 0]
+        assert factors[0] == 1 and (off <= step / 2 + 1e-6).all()
+    silent = weights_only.awq(weight, torch.zeros(4, 32), 4, 32)[1]
+    assert torch.equal(silent, torch.ones(32))
+
+
+def test_hessians_of_few_inputs_or_of_none():
     weight, x = weight_and_inputs()
-    hessian = weights_only.hessian(x)
-    with pytest.raises(ValueError, match="group is 5; wanted a divisor of 32"):
-        weights_only.nearest(weight, 4, 5)
-    with pytest.raises(ValueError, match="bits is 1"):
-        weights_only.nearest(weight, 1, 8)
-    with pytest.raises(ValueError, match="weight holds NaN"):
-        weights_only.gptq(weight * float("nan"), hessian, 4, 8)
-    with pytest.raises(ValueError, match="hessian has the shape"):
-        weights_only.gptq(weight, hessian[:8, :8], 4, 8)
-    with pytest.raises(ValueError, match="hessian holds NaN"):
-        weights_only.gptq(weight, hessian * float("nan"), 4, 8)
-    with pytest.raises(ValueError, match="inputs have 16 columns; wanted 32"):
-        weights_only.awq(weight, x[:, :16], 4, 8)
-    with pytest.raises(ValueError, match="few has 3 bits, groups of 32"):
-        weights_only.Linear4(weights_only.nearest(weight, 3, 32))
     singular = weights_only.hessian(x[:2])  # of rank 2: the damping makes it invertible
     assert torch.isfinite(weights_only.gptq(weight, singular, 4, 8).weight()).all()
+    with pytest.raises(ValueError, match="hessian holds NaN, infinity or a square below 0"):
+        weights_only.gptq(weight, torch.ones(32, 32) - 2 * torch.eye(32), 4, 8)
+
+
+def test_a_saved_layer_computes_the_same_when_it_is_loaded():
+    weight, x = weight_and_inputs(rows=64, columns=128)
+    layers = [
+        weights_only.Linear4(weights_only.nearest(w, 4, 32), w[:, 0], w[0].abs() + 1)
+        for w in (weight, -2 * weight)
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    assert torch.equal(layers[1](x), layers[0](x))
 
 
 @pytest.mark.oracle
