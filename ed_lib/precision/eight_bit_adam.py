@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ed_lib import check
 
-KINDS = ("dynamic", "linear")
+KINDS = "dynamic", "linear"
 
 
 def numbers(kind: str, signed: bool) -> Tensor:
@@ -73,6 +73,7 @@ class Adam8bit(torch.optim.Optimizer):
         n = state["step"] = state.get("step", 0) + 1
         averages = []
         for key, table, beta, new in zip(("mean", "square"), self.tables, betas, (g, g**2), strict=True):
+            table = table.to(p.device)
             codes, scale = state.get(key, (None, None))
             before = torch.zeros_like(p) if codes is None else decode(codes, scale, table, p)
             averages.append(beta * before + (1 - beta) * new)

@@ -133,7 +133,7 @@ def _scales(most, f, kind):
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
-    overall = torch.ones(())
+    overall = most.new_ones(())
     if kind == "two-level":
         overall = most.max() / (f.largest * FORMATS["e4m3"].largest)
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
@@ -147,7 +147,7 @@ def mixed(x: Tensor, signs: Tensor) -> Tensor:
     H = torch.ones(1, 1)
     while len(H) < HADAMARD:
         H = torch.cat([torch.cat([H, H], 1), torch.cat([H, -H], 1)])  # (n, n) → (2n, 2n)
-    matrix = H.to(x.device) * signs / HADAMARD**0.5
+    matrix = (H * signs).to(x.device) / HADAMARD**0.5
     return (matrix @ x.view(-1, HADAMARD, x.shape[1])).view(x.shape)  # (N / 16, 16, C) → (N, C)
 
 

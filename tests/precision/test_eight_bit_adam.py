@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ed_lib.precision import eight_bit_adam
 from ed_lib.precision.eight_bit_adam import KINDS, Adam8bit, decode, encode, numbers
@@ -83,7 +84,8 @@ def test_it_moves_as_torchaos():
     from torchao import optim
 
     shape = (64, 128)  # which torchao keeps in eight bits only from 4,096 numbers on
-    p, q, start = twins(lambda ps: optim.Adam8bit(ps, 1e-2, block_size=256), shape=shape, block=256)
+    with torch.compiler.set_stance("force_eager"):  # else it spends 20 seconds on compiling
+        p, q, start = twins(lambda ps: optim.Adam8bit(ps, 1e-2, block_size=256), shape=shape, block=256)
     assert float((p - q).norm() / (q - start).norm()) < 1e-3
 
 
@@ -96,3 +98,12 @@ def test_what_is_kept_is_two_bytes_a_weight_and_the_scales():
     p.grad = torch.randn(4096)
     adam.step()
     assert adam.bytes() == 2 * (4096 + 4 * 2)
+
+
+def test_on_a_gpu_all_of_it_is_there():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        p = torch.ones(64, 3, device="cuda", requires_grad=True)
+        adam, p.grad = Adam8bit([p]), torch.ones_like(p)
+        adam.step()
+        adam.step()
+        assert {t.device.type for each in adam.state[p].values() if each != 2 for t in each} == {"cuda"}

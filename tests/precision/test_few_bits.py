@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ed_lib.precision import few_bits
 from ed_lib.precision.few_bits import (
@@ -194,6 +195,15 @@ def test_products_are_those_of_the_rounded_matrices(name):
     limit = 0.3 if recipe.g.format == "e2m1" else 0.1
     for found, right in ((y, X @ W), (gx, G @ W.t()), (gw, x.t() @ g)):
         assert (found - right).norm() < limit * right.norm()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "delayed" not in name])
+def test_every_tensor_is_on_the_device_of_the_matrix(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):  # such tensors know their device, and have no numbers
+        x, w = torch.ones(2, 128, 128, device="cuda")
+        with low_bits(RECIPES[name], {"w": w}) as mode:
+            assert (x @ w).device == x.device
+        assert [each.device for each in mode.round("w", "g", x)] == [x.device] * 2
 
 
 def test_what_is_not_named_is_left_alone():
