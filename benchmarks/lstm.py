@@ -2,7 +2,7 @@
 
 The first run of each version is compared with ``nn.LSTM`` in float64; what deviates by more than its format
 explains gets no row. All versions of one case take turns. float32 is computed as such everywhere, in cuDNN
-as well, which by default takes TF32; ``tf32`` is named. Operations are counted as NVIDIA did: costs.flops.
+as well, which by default takes TF32; ``tf32`` is named. Operations are counted as NVIDIA did: ladder.Shape.
 """
 
 import dataclasses
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import formats as forms
-from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, PERSISTENT, Subject, least
+from benchmarks.lstm_subjects import AUTOCAST, DTYPES, IN_A_ROW, NN, Subject, least
 from benchmarks.old_harness import Plan, Shown, Table
 from ed_lib import timing
-from ed_lib.lstm import BEYOND, RUNGS, costs
+from ed_lib.lstm import BEYOND, RUNGS
+from ed_lib.lstm import ladder as rungs
 
 LAST = RUNGS[-1]
 SWEPT = ("baseline", LAST, NN)
@@ -39,9 +40,9 @@ class Size:
     seconds: float = 0.1
 
     def shape(self, **changes):
-        """A ``costs.Shape`` of this setting, with as many inputs as hidden."""
+        """A ``ladder.Shape`` of this setting, with as many inputs as hidden."""
         sizes = {"steps": self.steps, "batch": self.batch, "hidden": self.hidden} | changes
-        return costs.Shape(inputs=sizes["hidden"], **sizes)
+        return rungs.Shape(inputs=sizes["hidden"], **sizes)
 
     @property
     def combines(self):
@@ -119,14 +120,13 @@ def ladder(table, subject, names, rounds):
 
 def formats(table, subject, names):
     """nn.LSTM in every format. On a GPU also by autocast, which casts the weights in each call; as several
-    modules of one layer, which cuDNN's persistent kernel takes and several layers it does not; and ours.
+    modules of one layer, which cuDNN's persistent kernel takes and several layers it does not.
     """
     kinds = [(NN, name) for name in names]
     if table.device != "cpu":
         low = [name for name in names if name in ("bfloat16", "float16")]
         kinds += [(AUTOCAST, name) for name in low]
         kinds += [(IN_A_ROW, name) for name in low if subject.shape.layers > 1]
-        kinds += [(PERSISTENT, name) for name in names]
     versions = [version for what, name in kinds if (version := possible(subject, what, name))]
     measure(table, subject, versions)
 
@@ -171,7 +171,7 @@ def compared(case, seconds, turns):
     found = {"GFLOP/s": least(case)[1] / seconds / 1e9}
     of = {LAST: 4}.get(what, 1)  # layers
     if case["table"] == "ladder" and what in RUNGS and (case["layers"], format) == (of, "float32"):
-        found["published"] = costs.PUBLISHED[what]
+        found["published"] = rungs.PUBLISHED[what]
     if case["table"] == "climb":
         start = {m["how"]: least(m)[1] / median / 1e9 for m, median in turns if m["what"] == "baseline"}
         found |= {f"against baseline, {how}": found["GFLOP/s"] / rate for how, rate in start.items()}
@@ -189,8 +189,8 @@ def compared(case, seconds, turns):
 
 # The page
 TITLE = "Rungs of the LSTM"
-MEANING = """LSTMs with as many inputs as hidden numbers: the rungs of NVIDIA's ladder, `nn.LSTM`, and on a
-GPU a persistent kernel. *T* is the number of steps, *B* the batch, *H* the hidden size, *L* the layers;
+MEANING = """LSTMs with as many inputs as hidden numbers: the rungs of NVIDIA's ladder, and `nn.LSTM`.
+*T* is the number of steps, *B* the batch, *H* the hidden size, *L* the layers;
 where a table does not say, they are NVIDIA's: *T* = 100, *B* = 64, *H* = 512. GFLOP/s are the operations of
 the matrix products as NVIDIA counted them, over the median time; *published* is its figure, of a Tesla M40.
 *× baseline* means: so many times as fast as the baseline in the same turns; *before* is the rung before. In

@@ -17,7 +17,7 @@ from benchmarks.lstm_subjects import NN, TOLERANCE, Subject, forward, least, tra
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from benchmarks.old_records import Row
 from ed_lib import machine, timing
-from ed_lib.lstm import LSTM, ON_CPU, caches, costs, cpu_kernels, cpu_ladder, ladder
+from ed_lib.lstm import LSTM, ON_CPU, caches, cpu_kernels, cpu_ladder, ladder
 from ed_lib.lstm.frozen import Frozen, by_onednn
 
 FROZEN = {  # {what: options of Frozen}
@@ -53,7 +53,7 @@ class Size:
 
     def subject(self, **changes):
         sizes = {"steps": self.steps, "batch": 1, "hidden": self.hidden, "layers": 1} | changes
-        return Subject(costs.Shape(inputs=sizes["hidden"], **sizes), "cpu")
+        return Subject(ladder.Shape(inputs=sizes["hidden"], **sizes), "cpu")
 
 
 TINY = Size(3, 8, 2, (8,), (1, 3), (16, 32), 0.001)  # of a rehearsal

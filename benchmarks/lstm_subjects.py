@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.formats import set_float32
 from benchmarks.old_harness import Version, recorded
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, counters, persistent
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, ladder
 
 OURS = (*RUNGS, *BEYOND)
-NN, PERSISTENT = "nn.LSTM", "persistent"
+NN = "nn.LSTM"
 IN_A_ROW, AUTOCAST = "one-layer nn.LSTMs in a row", "nn.LSTM, autocast"
 DTYPES = {
     "float32": torch.float32,
@@ -26,7 +26,7 @@ TOLERANCE = {"float32": 5e-5, "tf32": 1e-2, "bfloat16": 5e-2, "float16": 1e-2}  
 
 
 class Subject:
-    """An ``nn.LSTM`` in float32, its input x and the gradient dy of its output, of a ``costs.Shape``."""
+    """An ``nn.LSTM`` in float32, its input x and the gradient dy of its output, of a ``ladder.Shape``."""
 
     def __init__(self, shape, device):
         draw = torch.Generator(device).manual_seed(0)
@@ -50,7 +50,7 @@ class Subject:
         return training(copy.deepcopy(self.module).double(), self.x.double(), self.dy.double())()
 
     def version(self, table, what, format="float32", combine=None):
-        """The :class:`Version` of one case. what: one of OURS, NN, AUTOCAST, IN_A_ROW or PERSISTENT."""
+        """The :class:`Version` of one case. what: one of OURS, NN, AUTOCAST or IN_A_ROW."""
         shape, dtype = self.shape, DTYPES[format]
         case = {"table": table, "what": what, "layers": shape.layers, "hidden": shape.hidden}
         case |= {"batch": shape.batch, "steps": shape.steps, "format": format, "how": "eager"}
@@ -61,8 +61,6 @@ class Subject:
             module = LSTM.from_torch(module, rung=what, **({} if combine is None else {"combine": combine}))
         elif what == IN_A_ROW:
             module = InARow(module)
-        elif what == PERSISTENT:
-            module = functools.partial(on_chip, packed(module), float32)
         else:
             module.flatten_parameters()
         call = training(module, x, self.dy.to(low)) if table == "training" else forward(module, x)
@@ -118,15 +116,6 @@ class InARow(torch.nn.Module):
         return x, (h, c)
 
 
-@torch.no_grad()
-def packed(module):
-    return persistent.pack(module.all_weights)
-
-
-def on_chip(weights, float32, x):
-    return persistent.forward(x, None, weights, precision=float32)
-
-
 def forward(module, x):
     """A call of a module without gradients → output, h, c."""
 
@@ -166,12 +155,12 @@ def deviation(found, right):
 
 
 def least(case):
-    """(bytes, FLOPs) that a case cannot do without; costs.least_bytes and costs.flops of a way forward.
+    """(bytes, FLOPs) that a case cannot do without; those of ``ladder.Shape`` on a way forward.
 
     The way back multiplies twice as much, for the gradients of weights and of inputs; it reads weights and dy
     and writes their gradients and dx, which are the bytes of the way forward once more.
     """
     sizes = {key: case[key] for key in ("steps", "batch", "hidden", "layers")}
-    shape = costs.Shape(inputs=case["hidden"], itemsize=DTYPES[case["format"]].itemsize, **sizes)
+    shape = ladder.Shape(inputs=case["hidden"], itemsize=DTYPES[case["format"]].itemsize, **sizes)
     ways = (2, 3) if case["table"] == "training" else (1, 1)
-    return ways[0] * costs.least_bytes(shape), ways[1] * costs.flops(shape)
+    return ways[0] * shape.least_bytes, ways[1] * shape.flops

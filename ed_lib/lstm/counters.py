@@ -1,6 +1,5 @@
 """What a rung gives the device to do: its products, its pointwise launches, the bytes they touch, and how
-often the host waits for an answer. Counted by watching PyTorch's dispatcher; nothing here computes them from
-a formula.
+often the host waits for an answer. Counted by watching PyTorch's dispatcher, from no formula.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,6 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 FREE = {"empty", "empty_like", "new_empty"}  # memory, and no work; views are free as well
 ANSWERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # of operators that tell the host
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # their shapes, if an index is a mask
-COPIES = {"copy_", "_to_copy"}
 
 
 @dataclass
@@ -37,13 +35,11 @@ class Counts:
 def count(function: Callable) -> Counts:
     """The :class:`Counts` of one call of ``function()``.
 
-    A launch is an operator of PyTorch's that computes; on a GPU a few of them take more than one kernel. An
-    operator of ours, such as ``ed_lib::lstm_cell``, is one, whatever it runs here.
-
-    The host waits for a number (``item``), for a shape that depends on the data (``nonzero``, a mask as an
-    index), and for a copy between it and a GPU, unless that is ``non_blocking``. In a call with no tensor on
-    a GPU the first two count on the CPU, which stands for one. What waits without an operator, such as
-    ``torch.cuda.synchronize``, is not seen.
+    A launch is an operator of PyTorch's that computes; one of ours, such as ``ed_lib::lstm_cell``, is one,
+    whatever it runs here. The host waits for a number (``item``), for a shape that depends on the data
+    (``nonzero``, a mask as an index), and for a copy between it and a GPU, unless that is ``non_blocking``.
+    In a call with no tensor on a GPU the first two count on the CPU, which stands for one. What waits without
+    an operator, such as ``torch.cuda.synchronize``, is not seen.
     """
     with _Watch() as watch:
         function()
@@ -53,8 +49,7 @@ def count(function: Callable) -> Counts:
 class _Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.counts = Counts()
-        self.gpu = False  # whether a tensor was seen on one
+        self.counts, self.gpu = Counts(), False  # gpu: whether a tensor was seen on one
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -73,7 +68,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _waits(function, name, args, kwargs, devices):
-    if name in COPIES:
+    if name in ("copy_", "_to_copy"):
         non_blocking = kwargs.get("non_blocking", name == "copy_" and len(args) > 2 and args[2])
         return len(devices) > 1 and not non_blocking
     if name in INDEXING:
@@ -92,6 +87,5 @@ def _touched(function, args, kwargs, result):
         written += tensors if changed else []
         only_written = changed and (argument.kwarg_only or function.name().startswith("aten::copy_"))
         read += [] if only_written else tensors
-    if not written:
-        written = tree_leaves(result)
-    return sum(tensor.nbytes for tensor in read + written if isinstance(tensor, torch.Tensor))
+    moved = read + (written or tree_leaves(result))
+    return sum(tensor.nbytes for tensor in moved if isinstance(tensor, torch.Tensor))

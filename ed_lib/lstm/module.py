@@ -1,6 +1,5 @@
 """An LSTM like ``torch.nn.LSTM`` that runs any rung of the ladder, forward and backward."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,25 +7,17 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ed_lib import check
-from ed_lib.lstm import kernels, ladder
+from ed_lib.lstm import gpu, ladder
 from ed_lib.lstm.wavefront import batched_wavefront, streamed_wavefront
 
-ONE_LAYER = {
-    "baseline": ladder.baseline,
-    "combined_gemms": ladder.combined_gemms,
-    "streamed_gemms": ladder.streamed_gemms,
-    "fused_pointwise": ladder.fused_pointwise,
-    "pretransposed": ladder.pretransposed,
-    "combined_inputs": ladder.combined_inputs,
-}
-RUNGS = (*ONE_LAYER, "wavefront")
+RUNGS = tuple(ladder.PUBLISHED)  # NVIDIA's, in order
 BEYOND = ("batched_wavefront",)  # what no rung of NVIDIA's is: the wavefront in three launches a slot
 ON_CPU = ("compiled_cell", "all_inputs", "one_call")  # of a ladder for a CPU: see cpu_ladder
 REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "proj_size": 0}  # what from_torch can take
 
 
-class LSTM(torch.nn.Module):
-    """An LSTM with the parameters of ``torch.nn.LSTM``, by the same names, that computes as ``rung`` says.
+class LSTM(torch.nn.LSTM):
+    """A ``torch.nn.LSTM`` that computes as ``rung`` says; its parameters are drawn as those.
 
     rung: one of RUNGS or, in one direction, of BEYOND or ON_CPU, which is for float32 and float64 on a CPU.
     combine: of how many steps the last two RUNGS compute the input products at once. threads: of the rung
@@ -39,31 +30,14 @@ class LSTM(torch.nn.Module):
         bidirectional: bool = False, combine: int = 2, threads: int = 1, device: Any = None,
         dtype: torch.dtype | None = None,
     ):  # fmt: skip
-        super().__init__()
-        self.input_size = check.count("input_size", input_size)
-        self.hidden_size = check.count("hidden_size", hidden_size)
-        self.num_layers = check.count("num_layers", num_layers)
-        self.combine = check.count("combine", combine)
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+        sizes = {name: check.count(name, size) for name, size in sizes.items()}
         check.choice("rung", rung, (*RUNGS, *BEYOND, *ON_CPU))
         if bidirectional and rung not in RUNGS:
             raise ValueError(f"bidirectional is {bidirectional}; wanted False for the rung {rung!r}")
+        super().__init__(**sizes, bidirectional=bool(bidirectional), device=device, dtype=dtype)
+        self.rung, self.combine = rung, check.count("combine", combine)
         self.threads = check_threads(threads) if rung in ON_CPU else threads
-        self.rung, self.bidirectional = rung, bool(bidirectional)
-        self.directions = 2 if bidirectional else 1
-        self.names = [  # of the parameters, a list for each layer and direction
-            [f"{what}_l{layer}{end}" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            for layer in range(num_layers)
-            for end in ("", "_reverse")[: self.directions]
-        ]
-        for n, (w_ih, w_hh, b_ih, b_hh) in enumerate(self.names):
-            below = input_size if n < self.directions else self.directions * hidden_size
-            shapes: dict[str, tuple] = {w_ih: (4 * hidden_size, below), w_hh: (4 * hidden_size, hidden_size)}
-            shapes |= {b_ih: (4 * hidden_size,), b_hh: (4 * hidden_size,)}
-            for name, shape in shapes.items():
-                setattr(self, name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-        bound = 1 / math.sqrt(hidden_size)
-        for parameter in self.parameters():
-            torch.nn.init.uniform_(parameter, -bound, bound)
 
     @classmethod
     def from_torch(
@@ -73,30 +47,27 @@ class LSTM(torch.nn.Module):
         batch_first, dropout or projections, and biases.
         """
         check_module(module)
-        like: Any = module.weight_ih_l0
+        like = module.all_weights[0][0]
         made = cls(
             module.input_size, module.hidden_size, module.num_layers, rung=rung, combine=combine,
-            threads=threads, bidirectional=module.bidirectional, device=like.device,
-            dtype=like.dtype,
+            threads=threads, bidirectional=module.bidirectional, device=like.device, dtype=like.dtype,
         )  # fmt: skip
         made.load_state_dict(module.state_dict())
         return made
 
-    def forward(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """x (T, B, I), state (h0, c0), each (L · D, B, H), or None for zeros → output (T, B, D · H) and
         (h_n, c_n), each (L · D, B, H).
         """
-        x, state = self._check(x, state)
-        weights = [getattr(self, name).contiguous() for names in self.names for name in names]
-        how = self.rung, self.directions, self.combine, self.threads
-        output, h, c = _Run.apply(how, x, *state, *weights)
-        return output, (h, c)
-
-    def _check(self, x, state):
-        like = self.weight_ih_l0
+        weights = self.all_weights  # W_ih, W_hh and two biases of each layer and direction
         if self.rung in ON_CPU:
-            check_on_cpu(like)
-        return checked(x, state, like, (len(self.names), self.hidden_size))
+            check_on_cpu(weights[0][0])
+        x, state = checked(x, state, weights[0][0], (len(weights), self.hidden_size))
+        how = self.rung, 2 if self.bidirectional else 1, self.combine, self.threads
+        output, h, c = _Run.apply(how, x, *state, *(w.contiguous() for layer in weights for w in layer))
+        return output, (h, c)
 
 
 class _Run(torch.autograd.Function):
@@ -109,10 +80,9 @@ class _Run(torch.autograd.Function):
         output, layers = run(rung, x, h0, c0, groups, directions, combine, threads)
         ctx.directions, ctx.threads = directions, threads if rung == "one_call" else None
         ctx.save_for_backward(*(tensor for kept in layers for tensor in kept))
-        ends = [-1 if n % directions == 0 else 0 for n in range(len(layers))]
-        h = torch.stack([kept.hidden[end] for kept, end in zip(layers, ends, strict=True)])
-        c = torch.stack([kept.cells[end] for kept, end in zip(layers, ends, strict=True)])
-        return output, h, c  # (T, B, D · H), (L · D, B, H) twice
+        ends = (-1 if n % directions == 0 else 0 for n in range(len(layers)))
+        states = [(kept.hidden[end], kept.cells[end]) for kept, end in zip(layers, ends, strict=True)]
+        return output, *map(torch.stack, zip(*states, strict=True))  # (T, B, D · H), (L · D, B, H) twice
 
     @staticmethod
     @once_differentiable
@@ -138,31 +108,25 @@ def run(
     rung: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[ladder.Weights],
     directions: int = 1, combine: int = 2, threads: int = 1,
 ) -> tuple[torch.Tensor, list[ladder.Kept]]:  # fmt: skip
-    """Runs all layers by a rung → output (T, B, D · H), and ``ladder.Kept`` of each layer and direction.
-
-    weights: (w_ih, w_hh, b_ih, b_hh) for each layer and direction, as in :class:`LSTM`; h0, c0 (L · D, B, H).
+    """Runs all layers by a rung: x (T, B, I), h0, c0 (L · D, B, H), weights (w_ih, w_hh, b_ih, b_hh) for each
+    layer and direction → output (T, B, D · H), and ``ladder.Kept`` of each layer and direction.
     """
     if rung == "batched_wavefront":
         return batched_wavefront(x, h0, c0, weights)
-    levels: list[list[ladder.Layer]] = []
-    size = h0.shape[2]
-    for first in range(0, len(weights), directions):
-        output = x.new_empty(*x.shape[:2], directions * size)  # (T, B, D · H)
-        levels.append(
-            [
-                ladder.Layer(x, *weights[first + d], h0[first + d], c0[first + d], part, reverse=d == 1)
-                for d, part in enumerate(output.chunk(directions, 2))
-            ]
-        )
-        options = {"combined_inputs": {"combine": combine}, "one_call": {"threads": threads}}.get(rung, {})
-        for layer in levels[-1]:
-            if rung in ONE_LAYER:
-                ONE_LAYER[rung](layer, **options)
-            elif rung in ON_CPU:
-                from ed_lib.lstm import cpu_ladder  # with Numba, which not every machine with a GPU has
+    rungs: Any = ladder
+    if rung in ON_CPU:
+        from ed_lib.lstm import cpu_ladder  # with Numba, which not every machine with a GPU has
 
-                getattr(cpu_ladder, rung)(layer, **options)
+        rungs = cpu_ladder
+    options = {"combined_inputs": {"combine": combine}, "one_call": {"threads": threads}}.get(rung, {})
+    levels: list[list[ladder.Layer]] = []
+    for first in range(0, len(weights), directions):
+        output = x.new_empty(*x.shape[:2], directions * h0.shape[2])  # (T, B, D · H)
+        parts = enumerate(output.chunk(directions, 2), first)
+        levels.append([ladder.Layer(x, *weights[n], h0[n], c0[n], part, n > first) for n, part in parts])
         x = output
+        for layer in levels[-1] if rung != "wavefront" else ():
+            getattr(rungs, rung)(layer, **options)
     if rung == "wavefront":
         streamed_wavefront(levels, combine)
     return x, [layer.kept for level in levels for layer in level]
@@ -172,12 +136,9 @@ def layer_backward(
     kept: ladder.Kept, reverse: bool, dy: torch.Tensor, dh: torch.Tensor, dc: torch.Tensor,
     threads: int | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """One layer in one direction on the way back: backpropagation through time.
-
-    kept: the layer's ``ladder.Kept``; dy (T, B, H), dh and dc (B, H): the gradients of
-    the output and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of the
-    first state. All weights' gradients wait for the end, and are one product each.
-    threads: of the compiled chain; None for the loop below.
+    """One layer in one direction on the way back: dy (T, B, H), dh and dc (B, H), the gradients of the output
+    and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights' gradients
+    wait for the end, and are one product each. threads: of the compiled chain; None for the loop below.
     """
     if threads is None:
         dgates, dh, dc = chain_backward(kept, reverse, dy, dh, dc)
@@ -203,7 +164,7 @@ def chain_backward(
     for t, before, after in reversed(ladder.steps(len(kept.x), reverse)):
         dh.add_(dy[t])
         cells = kept.cells[before], kept.cells[after]
-        kernels.cell_backward(kept.gates[t], *cells, dh, dc, dgates[t])
+        gpu.cell_backward(kept.gates[t], *cells, dh, dc, dgates[t])
         torch.mm(dgates[t], kept.w_hh, out=dh)  # (B, 4H) (4H, H) → (B, H)
     return dgates, dh, dc
 
@@ -223,8 +184,17 @@ def check_on_cpu(weight: torch.Tensor) -> None:
     check.choice("the weights' dtype", weight.dtype, (torch.float32, torch.float64))
 
 
+def check_threads(threads: int) -> int:
+    """``threads`` as an int; ValueError for more than Numba has, which would wait for each other in turns."""
+    from numba import get_num_threads
+
+    if check.count("threads", threads) > get_num_threads():
+        raise ValueError(f"threads is {threads}; wanted at most {get_num_threads()}, as many as Numba has")
+    return int(threads)
+
+
 def checked(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, int]) -> tuple:
-    """x (T, B, I) and the state, contiguous, once it is known that they fit: to W_ih, and (L · D, H)."""
+    """x (T, B, I), contiguous, and the state, once it is known that they fit: to W_ih, and (L · D, H)."""
     check_tensor("x", x, w_ih, ("T", "B", w_ih.shape[1]))
     shape = sizes[0], x.shape[1], sizes[1]
     if state is None:
@@ -235,15 +205,6 @@ def checked(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, i
     for name, tensor in zip(("h0", "c0"), state, strict=True):
         check_tensor(name, tensor, w_ih, shape)
     return x.contiguous(), state
-
-
-def check_threads(threads: int) -> int:
-    """``threads`` as an int; ValueError for more than Numba has, which would wait for each other in turns."""
-    from numba import get_num_threads
-
-    if check.count("threads", threads) > get_num_threads():
-        raise ValueError(f"threads is {threads}; wanted at most {get_num_threads()}, as many as Numba has")
-    return int(threads)
 
 
 def check_tensor(name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple) -> None:

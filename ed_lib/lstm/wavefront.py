@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ed_lib.devices import fork
-from ed_lib.lstm import kernels
+from ed_lib.lstm import gpu
 from ed_lib.lstm.ladder import Kept, Layer, Weights, run_block, transposed
 
 Block = tuple[int, int, int]  # layer, direction, and which block of its steps
@@ -19,22 +19,19 @@ Block = tuple[int, int, int]  # layer, direction, and which block of its steps
 def slots(blocks: int, layers: int, directions: int = 1) -> list[list[Block]]:
     """The schedule: slots, each a list of (layer, direction, block) that may run at once.
 
-    One direction: blocks + layers − 1 slots. Of two directions, the layer above needs
-    the last block of both before its first, so nothing is left but to run the two
-    beside each other: layers · blocks slots.
+    One direction: blocks + layers − 1 slots. Of two directions, the layer above needs the last block of both
+    before its first, so nothing is left but to run the two beside each other: layers · blocks slots.
     """
     if directions == 2:
-        grid = [(layer, block) for layer in range(layers) for block in range(blocks)]
-        return [[(layer, d, block) for d in range(2)] for layer, block in grid]
-    found: list[list[Block]] = [[] for _ in range(blocks + layers - 1)]
-    for layer in range(layers):
-        for block in range(blocks):
-            found[layer + block].append((layer, 0, block))
-    return found
+        return [[(layer, d, block) for d in range(2)] for layer in range(layers) for block in range(blocks)]
+    return [
+        [(layer, 0, slot - layer) for layer in range(layers) if 0 <= slot - layer < blocks]
+        for slot in range(blocks + layers - 1)
+    ]
 
 
 def streamed_wavefront(levels: list[list[Layer]], combine: int = 2) -> None:
-    """Runs all layers, each with streams of its own, in blocks of ``combine`` steps.
+    """Runs all layers, each with two streams of its own, in blocks of ``combine`` steps.
 
     levels: for each layer, from the lowest, a ``ladder.Layer`` for each direction.
     """
@@ -48,35 +45,22 @@ def streamed_wavefront(levels: list[list[Layer]], combine: int = 2) -> None:
         for slot in slots(count, len(levels), directions):
             for level, d, block in slot:
                 key = level, d  # and its pair of streams: (inputs, recurrence)
-                for event in needed(done, level, block, directions, count):
-                    pairs[key][0].wait(event)
+                below = block if directions == 1 else count - 1  # the block that this one's inputs wait for
+                for way in range(directions if level else 0):
+                    pairs[key][0].wait(done[level - 1, way, below])
                 steps = blocks[key][block]
-                event = run_block(each[key], steps, weights[key], *pairs[key])
-                done[level, d, block] = event
-
-
-def needed(done: dict[Block, Any], level: int, block: int, directions: int, count: int) -> list:
-    """The events of the layer below that a block's input product waits for."""
-    if level == 0:
-        return []
-    if directions == 1:
-        return [done[level - 1, 0, block]]
-    return [done[level - 1, direction, count - 1] for direction in range(2)]
+                done[level, d, block] = run_block(each[key], steps, weights[key], *pairs[key])
 
 
 def batched_wavefront(
     x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[Weights]
 ) -> tuple[torch.Tensor, list[Kept]]:
-    """The wavefront in three launches a slot, however many layers: two batched
-    products and one pointwise kernel for all layers. One direction.
+    """The wavefront in three launches a slot, however many layers: two batched products and one pointwise
+    kernel for all layers. One direction; arguments and result as ``module.run``.
 
-    x (T, B, I), h0 and c0 (L, B, H), weights: (w_ih, w_hh, b_ih, b_hh) for each layer
-    → output (T, B, H), and ``ladder.Kept`` of each layer.
-
-    Layer l takes step s − l in slot s, and all arrays are indexed by the slot: what it
-    reads, its own last h and that of the layer below, then lies at the same slot. The
-    few squares before a layer's first step and after its last are computed as well,
-    from whatever is there, and never read.
+    Layer l takes step s − l in slot s, and all arrays are indexed by the slot: what it reads, its own last h
+    and that of the layer below, then lies at the same slot. The few squares before a layer's first step and
+    after its last are computed as well, from whatever is there, and never read.
     """
     (steps, batch, _), (layers, _, size) = x.shape, h0.shape
     w_ih, w_hh, *biases = zip(*weights, strict=True)
@@ -98,7 +82,7 @@ def batched_wavefront(
         if layers > 1:
             torch.bmm(h[:-1], upward, out=a[1:])  # (L − 1, B, H) (L − 1, H, 4H)
         torch.bmm(h, across, out=recurrent)  # (L, B, H) (L, H, 4H) → (L, B, 4H)
-        kernels.cell(
+        gpu.cell(
             flat_gates[slot], flat_recurrent, b_ih, b_hh,
             flat_cells[slot], flat_cells[slot + 1], flat_hidden[slot + 1],
         )  # fmt: skip

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, lstm
 from benchmarks import lstm_subjects as subjects
 from benchmarks import old_harness as harness
-from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, PERSISTENT, Subject
+from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, Subject
 from ed_lib import arrays, devices, roofline, timing
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, costs, module, persistent
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, ladder
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
+from tools import measurements
 
 TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
                  rounds=(2, 1), seconds=0.001)  # fmt: skip
@@ -125,7 +125,7 @@ def test_the_climb_on_a_gpu_is_compared_with_the_baseline_in_either_way():
 def test_rows_of_the_ladder_are_counted_and_beside_what_was_published(record):
     one, four = ({row.case["what"]: row for row in record.select(table="ladder", layers=n)} for n in (1, 4))
     published = {what: row.results["published"] for what, row in one.items() if "published" in row.results}
-    assert published == {what: [costs.PUBLISHED[what]] for what in RUNGS[:-1]}
+    assert published == {what: [ladder.PUBLISHED[what]] for what in RUNGS[:-1]}
     assert [what for what, row in four.items() if "published" in row.results] == [lstm.LAST]
     for rows, layers in ((one, 1), (four, 4)):
         products = [rows[what].results["products"][0] for what in RUNGS]  # of 6 steps, the last two in pairs
@@ -184,13 +184,13 @@ def test_bytes_are_those_of_the_arrays_in_each_format():
 
 @pytest.mark.parametrize("table", ["ladder", "training"])
 def test_what_is_wrong_gets_no_row(table, monkeypatch, capsys):
-    right = module.ONE_LAYER["pretransposed"]
+    right = ladder.pretransposed
 
     def wrong(layer):
         right(layer)
         layer.output[-1, -1, -1] += 1e-2
 
-    monkeypatch.setitem(module.ONE_LAYER, "pretransposed", wrong)
+    monkeypatch.setattr(ladder, "pretransposed", wrong)
     subject, collected = tiny(), table_on("cpu")
     versions = [subject.version(table, what) for what in ("pretransposed", "combined_gemms")]
     lstm.measure(collected, subject, versions)
@@ -215,7 +215,7 @@ def test_tolerances_tell_float32_from_tf32():
     def rounded(tensor):
         return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    subject = Subject(costs.Shape(10, 8, 128, 128), "cpu")
+    subject = Subject(ladder.Shape(10, 8, 128, 128), "cpu")
     version = subject.version("ladder", NN)
     assert version.error < subjects.TOLERANCE["float32"] / 10
     for parameter in subject.module.parameters():
@@ -252,7 +252,7 @@ def test_formats_that_a_cpu_only_imitates_are_left_out(monkeypatch, capsys):
 
 
 def test_on_a_gpu_there_are_graphs_launches_and_what_a_cpu_has_not(recorded, capsys):
-    """On a CPU, whose tensors the subject has; the persistent kernel runs in Triton's interpreter."""
+    """On a CPU, whose tensors the subject has."""
     table, names = table_on("cuda"), ["float32", "tf32", "float16"]
     subject = tiny()
     lstm.ladder(table, subject, names, 2)
@@ -264,13 +264,11 @@ def test_on_a_gpu_there_are_graphs_launches_and_what_a_cpu_has_not(recorded, cap
     lstm.formats(table, subject, names)
     said = capsys.readouterr().out
     kinds = [(NN, name) for name in names] + [(AUTOCAST, "float16"), (IN_A_ROW, "float16")]
-    kinds += [(PERSISTENT, name) for name in names]
     kinds = [one for one in kinds if f"formats: {', '.join(one)}, 2 layers: left out, " not in said]
     cases = [(row.case["how"], row.case["what"], row.case["format"]) for row in table.rows]
     assert cases == [(how, *one) for how in ("eager", "CUDA graph") for one in kinds]
     assert all("against nn.LSTM" in row.results for row in table.rows)
-    wanted = {NN, IN_A_ROW} | ({PERSISTENT} if persistent.INTERPRETED else set())  # autocast: not on any CPU
-    assert wanted <= {what for what, _ in kinds}
+    assert {NN, IN_A_ROW} <= {what for what, _ in kinds}  # autocast: not on any CPU
 
 
 def test_a_graph_that_cannot_be_recorded_is_left_out(monkeypatch, host_clock, capsys):
@@ -312,4 +310,4 @@ def test_all_of_it_on_a_gpu(tmp_path, capsys):
     record = measured(lstm, dataclasses.replace(TINY, hidden=128, batch=8), tmp_path, "cuda")
     assert "CUDA graph: left out" not in capsys.readouterr().out
     assert len(record.select(how="CUDA graph")) == len(record.select(how="eager"))
-    assert record.select(what=PERSISTENT) and record.select(what=IN_A_ROW, layers=4)
+    assert record.select(what=IN_A_ROW, layers=4)

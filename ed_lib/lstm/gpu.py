@@ -9,12 +9,13 @@ contiguous but for ``output``.
 with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
 
 ``cell`` and ``cell_backward`` are operators of PyTorch's, ``ed_lib::lstm_cell`` and its backward, so that
-whoever watches the dispatcher, such as a profiler or ``counters``, sees one launch. On a GPU they run the
-Triton kernel, elsewhere the plain twin. Where nobody watches, a GPU's kernel is called past the dispatcher,
-whose time would be lost at each step.
+whoever watches the dispatcher, as ``counters`` does, sees one launch. On a GPU they run the Triton kernel,
+elsewhere the plain twin.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,12 +60,10 @@ def cell_backward(
 
 
 def watched(tensor: Tensor) -> bool:
-    """Whether work on this tensor has to go through PyTorch's dispatcher: on a CPU, which chooses the twin
-    there, and while a dispatch mode or a profiler looks on.
+    """Whether work on this tensor goes through PyTorch's dispatcher: on a CPU, where that finds the twin, and
+    while a dispatch mode or a profiler looks on. Otherwise its time would be lost at each step.
     """
-    if not tensor.is_cuda or _get_current_dispatch_mode() is not None:
-        return True
-    return torch.autograd._profiler_enabled()
+    return not tensor.is_cuda or bool(_get_current_dispatch_mode()) or torch.autograd._profiler_enabled()
 
 
 def plain_cell(
@@ -88,7 +87,7 @@ def plain_cell(
 def plain_cell_backward(
     gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
 ) -> None:
-    """The twin of ``cell_backward_kernel``."""
+    """The twin of ``cell_backward_kernel``; σ' = σ(1 − σ) and tanh' = 1 − tanh²."""
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
     tanh_c = c_after.tanh()
@@ -100,32 +99,26 @@ def plain_cell_backward(
     dc.mul_(f)
 
 
-def triton_cell(
-    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
-    h: Tensor, output: Tensor | None = None,
-) -> None:  # fmt: skip
+def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None) -> None:
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
-    _check_triton(gates)
-    batch, size = h.shape
-    with torch.cuda.device_of(gates):
-        cell_kernel[-(-batch * size // BLOCK),](
-            gates, recurrent, b_ih, b_hh, c_before, c_after, h, output, batch * size, size,
-            b_ih.numel() // (4 * size), 0 if output is None else output.stride(0),
-            IN=_computed_in(gates), BLOCK=BLOCK, enable_fp_fusion=True,
-        )  # fmt: skip
+    size, layers = h.shape[1], b_ih.numel() // gates.shape[1]
+    distance = 0 if output is None else output.stride(0)
+    arrays = gates, recurrent, b_ih, b_hh, c_before, c_after, h, output
+    launch(cell_kernel, h, *arrays, h.numel(), size, layers, distance)
 
 
-def triton_cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
-    """``cell_backward`` by ``cell_backward_kernel``, on a GPU or in Triton's interpreter."""
-    _check_triton(gates)
-    batch, size = dh.shape
-    with torch.cuda.device_of(gates):
-        cell_backward_kernel[-(-batch * size // BLOCK),](
-            gates, c_before, c_after, dh, dc, dgates, batch * size, size,
-            IN=_computed_in(gates), BLOCK=BLOCK, enable_fp_fusion=True,
-        )  # fmt: skip
+def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
+    """``cell_backward`` by ``cell_backward_kernel``, likewise."""
+    launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates, dh.numel(), dh.shape[1])
+
+
+def launch(kernel: Any, like: Tensor, *arguments: Any) -> None:
+    """A thread of ``kernel`` for each number of ``like``; they compute in float32, or float64 as ``like``."""
+    if triton is None:
+        raise ImportError("the fused step on a GPU needs triton: pip install triton")
+    wide = tl.float64 if like.dtype == torch.float64 else tl.float32
+    with torch.cuda.device_of(like):
+        kernel[-(-like.numel() // BLOCK),](*arguments, IN=wide, BLOCK=BLOCK, enable_fp_fusion=True)
 
 
 @jit
@@ -180,7 +173,7 @@ def cell_kernel(
 def cell_backward_kernel(
     gates, c_before, c_after, dh, dc, dgates, numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The same threads on the way back; σ' = σ(1 − σ) and tanh' = 1 − tanh²."""
+    """The same threads on the way back."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
     inside, at = n < numbers, n // size * 4 * size + n % size
     i = tl.load(gates + at, inside, 0).to(IN)
@@ -197,21 +190,6 @@ def cell_backward_kernel(
     tl.store(dc + n, carried * f, inside)
 
 
-INTERPRETED = triton is not None and not isinstance(cell_kernel, triton.JITFunction)
-
-
-def _computed_in(like):
-    return tl.float64 if like.dtype == torch.float64 else tl.float32
-
-
-def _check_triton(like):
-    if triton is None:
-        raise ImportError("the fused step on a GPU needs triton: pip install triton")
-    if not like.is_cuda and not INTERPRETED:
-        wanted = "a CUDA device, or TRITON_INTERPRET=1 set before ed_lib.lstm.kernels is imported"
-        raise ValueError(f"gates is on the device {like.device}; wanted {wanted}")
-
-
 OPERATORS = torch.library.Library("ed_lib", "FRAGMENT")
 OPERATORS.define(
     "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, *, "
@@ -221,9 +199,7 @@ OPERATORS.define(
     "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, *, "
     "Tensor(b!) dgates) -> ()"
 )
-for _key, _forward, _backward in (
-    ("CPU", plain_cell, plain_cell_backward),
-    ("CUDA", triton_cell, triton_cell_backward),
-):
-    OPERATORS.impl("lstm_cell", _forward, _key)
-    OPERATORS.impl("lstm_cell_backward", _backward, _key)
+OPERATORS.impl("lstm_cell", plain_cell, "CPU")
+OPERATORS.impl("lstm_cell", triton_cell, "CUDA")
+OPERATORS.impl("lstm_cell_backward", plain_cell_backward, "CPU")
+OPERATORS.impl("lstm_cell_backward", triton_cell_backward, "CUDA")
