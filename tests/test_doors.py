@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ed_lib import data, models, training
+from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
 
@@ -34,8 +35,6 @@ GROUND = [
 ]  # fmt: skip
 
 ED = []
-
-LSTM = []
 
 TOOLS = []
 

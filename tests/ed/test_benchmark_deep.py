@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import deep
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
+from tools import measurements
 
 
 @pytest.fixture(scope="module")

@@ -80,16 +80,6 @@ def test_onednn_with_its_weights_packed_equals_pytorch(steps, batch, inputs, hid
             torch.testing.assert_close(ours(x), module(x), rtol=0, atol=1e-6)
 
 
-OTHERS = [{"num_layers": 2}, {"dtype": torch.float64}, {"bidirectional": True}]
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_onednn_takes_one_layer_in_float32(other):
-    ((name, value),) = other.items()
-    with pytest.raises(ValueError, match=f"{name} is {value}; wanted"):
-        by_onednn(torch.nn.LSTM(3, 4, **other))
-
-
 @given(hidden=HIDDEN, threads=st.integers(1, 5))
 def test_every_weight_is_packed_once(hidden, threads):
     weight = np.arange(1.0, 4 * hidden**2 + 1).reshape(4 * hidden, hidden)
@@ -150,36 +140,3 @@ def test_the_series_is_a_sigmoid_everywhere():
     np.testing.assert_allclose(found, right, rtol=5e-6, atol=1e-34)  # of x log₂ e, rounded
     near = np.abs(x) < 1
     np.testing.assert_allclose(found[near], right[near], rtol=3e-7)
-
-
-X, MODULE = torch.zeros(5, 2, 3), torch.nn.LSTM(3, 4, 2)
-MANY = numba.get_num_threads() + 1
-WRONG = {
-    f"threads is {MANY}; wanted at most {MANY - 1}": lambda: Frozen(MODULE, threads=MANY),
-    "threads is 0; wanted at least 1": lambda: LSTM(3, 4, rung="one_call", threads=0),
-    f"threads is {MANY}; wanted": lambda: LSTM.from_torch(MODULE, rung="one_call", threads=MANY),
-    "split is 'batch'; wanted one of 'hidden', 'layers'": lambda: Frozen(MODULE, split="batch"),
-    "bits is 4; wanted one of 32, 16, 8": lambda: Frozen(MODULE, bits=4),
-    "bits is 8; wanted one of 32": lambda: Frozen(MODULE, bits=8, split="layers"),
-    "bits is 16; wanted one of 32": lambda: Frozen(torch.nn.LSTM(3, 4).double(), bits=16),
-    "weights' dtype is torch.bfloat16; wanted one of torch.float32": lambda: Frozen(
-        torch.nn.LSTM(3, 4).bfloat16()
-    ),
-    "weights' device is 'meta'; wanted": lambda: LSTM(3, 4, rung="one_call", device="meta")(X),
-    "module.bidirectional is True": lambda: Frozen(torch.nn.LSTM(3, 4, bidirectional=True)),
-    "bidirectional is True; wanted False": lambda: LSTM(3, 4, rung="all_inputs", bidirectional=True),
-    "module has bias=False": lambda: Frozen(torch.nn.LSTM(3, 4, bias=False)),
-    "module is a GRU; wanted a torch.nn.LSTM": lambda: Frozen(torch.nn.GRU(3, 4)),
-    r"x has the shape \(0, 2, 3\); wanted \(T, B, 3\)": lambda: Frozen(MODULE)(X[:0]),
-    r"x has the shape \(5, 2, 2\); wanted": lambda: Frozen(MODULE)(X[:, :, 1:]),
-    r"h0 has the shape \(1, 2, 4\); wanted \(2, 2, 4\)": lambda: Frozen(MODULE)(
-        X, torch.zeros(2, 1, 2, 4).unbind()
-    ),
-    "x.dtype is torch.float64": lambda: Frozen(MODULE)(X.double()),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_bad_input_is_named(message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        WRONG[message]()

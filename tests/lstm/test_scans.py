@@ -69,14 +69,3 @@ def test_networks_forget_and_learn_by_the_same_shares_under_every_scan(network):
     constant = net.inputs.bias.detach()[-5:].expand(2, 5)[None]  # h̃, if x is 0
     output, _ = net(torch.zeros_like(x), constant)
     torch.testing.assert_close(output, constant.expand_as(output), msg="a state that is h̃ stays h̃")
-
-
-@pytest.mark.parametrize("spoil, message", [
-    (lambda a, b, h: (a[:3], b, h, "halving"), r"a is \(3, 2\), b \(4, 2\)"),
-    (lambda a, b, h: (a, b, h[:1], "halving"), r"h \(1,\); wanted"),
-    (lambda a, b, h: (a[:0], b[:0], h, "halving"), "T at least 1"),
-    (lambda a, b, h: (a, b, h, "fast"), "scan is 'fast'; wanted one of step by step"),
-])  # fmt: skip
-def test_bad_input_is_named(spoil, message):
-    with pytest.raises(ValueError, match=message):
-        scans.solve(*spoil(*drawn(4, [2])))

@@ -34,7 +34,8 @@ def keras_of(cell, i, h, seed=0, **options):
     return layer
 
 
-def load(module, parameters):
+def loaded(cell, parameters, i, h, *sizes):
+    module = module_of(cell, i, h, *sizes)
     module.load_state_dict(parameters)
     return module
 
@@ -61,6 +62,10 @@ def test_the_table_covers_every_number_once(cell, i, h, layers, directions):
     assert [p.offset for p in pieces] == [0, *(p.end for p in pieces[:-1])]  # no gap, no overlap
     assert pieces[-1].end == sum(p.numel() for p in module.parameters())
     assert pieces == weights.layout_of(module)
+    flat = weights.pack(pieces, weights.split_gates(cell, module.state_dict()))  # there, and back
+    back = weights.join_gates(cell, weights.unpack(pieces, flat))
+    assert set(back) == set(module.state_dict())
+    assert all(torch.equal(back[name], tensor) for name, tensor in module.state_dict().items())
 
 
 @pytest.mark.oracle
@@ -97,16 +102,6 @@ def test_one_layer_written_out(cell):
     assert np.array_equal(flat.numpy(), wanted)
 
 
-@cells
-@sizes
-def test_there_and_back(cell, i, h, layers, directions):
-    module, pieces = module_of(cell, i, h, layers, directions), weights.layout(cell, i, h, layers, directions)
-    flat = weights.pack(pieces, weights.split_gates(cell, module.state_dict()))
-    back = weights.join_gates(cell, weights.unpack(pieces, flat))
-    assert set(back) == set(module.state_dict())
-    assert all(torch.equal(back[name], tensor) for name, tensor in module.state_dict().items())
-
-
 @pytest.mark.oracle
 @cells
 @sizes
@@ -121,28 +116,33 @@ def test_a_flattened_module_is_the_same_module(cell, i, h, layers, directions):
     assert not any(p.any() for p in module.parameters())
 
 
-def test_what_loses_the_buffer():
-    def flat():
-        module = module_of("lstm", 3, 5)
-        weights.flatten(module)
-        return module
-
-    copied, converted = copy.deepcopy(flat()), flat().float()
-    loaded, assigned, replaced = flat(), flat(), flat()
-    loaded.load_state_dict(module_of("lstm", 3, 5).state_dict())  # copies into what is there
-    assigned.load_state_dict(module_of("lstm", 3, 5).state_dict(), assign=True)  # and this does not
-    replaced.bias_hh_l0 = nn.Parameter(torch.zeros(20, dtype=torch.float64))
-    assert weights.is_flat(loaded)
-    assert not any(weights.is_flat(module) for module in (copied, assigned, replaced, converted))
+def replaced(module):
+    module.bias_hh_l0 = nn.Parameter(torch.zeros(20, dtype=torch.float64))
 
 
-def test_neighbours_by_chance_are_no_buffer():
-    """Two storages whose storage offsets happen to fit are told apart."""
-    module = module_of("lstm", 3, 5)
-    flat = weights.flatten(module)
-    module.weight_hh_l0.data = flat.clone()[60:160].view(20, 5)  # the right offset, another storage
+def moved(module):  # to the right offset, in another storage
+    module.weight_hh_l0.data = weights.flatten(module).clone()[60:160].view(20, 5)
     assert module.weight_hh_l0.storage_offset() == weights.parameter_offsets(module)["weight_hh_l0"]
-    assert not weights.is_flat(module)
+
+
+STATE = module_of("lstm", 3, 5).state_dict()
+EVENTS = {
+    "loaded": (True, lambda module: module.load_state_dict(STATE)),  # copies into what is there
+    "assigned": (False, lambda module: module.load_state_dict(STATE, assign=True)),  # and this does not
+    "copied": (False, copy.deepcopy),
+    "converted": (False, lambda module: module.float()),
+    "replaced": (False, replaced),
+    "moved": (False, moved),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_loses_the_buffer(event):
+    kept, happens = EVENTS[event]
+    module = module_of("lstm", 3, 5)
+    weights.flatten(module)
+    found = happens(module)
+    assert weights.is_flat(found if isinstance(found, nn.LSTM) else module) == kept
 
 
 @pytest.mark.oracle
@@ -171,7 +171,7 @@ def test_pytorchs_own_buffer_on_a_gpu(cell, i, h, layers, directions, dtype):
 @pytest.mark.parametrize(("i", "h"), [(3, 5), (5, 3), (4, 4), (1, 2)])
 def test_from_keras_and_back(cell, i, h):
     layer, x = keras_of(cell, i, h), sequence(i)
-    module = load(module_of(cell, i, h), weights.from_keras(cell, layer.get_weights()))
+    module = loaded(cell, weights.from_keras(cell, layer.get_weights()), i, h)
     torch.testing.assert_close(module(x)[0], run_keras(layer, x), rtol=0, atol=1e-12)
     back = weights.to_keras(cell, module.state_dict())
     assert all(np.array_equal(a, b) for a, b in zip(back, layer.get_weights(), strict=True))
@@ -199,7 +199,7 @@ def test_two_directions_and_two_layers_of_keras(cell):
         for way, suffix in ((layer.forward_layer, ""), (layer.backward_layer, "_reverse")):
             parameters |= weights.from_keras(cell, way.get_weights(), f"l{number}{suffix}")
         out = run_keras(layer, out)
-    module = load(module_of(cell, i, h, 2, 2), parameters)
+    module = loaded(cell, parameters, i, h, 2, 2)
     torch.testing.assert_close(module(x)[0], out, rtol=0, atol=1e-12)
 
 
@@ -241,7 +241,7 @@ def test_the_missing_transpose_is_caught_by_values_and_not_by_shapes(cell, i, h)
     for transpose in (True, False):
         flat = buffer_of_2017(cell, layer.get_weights(), transpose)
         lengths.add(flat.shape)
-        module = load(module_of(cell, i, h), weights.join_gates(cell, weights.unpack(pieces, flat)))
+        module = loaded(cell, weights.join_gates(cell, weights.unpack(pieces, flat)), i, h)
         outputs[transpose] = module(x)[0]
     assert len(lengths) == 1  # nothing that counts numbers sees it
     torch.testing.assert_close(outputs[True], run_keras(layer, x), rtol=0, atol=1e-12)
@@ -249,144 +249,51 @@ def test_the_missing_transpose_is_caught_by_values_and_not_by_shapes(cell, i, h)
 
 
 def test_a_square_matrix_hides_what_a_shape_check_would_catch():
-    for i, h, raises in ((3, 5, True), (4, 4, False)):
-        gates = weights.split_gates("lstm", module_of("lstm", i, h).state_dict())
-        gates["weight_ih_l0.f"] = gates["weight_ih_l0.f"].T
-        if raises:
-            with pytest.raises(ValueError, match=r"weight_ih_l0\.f has the shape \(3, 5\); wanted \(5, 3\)"):
-                weights.pack(weights.layout("lstm", i, h), gates)
-        else:
-            weights.pack(weights.layout("lstm", i, h), gates)
+    gates = weights.split_gates("lstm", module_of("lstm", 4, 4).state_dict())
+    gates["weight_ih_l0.f"] = gates["weight_ih_l0.f"].T
+    weights.pack(weights.layout("lstm", 4, 4), gates)
 
 
-# Two biases
+# PyTorch's conditions for cuDNN's persistent kernels
 
-
-@pytest.mark.oracle
-def test_an_lstms_biases_add():
-    module, x = module_of("lstm", 3, 5), sequence(3)
-    wanted = module(x)[0]
-    p = module.state_dict()
-    p["bias_ih_l0"], p["bias_hh_l0"] = weights.merge_biases("lstm", p["bias_ih_l0"], p["bias_hh_l0"])
-    assert not p["bias_hh_l0"].any()
-    torch.testing.assert_close(load(module, p)(x)[0], wanted, rtol=0, atol=1e-14)
-
-
-@pytest.mark.oracle
-def test_a_grus_biases_add_for_r_and_z_only():
-    module, x = module_of("gru", 3, 5), sequence(3)
-    p = module.state_dict()
-    with pytest.raises(ValueError, match="candidate n: in a GRU the reset gate multiplies"):
-        weights.merge_biases("gru", p["bias_ih_l0"], p["bias_hh_l0"])
-    wanted, b_i, b_h = module(x)[0], p["bias_ih_l0"].clone(), p["bias_hh_l0"].clone()
-    both = b_i + b_h
-    partly = p | {
-        "bias_ih_l0": torch.cat([both[:10], b_i[10:]]),
-        "bias_hh_l0": torch.cat([0 * both[:10], b_h[10:]]),
-    }
-    torch.testing.assert_close(load(module, partly)(x)[0], wanted, rtol=0, atol=1e-14)
-    wholly = p | {"bias_ih_l0": both, "bias_hh_l0": 0 * both}
-    assert (load(module, wholly)(x)[0] - wanted).abs().max() > 1e-3
-    b_h[10:] = 0  # the condition under which they do add
-    load(module, p | {"bias_ih_l0": b_i, "bias_hh_l0": b_h})
-    wanted = module(x)[0]
-    merged = dict(zip(("bias_ih_l0", "bias_hh_l0"), weights.merge_biases("gru", b_i, b_h), strict=True))
-    torch.testing.assert_close(load(module, p | merged)(x)[0], wanted, rtol=0, atol=1e-14)
-
-
-def test_a_gru_with_the_reset_before_the_product_is_refused():
-    layer = keras_of("gru", 3, 5, reset_after=False)
-    with pytest.raises(ValueError, match=r"the bias has the shape \(15,\); wanted \(2, 15\)"):
-        weights.from_keras("gru", layer.get_weights())
-
-
-# The persistent kernel
+FITS, HALF, SINGLE = {"input_size": 256, "hidden_size": 512}, torch.float16, torch.float32
+CALL = {"batch": 64, "dtype": HALF}
+MISSED = [
+    (None, nn.LSTM(**FITS), {}),
+    ("one layer", nn.LSTM(**FITS, num_layers=2), {}),
+    ("one direction", nn.LSTM(**FITS, bidirectional=True), {}),
+    ("no projection", nn.LSTM(**FITS, proj_size=128), {}),
+    ("input size a multiple of 128", nn.LSTM(28, 512), {}),
+    ("an LSTM", nn.GRU(**FITS), {}),
+    *(("hidden size 128, 256, … 1024", nn.LSTM(256, h), {}) for h in (200, 1152)),
+    *(("float16", nn.LSTM(**FITS), {"dtype": dtype}) for dtype in (torch.bfloat16, SINGLE)),
+    ("not packed", nn.LSTM(**FITS), {"packed": True}),
+    *(("batch 8, 16, … 128", nn.LSTM(**FITS), {"batch": batch}) for batch in (60, 136)),
+]
 
 
 @pytest.mark.oracle
-def test_the_conditions_of_the_persistent_kernel():
-    fits = {"input_size": 256, "hidden_size": 512}
-    call = {"batch": 64, "dtype": torch.float16}
-    assert weights.why_not_persistent(nn.LSTM(**fits), **call) == []
-    assert weights.algorithm(nn.LSTM(**fits), **call) == "persistent"
-    wrong = {
-        "one layer": nn.LSTM(**fits, num_layers=2),
-        "one direction": nn.LSTM(**fits, bidirectional=True),
-        "no projection": nn.LSTM(**fits, proj_size=128),
-        "input size a multiple of 128": nn.LSTM(28, 512),
-        "an LSTM": nn.GRU(**fits),
-    } | {h: nn.LSTM(256, h) for h in (200, 1152)}
-    for name, module in wrong.items():
-        name = "hidden size 128, 256, … 1024" if isinstance(name, int) else name
-        assert weights.why_not_persistent(module, **call) == [name]
-        assert weights.algorithm(module, **call) == "standard"
-    for name, change in (
-        ("float16", {"dtype": torch.bfloat16}),
-        ("float16", {"dtype": torch.float32}),
-        ("not packed", {"packed": True}),
-        ("batch 8, 16, … 128", {"batch": 60}),
-        ("batch 8, 16, … 128", {"batch": 136}),
-    ):
-        assert weights.why_not_persistent(nn.LSTM(**fits), **(call | change)) == [name]
+@pytest.mark.parametrize("name, module, change", MISSED)
+def test_the_conditions_of_the_persistent_kernel(name, module, change):
+    assert weights.why_not_persistent(module, **(CALL | change)) == ([name] if name else [])
+    assert weights.algorithm(module, **(CALL | change)) == ("standard" if name else "persistent")
 
 
 @pytest.mark.oracle
-def test_the_small_persistent_kernel_is_asked_for_first():
-    for h, dtype, packed, proj, wanted in (
-        (128, torch.float16, False, 0, "small persistent"),
-        (192, torch.float32, False, 0, "small persistent"),
-        (193, torch.float32, False, 0, "standard"),
-        (128, torch.float64, False, 0, "standard"),
-        (128, torch.float32, True, 0, "standard"),
-        (128, torch.float32, False, 64, "standard"),
-        (256, torch.float16, False, 0, "persistent"),
-    ):
-        assert weights.algorithm(nn.LSTM(128, h, proj_size=proj), 64, dtype, packed) == wanted
-    for h, forward, backward in (
-        (128, "small persistent", "small persistent"),
-        (129, "small persistent", "standard"),
-        (192, "small persistent", "standard"),
-        (256, "persistent", "persistent"),
-    ):
-        module = nn.LSTM(128, h)
-        assert weights.algorithm(module, 64, torch.float16) == forward
-        assert weights.algorithm(module, 64, torch.float16, backward=True) == backward
-
-
-# Bad input
-
-PIECES = weights.layout("lstm", 3, 5)
-GATES = weights.split_gates("lstm", module_of("lstm", 3, 5).state_dict())
-SHORT = {name: gate for name, gate in GATES.items() if name != "bias_hh_l0.o"}
-FLAT = weights.pack(PIECES, GATES)
-ARRAYS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # as Keras has them
-BAD = [
-    ("cell is 'rnn'", lambda: weights.layout("rnn", 3, 5)),
-    ("hidden_size is 0", lambda: weights.layout("lstm", 3, 0)),
-    ("directions is 3", lambda: weights.layout("lstm", 3, 5, 1, 3)),
-    ("gates lacks bias_hh_l0.o", lambda: weights.pack(PIECES, SHORT)),
-    ("gates holds weight_hr_l0", lambda: weights.pack(PIECES, GATES | {"weight_hr_l0": FLAT})),
-    (r"weight_hh_l0.g has the shape \(4, 5\); wanted \(5, 5\)",
-     lambda: weights.pack(PIECES, GATES | {"weight_hh_l0.g": FLAT[:20].view(4, 5)})),
-    ("gates have the dtypes torch.float.*; wanted one",
-     lambda: weights.pack(PIECES, GATES | {"bias_ih_l0.f": torch.zeros(5)})),
-    (r"flat has the shape \(199,\); wanted \(200,\)", lambda: weights.unpack(PIECES, FLAT[1:])),
-    (r"a has the shape \(7, 2\)", lambda: weights.split_gates("lstm", {"a": torch.zeros(7, 2)})),
-    ("gates lacks a.f", lambda: weights.join_gates("lstm", {"a.i": torch.zeros(2)})),
-    ("source is 'tf'", lambda: weights.reorder("lstm", torch.zeros(4), "tf", "cudnn")),
-    (r"the kernel has the shape \(3, 19\); wanted \(I, 20\)",
-     lambda: weights.from_keras("lstm", [ARRAYS[0][:, 1:], *ARRAYS[1:]])),
-    (r"the kernel has the shape \(3, 20\)", lambda: weights.from_keras("gru", ARRAYS)),
-    (r"the recurrent kernel has the shape \(5, 20, 1\)",
-     lambda: weights.from_keras("lstm", [ARRAYS[0], ARRAYS[1][..., None], ARRAYS[2]])),
-    ("wanted an nn.LSTM or nn.GRU", lambda: weights.layout_of(nn.RNN(2, 2))),
-    ("wanted an nn.LSTM or nn.GRU", lambda: weights.algorithm(nn.Linear(2, 2), 8, torch.float16)),
-    ("without projection", lambda: weights.layout_of(nn.LSTM(2, 4, proj_size=2))),
-    ("with biases", lambda: weights.layout_of(nn.LSTM(2, 4, bias=False))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("message", "call"), BAD, ids=[message for message, _ in BAD])
-def test_bad_input_is_named(message, call):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call()
+@pytest.mark.parametrize(
+    "hidden, dtype, packed, projected, forward, backward",
+    [
+        (128, HALF, False, 0, "small persistent", "small persistent"),
+        (129, HALF, False, 0, "small persistent", "standard"),
+        (192, HALF, False, 0, "small persistent", "standard"),
+        (192, SINGLE, False, 0, "small persistent", "standard"),
+        (193, SINGLE, False, 0, "standard", "standard"),
+        (128, torch.float64, False, 0, "standard", "standard"),
+        (128, SINGLE, True, 0, "standard", "standard"),
+        (128, SINGLE, False, 64, "standard", "standard"),
+        (256, HALF, False, 0, "persistent", "persistent"),
+    ],
+)
+def test_the_small_persistent_kernel_is_asked_for_first(hidden, dtype, packed, projected, forward, backward):
+    call = nn.LSTM(128, hidden, proj_size=projected), 64, dtype, packed
+    assert (weights.algorithm(*call), weights.algorithm(*call, backward=True)) == (forward, backward)

@@ -8,7 +8,7 @@ from benchmarks import critical_batch
 from benchmarks.old_harness import images
 from ed_lib import data, models, training
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
+from tools import measurements
 
 
 @pytest.fixture(scope="module")

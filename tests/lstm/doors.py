@@ -1,0 +1,66 @@
+"""The messages of part IV, for the table of tests/test_doors.py."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from ed_lib.lstm import LSTM as Rungs
+from ed_lib.lstm import frozen, scans, weights
+
+
+def scanned(steps, numbers, scan="halving"):
+    return scans.solve(torch.ones(steps, 2), torch.ones(4, 2), torch.ones(numbers), scan)
+
+
+TWO_LAYERS, SEQUENCE = nn.LSTM(3, 4, 2), torch.zeros(5, 2, 3)  # x (T, B, I)
+ZEROS = torch.zeros(2, 2, 4)  # of a state (L, B, H)
+PIECES, FLAT = weights.layout("lstm", 3, 5), torch.zeros(200)
+GATES = weights.unpack(PIECES, FLAT)
+KERAS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # kernel, recurrent kernel, bias
+
+LSTM = [
+    ("LSTM: sizes", lambda: Rungs(0, 4), ValueError, "input_size is 0"),
+    ("LSTM: floats", lambda: Rungs(3, 2.0), TypeError, "hidden_size is 2.0"),
+    ("LSTM: combine", lambda: Rungs(3, 4, combine=0), ValueError, "combine is 0"),
+    ("LSTM: rung", lambda: Rungs(3, 4, rung="eighth"), ValueError, "rung is 'eighth'; wanted one of"),
+    ("LSTM: directions", lambda: Rungs(3, 4, rung="all_inputs", bidirectional=True), ValueError,
+     "bidirectional is True; wanted False"),
+    ("LSTM: threads", lambda: Rungs(3, 4, rung="one_call", threads=0), ValueError, "threads is 0; wanted at"),
+    ("LSTM: device", lambda: Rungs(3, 4, rung="one_call", device="meta")(SEQUENCE), ValueError,
+     "weights' device is 'meta'; wanted"),
+    ("from_torch: a GRU", lambda: Rungs.from_torch(nn.GRU(3, 4)), TypeError, "module is a GRU; wanted"),
+    ("from_torch: batch", lambda: Rungs.from_torch(nn.LSTM(3, 4, batch_first=True)), ValueError,
+     "module has batch_first="),
+    ("LSTM: axes", lambda: Rungs(3, 4)(SEQUENCE[:, 0]), ValueError, "x has the shape (5, 3); wanted (T"),
+    ("LSTM: no steps", lambda: Rungs(3, 4)(SEQUENCE[:0]), ValueError, "x has the shape (0, 2, 3); wanted"),
+    ("LSTM: state", lambda: Rungs(3, 4, 2)(SEQUENCE, (ZEROS, ZEROS[:, :1])), ValueError,
+     "c0 has the shape (2, 1, 4); wanted (2, 2, 4)"),
+    ("LSTM: dtype", lambda: Rungs(3, 4)(SEQUENCE.double()), ValueError, "x.dtype is torch.float64; wanted"),
+    ("LSTM: a list", lambda: Rungs(3, 4)([[1.0]]), TypeError, "x is a list; wanted a torch.Tensor"),
+    ("LSTM: no pair", lambda: Rungs(3, 4, 2)(SEQUENCE, ZEROS), TypeError, "state is Tensor; wanted the pair"),
+    ("Frozen: threads", lambda: frozen.Frozen(TWO_LAYERS, threads=1000), ValueError, "threads is 1000;"),
+    ("Frozen: split", lambda: frozen.Frozen(TWO_LAYERS, split="batch"), ValueError, "split is 'batch';"),
+    ("Frozen: bits", lambda: frozen.Frozen(TWO_LAYERS, bits=4), ValueError, "bits is 4; wanted one of 32"),
+    ("Frozen: few bits", lambda: frozen.Frozen(TWO_LAYERS, bits=8, split="layers"), ValueError,
+     "bits is 8; wanted one of 32"),
+    ("Frozen: dtype", lambda: frozen.Frozen(nn.LSTM(3, 4).bfloat16()), ValueError,
+     "weights' dtype is torch.bfloat16; wanted one of torch.float32"),
+    ("Frozen: biases", lambda: frozen.Frozen(nn.LSTM(3, 4, bias=False)), ValueError, "module has bias=False"),
+    ("Frozen: directions", lambda: frozen.Frozen(nn.LSTM(3, 4, bidirectional=True)), ValueError,
+     "module.bidirectional is True"),
+    ("oneDNN: layers", lambda: frozen.by_onednn(TWO_LAYERS), ValueError, "num_layers is 2; wanted"),
+    ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
+    ("scan: unknown", lambda: scanned(4, 2, "fast"), ValueError, "scan is 'fast'; wanted one of step by"),
+    ("layout: cell", lambda: weights.layout("rnn", 3, 5), ValueError, "cell is 'rnn'"),
+    ("layout: directions", lambda: weights.layout("lstm", 3, 5, 1, 3), ValueError, "directions is 3"),
+    ("layout: RNN", lambda: weights.layout_of(nn.RNN(2, 2)), ValueError, "cell is 'rnn_tanh'; wanted one of"),
+    ("layout: biases", lambda: weights.layout_of(nn.LSTM(2, 4, bias=False)), ValueError, "wanted one with"),
+    ("pack: missing", lambda: weights.pack(PIECES[:-1], GATES), ValueError, "differ in bias_hh_l0.o; wanted"),
+    ("pack: shape", lambda: weights.pack(PIECES, GATES | {"weight_hh_l0.g": FLAT[:20].view(4, 5)}),
+     ValueError, "weight_hh_l0.g has the shape (4, 5); wanted (5, 5)"),
+    ("unpack: length", lambda: weights.unpack(PIECES, FLAT[1:]), ValueError, "flat has the shape (199,);"),
+    ("Keras: kernel", lambda: weights.from_keras("lstm", [KERAS[0][:, 1:], *KERAS[1:]]), ValueError,
+     "the kernel has the shape (3, 19); wanted (I, 20)"),
+    ("Keras: a GRU of another kind", lambda: weights.from_keras("gru", [a[..., :15] for a in KERAS]),
+     ValueError, "the bias has the shape (15,); wanted (2, 15)"),
+]  # fmt: skip

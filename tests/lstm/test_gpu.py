@@ -1,0 +1,197 @@
+"""The step of an LSTM against torch.nn.LSTMCell and autograd: the plain twin, and the Triton kernel, in its
+interpreter where there is no GPU.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+pytest.importorskip("triton")
+from ed_lib.lstm import counters, gpu  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORWARD = {"plain": gpu.plain_cell, "triton": gpu.triton_cell, "operator": gpu.cell}
+BACKWARD = {"plain": gpu.plain_cell_backward, "triton": gpu.triton_cell_backward}
+BACKWARD |= {"operator": gpu.cell_backward}
+SIZES = [(1, 1), (3, 5), (2, 128), (7, 65)]  # (B, H): less than a block of 256, more, and not a multiple
+ERROR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LIKE = dict(dtype=torch.float64, device=DEVICE)
+
+
+def activated(a):
+    """a (B, 4H), before the activations → i, f, g, o."""
+    i, f, g, o = a.chunk(4, 1)
+    return torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", FORWARD)
+@pytest.mark.parametrize("dtype", ERROR, ids=str)
+@pytest.mark.parametrize("batch, size", SIZES)
+def test_a_step_forward(how, dtype, batch, size):
+    torch.manual_seed(batch * size)
+    x, h, c = (torch.randn(batch, size, **LIKE) for _ in range(3))
+    theirs = torch.nn.LSTMCell(size, size, **LIKE)
+    a = (x @ theirs.weight_ih.t()).detach(), (h @ theirs.weight_hh.t()).detach()  # (B, 4H) each
+    arrays = [t.detach().to(dtype).clone() for t in (*a, theirs.bias_ih, theirs.bias_hh, c)]
+    pre = sum(t.double() for t in arrays[:4])
+    h_after, c_after = torch.empty(2, batch, size, dtype=dtype, device=DEVICE)
+    wide = torch.full((batch, 3 * size), 7.0, dtype=dtype, device=DEVICE)  # output: its rows lie apart
+    FORWARD[how](*arrays, c_after, h_after, wide[:, size : 2 * size])
+    found = h_after, c_after, arrays[0]
+    for ours, right in zip(found, (*theirs(x, (h, c)), torch.cat(activated(pre), 1)), strict=True):
+        torch.testing.assert_close(ours.double(), right, rtol=0, atol=4 * ERROR[dtype])
+    assert torch.equal(wide[:, size : 2 * size], h_after)
+    assert (wide[:, :size] == 7).all() and (wide[:, 2 * size :] == 7).all()
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", BACKWARD)
+@pytest.mark.parametrize("dtype", ERROR, ids=str)
+@pytest.mark.parametrize("batch, size", SIZES)
+def test_a_step_backward(how, dtype, batch, size):
+    torch.manual_seed(batch + size)
+    a = torch.randn(batch, 4 * size, **LIKE, requires_grad=True)
+    before = torch.randn(batch, size, **LIKE, requires_grad=True)
+    i, f, g, o = activated(a)
+    after = f * before + i * g
+    dh, dc = torch.randn(2, batch, size, **LIKE)
+    wanted = torch.autograd.grad([o * after.tanh(), after], [a, before], [dh, dc])
+    given = [tensor.detach().to(dtype) for tensor in (torch.cat([i, f, g, o], 1), before, after, dh, dc)]
+    kept, dgates = [tensor.clone() for tensor in given], torch.empty_like(given[0])
+    BACKWARD[how](*given, dgates)
+    for ours, right in zip((dgates, given[4]), wanted, strict=True):  # dc in place
+        torch.testing.assert_close(ours.double(), right, rtol=ERROR[dtype], atol=6 * ERROR[dtype])
+    assert all(map(torch.equal, given[:4], kept[:4]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", FORWARD)
+def test_several_layers_at_once_are_each_alone(how):
+    torch.manual_seed(0)
+    layers, batch, size = 3, 5, 67
+    gates, recurrent = torch.randn(2, layers * batch, 4 * size, **LIKE)
+    b_ih, b_hh = torch.randn(2, layers, 4 * size, **LIKE)
+    before = torch.randn(layers * batch, size, **LIKE)
+    alone, (c, h) = gates.clone(), torch.empty(2, layers * batch, size, **LIKE)
+    FORWARD[how](gates, recurrent, b_ih, b_hh, before, c, h)
+    for n in range(layers):
+        rows, (c_n, h_n) = slice(n * batch, (n + 1) * batch), torch.empty(2, batch, size, **LIKE)
+        gpu.plain_cell(alone[rows], recurrent[rows], b_ih[n], b_hh[n], before[rows], c_n, h_n)
+        for whole, part in ((gates, alone[rows]), (c, c_n), (h, h_n)):
+            torch.testing.assert_close(whole[rows], part, rtol=0, atol=1e-12)
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", FORWARD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_numbers_do_not_overflow(how, dtype):
+    like = dict(dtype=dtype, device=DEVICE)
+    gates = torch.tensor([[1e4, -1e4, 1e4, -1e4]], **like)  # i = 1, f = 0, g = 1, o = 0
+    zeros, one, (c, h, output) = (
+        torch.zeros(4, **like),
+        torch.ones(1, 1, **like),
+        torch.empty(3, 1, 1, **like),
+    )
+    FORWARD[how](gates, zeros[None].clone(), zeros, zeros, one, c, h, output)
+    assert (c, h, output) == (1, 0, 0) and gates.tolist() == [[1, 0, 1, 0]]
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_on_a_gpu_only_those_who_watch_make_it_an_operator(monkeypatch):
+    like = [torch.zeros(shape).as_subclass(OnGPU) for shape in ((2, 12), (2, 12), (12,), (12,), (2, 3))]
+    forward = *like, torch.zeros(2, 3), torch.zeros(2, 3), None
+    backward = like[0], *torch.zeros(4, 2, 3), torch.zeros(2, 12)
+    called, log = [], lambda name: lambda *args, **kwargs: called.append((name, len(args), [*kwargs]))
+    for name in ("triton_cell", "triton_cell_backward"):
+        monkeypatch.setattr(gpu, name, log(name))
+
+    def both():
+        gpu.cell(*forward)
+        gpu.cell_backward(*backward)
+
+    both()
+    direct = [("triton_cell", 5, ["c_after", "h", "output"]), ("triton_cell_backward", 5, ["dgates"])]
+    assert called == direct
+    found = counters.count(both)
+    assert (found.products, found.pointwise) == (0, 2) and called == direct
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        both()
+    seen = [event.name for event in profile.events() if event.name.startswith("ed_lib::")]
+    assert seen == ["ed_lib::lstm_cell", "ed_lib::lstm_cell_backward"] and called == direct
+    both()
+    assert called == 2 * direct
+
+
+def run(program, **environment):
+    variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | environment
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+NOT_HERE = """
+import sys
+sys.modules["triton"] = None
+import torch
+from ed_lib.lstm import LSTM, gpu
+print(LSTM(2, 3, rung="fused_pointwise")(torch.zeros(4, 1, 2))[0].shape)  # the twin, on a CPU
+try:
+    gpu.triton_cell(*[torch.zeros(1, 4)] * 8)
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_triton_the_twin_runs_and_the_kernel_says_what_to_install():
+    said = run(NOT_HERE)
+    assert "torch.Size([4, 1, 3])" in said
+    assert "the fused step on a GPU needs triton: pip install triton" in said
+
+
+COMPILE = """
+import json, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from ed_lib.lstm import gpu
+
+found = []
+for target, number in ((75, "fp32"), (80, "fp32"), (90, "fp32"), (90, "fp16"), (90, "fp64")):
+    for kernel in (gpu.cell_kernel, gpu.cell_backward_kernel):
+        whole = ("numbers", "size", "layers", "distance")
+        wide = triton.language.float64 if number == "fp64" else triton.language.float32
+        constants = {"IN": wide, "BLOCK": gpu.BLOCK}
+        types = {n: "constexpr" if n in constants else "i32" if n in whole else "*" + number
+                 for n in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", target, 32))
+        found.append(["ret;" in made.asm["ptx"], made.metadata.shared])
+print(json.dumps(found))
+"""
+
+
+def has_ptxas():
+    here = Path(importlib.util.find_spec("triton").origin).parent
+    return (here / "backends" / "nvidia" / "bin" / "ptxas").exists()
+
+
+@pytest.mark.skipif(not has_ptxas(), reason="this Triton comes without ptxas")
+def test_the_kernels_compile_for_three_gpus(tmp_path):
+    found = json.loads(run(COMPILE, TRITON_CACHE_DIR=str(tmp_path)))
+    assert found == 2 * 5 * [[True, 0]]  # nothing shared: each thread minds its own numbers
