@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ed_lib.precision.quantization import LAYERS, plain, replaced
@@ -16,20 +16,19 @@ from ed_lib.precision.quantization import LAYERS, plain, replaced
 class Mask(nn.Module):
     """Holds the pruned weights of a layer at zero, whatever an optimizer does to the numbers behind them."""
 
-    mask: torch.Tensor
+    mask: Tensor
 
-    def __init__(self, mask: torch.Tensor):
+    def __init__(self, mask: Tensor):
         super().__init__()
         self.register_buffer("mask", mask)
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+    def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask
 
 
-def smallest(weight: torch.Tensor, amount: float) -> torch.Tensor:
-    """The mask of a weight, of any shape: False for the share ``amount`` of smallest absolute value.
-
-    The count is rounded.
+def smallest(weight: Tensor, amount: float) -> Tensor:
+    """The mask of a weight, of any shape: False for the share ``amount`` of smallest absolute value; the
+    count is rounded.
     """
     _check(weight, amount)
     mask = torch.ones(weight.numel(), dtype=torch.bool, device=weight.device)
@@ -38,16 +37,7 @@ def smallest(weight: torch.Tensor, amount: float) -> torch.Tensor:
     return mask.view(weight.shape)
 
 
-def smallest_of_all(weights: dict[str, torch.Tensor], amount: float) -> dict[str, torch.Tensor]:
-    """As :func:`smallest`, for the weights of several layers compared with one another: {name: weight} →
-    {name: mask}. Some may lose everything, others nothing.
-    """
-    together = torch.cat([weight.detach().flatten() for weight in weights.values()])
-    masks = smallest(together, amount).split([weight.numel() for weight in weights.values()])
-    return {name: mask.view(weights[name].shape) for name, mask in zip(weights, masks, strict=True)}
-
-
-def strongest(weight: torch.Tensor, amount: float) -> torch.Tensor:
+def strongest(weight: Tensor, amount: float) -> Tensor:
     """The filters or neurons of a weight (n, …) that stay when the share ``amount`` with the smallest L2 norm
     goes: their indices, int64, rising.
     """
@@ -59,16 +49,17 @@ def strongest(weight: torch.Tensor, amount: float) -> torch.Tensor:
     return torch.topk(norms, stay).indices.sort().values
 
 
-def prune(model: nn.Module, amount: float) -> dict[str, torch.Tensor]:
+def prune(model: nn.Module, amount: float) -> dict[str, Tensor]:
     """Prunes the Conv2d and Linear weights of a model, in place, by absolute value: the share ``amount`` of
-    all together. What was pruned before counts as zero, and so goes first.
-
-    The masks stay in force in training. → {name: mask}.
+    all together, so that some may lose everything, others nothing. What was pruned before counts as zero, and
+    so goes first. The masks stay in force in training. → {name: mask}.
     """
     layers: dict[str, Any] = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
     if not layers:
         raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
-    masks = smallest_of_all({name: layer.weight for name, layer in layers.items()}, amount)
+    together = torch.cat([layer.weight.detach().flatten() for layer in layers.values()])
+    parts = smallest(together, amount).split([layer.weight.numel() for layer in layers.values()])
+    masks = {name: part.view_as(layers[name].weight) for name, part in zip(layers, parts, strict=True)}
     for name, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
             layer.parametrizations.weight[0].mask.copy_(masks[name])
@@ -95,7 +86,12 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
     if not isinstance(model, nn.Sequential):
         raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
     names = [name for name, module in model.named_children() if isinstance(module, LAYERS)]
-    keep = {name: _indices(name, indices, model, names) for name, indices in keep.items()}
+    for name, indices in keep.items():
+        if name not in names[:-1]:  # the last layer's outputs are the model's
+            raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join(names[:-1])}")
+        width, some = len(model.get_submodule(name).weight), torch.as_tensor(indices).tolist()
+        if not some or sorted(set(some) & set(range(width))) != sorted(some):
+            raise ValueError(f"keep[{name!r}] is {some}; wanted some of 0 to {width - 1}, each once")
     small, inputs = copy.deepcopy(model), None
     for name in names:
         layer: Any = small.get_submodule(name)
@@ -105,21 +101,11 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
         if inputs is not None:  # each output before is one input; several, of a Linear behind an nn.Flatten
             before, of = inputs
             weight = weight.unflatten(1, (of, -1))[:, before].flatten(1, 2)
-        stay = keep.get(name, torch.arange(width)).to(weight.device)
+        stay = torch.as_tensor(keep.get(name, range(width)), dtype=torch.int64, device=weight.device)
         bias = None if bias is None else bias[stay]
         small = replaced(small, name, plain(layer, weight[stay], bias))
         inputs = stay, width
     return small
-
-
-def _indices(name, indices, model, names):
-    """The filters of a layer that stay, as a tensor, once it is known that they can."""
-    if name not in names[:-1]:  # the last layer's outputs are the model's
-        raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join(names[:-1])}")
-    width, found = len(model.get_submodule(name).weight), torch.as_tensor(indices)
-    if not len(found) or sorted(set(found.tolist()) & set(range(width))) != sorted(found.tolist()):
-        raise ValueError(f"keep[{name!r}] is {found.tolist()}; wanted some of 0 to {width - 1}, each once")
-    return found.long()
 
 
 def _check(weight, amount):

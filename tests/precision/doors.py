@@ -135,6 +135,7 @@ PRECISION = [
     ("no filter stays", lambda: strongest(X, 0.9), ValueError, "of 3 filters none would stay; wanted less"),
     ("filters of the last layer", lambda: keep_filters(LENET, {"9": [0]}), ValueError,
      "'9'; wanted one of 0, 3, 7"),
+    ("no nn.Sequential", lambda: keep_filters(MLP[0], {}), TypeError, "model is a Linear; wanted an nn.Seq"),
     ("no filter", lambda: keep_filters(LENET, {"0": []}), ValueError, "keep['0'] is []"),
     ("a filter that is none", lambda: keep_filters(LENET, {"0": [20]}), ValueError, "wanted some of 0 to 19"),
     ("a filter twice", lambda: keep_filters(LENET, {"0": [1, 1]}), ValueError, "keep['0'] is [1, 1]"),

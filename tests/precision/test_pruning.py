@@ -16,7 +16,6 @@ from ed_lib.precision.pruning import (
     permanent,
     prune,
     smallest,
-    smallest_of_all,
     strongest,
 )
 from ed_lib.precision.quantization import LAYERS, quantize_model
@@ -57,12 +56,12 @@ def test_masks_of_a_layer_are_torchs(shape, random):
 def test_masks_of_all_layers_are_torchs(random):
     shapes = [(4, 3), (5, 2, 3, 3), (1, 7)]
     for columns in zip(*(weights(random, shape) for shape in shapes), strict=True):
-        named = {str(i): weight for i, weight in enumerate(columns)}
         for amount in AMOUNTS:
             layers = [layer_with(weight) for weight in columns]
             pairs = [(layer, "weight") for layer in layers]
             theirs.global_unstructured(pairs, theirs.L1Unstructured, amount=float(amount))
-            for mask, layer in zip(smallest_of_all(named, amount).values(), layers, strict=True):
+            masks = prune(nn.Sequential(*map(layer_with, columns)), amount)
+            for mask, layer in zip(masks.values(), layers, strict=True):
                 assert torch.equal(mask, layer.weight_mask.bool())
 
 
