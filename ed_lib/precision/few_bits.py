@@ -13,6 +13,7 @@ such products sums them in float32; here the rounded numbers are float32 numbers
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -96,9 +97,8 @@ def scaled(
     """A matrix (R, C) of float32 as it comes back from few bits: divided by its scales, rounded, multiplied.
 
     axis: the one that products sum over. largest: () in place of the largest of x, for delayed scaling.
-    random: the generator that stochastic rounding draws from. Blocks of zeros stay zeros; one with a
-    NaN or infinity becomes NaN. ValueError for a matrix that blocks do not divide, and for a largest that is
-    zero, negative or no number.
+    random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity make a block NaN.
+    ValueError for a matrix that blocks do not divide, and for a largest that is no positive number.
     """
     f = FORMATS[how.format]
     if x.ndim != 2 or x.dtype != torch.float32:
@@ -144,9 +144,7 @@ def mixed(x: Tensor, signs: Tensor) -> Tensor:
     """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (N, C), signs (16,) of ± 1 →
     (N, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y. N is a multiple of 16.
     """
-    H = torch.ones(1, 1)
-    while len(H) < HADAMARD:
-        H = torch.cat([torch.cat([H, H], 1), torch.cat([H, -H], 1)])  # (n, n) → (2n, 2n)
+    H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])  # (16, 16)
     matrix = (H * signs).to(x.device) / HADAMARD**0.5
     return (matrix @ x.view(-1, HADAMARD, x.shape[1])).view(x.shape)  # (N / 16, 16, C) → (N, C)
 
@@ -177,7 +175,7 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         how, largest = getattr(self.recipe, role), None
         if how.history:
             seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
-            largest, now = (max(seen, default=None) or None), x.abs().max()  # None, too, for zeros
+            largest, now = max(seen, default=None) or None, x.abs().max()  # None, too, for zeros
             if now.isfinite():  # else the next step has no scale
                 seen.append(now)
         turned = mixed(x, self.signs) if self.recipe.hadamard and role != "w" else x
@@ -217,9 +215,9 @@ class Bfloat16Weights:
         check.choice("how", how, ("nearest", "stochastic", "kahan"))
         self.how, self.random = how, torch.Generator().manual_seed(seed)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
         for p in self.parameters:
             p.data.copy_(p.data.bfloat16())
-        self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
         optimizer.register_step_pre_hook(self.remember)
         optimizer.register_step_post_hook(self.round)
 

@@ -17,9 +17,10 @@ from ed_lib import check
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # of which the sizes of an FP8 product have to be multiples
 MOST = 2.0**126  # the largest scale, whose inverse is still a normal number of float32
+Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor in 8 bits, and 1 / scale
 
 
-def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> tuple[torch.Tensor, torch.Tensor]:
+def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> Pair:
     """x (…) → (its numbers times a scale, as ``dtype`` (…); 1 / scale, float32 ()). Never waits for a GPU.
 
     The scale is the format's largest number, 448 or 57,344, over the largest absolute value of x; 1 for a
@@ -27,22 +28,18 @@ def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> tuple[torch.Tensor,
     """
     check.choice("dtype", dtype, (E4M3, E5M2))
     largest = torch.linalg.vector_norm(x, float("inf")).float()  # (…) → (); NaN if x has one
-    scale = (torch.finfo(dtype).max / largest).clamp(max=MOST)
-    scale = torch.where(largest == 0, 1.0, scale)
+    scale = torch.where(largest == 0, 1.0, (torch.finfo(dtype).max / largest).clamp(max=MOST))
     scale = torch.where(largest.isfinite(), scale, torch.nan)
     scaled = x * scale.view(1)  # in float32: a scale (), unlike one (1,), would be rounded to the dtype of x
     return scaled.to(dtype).view(x.shape), 1 / scale
-
-
-Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor in 8 bits, and 1 / scale
 
 
 def product(a: Pair, b: Pair, dtype: torch.dtype = torch.float32, *, fast: bool = False) -> torch.Tensor:
     """a (M, K) times b (N, K)ᵀ → (M, N) of ``dtype``; a and b are pairs as :func:`to_float8` returns them.
 
     On a GPU K and N are multiples of 16, and both operands lie in memory along K, the axis that is summed:
-    its tensor cores read 8-bit numbers in no other layout. So a transposed operand is copied first, which in
-    16 bits it need not be. fast: sum in fewer bits than float32, where the GPU can.
+    its tensor cores read 8-bit numbers in no other layout, so a transposed operand is copied first. fast: sum
+    in fewer bits than float32, where the GPU can.
     """
     (a8, scale_a), (b8, scale_b) = a, b
     if in_hardware(a8.device):
@@ -76,8 +73,7 @@ class Product8(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> tuple:  # type: ignore[override]
         x8, scale_x, w8, scale_w = ctx.saved_tensors
         g8, scale_g = to_float8(g, E5M2)  # (M, N)
-        of_x, of_weight = ctx.needs_input_grad[:2]
-        x_dtype, w_dtype = ctx.dtypes
+        (x_dtype, w_dtype), (of_x, of_weight) = ctx.dtypes, ctx.needs_input_grad[:2]
         grad_x = product((g8, scale_g), (w8.t(), scale_w), x_dtype) if of_x else None  # → (M, K)
         grad_w = product((g8.t(), scale_g), (x8.t(), scale_x), w_dtype) if of_weight else None  # → (N, K)
         return grad_x, grad_w, None
@@ -89,16 +85,13 @@ def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     K and N are multiples of 16. The result is of autocast's dtype where that is on, else of x's; gradients
     are of the dtypes of x and of the weight.
     """
-    N, K = weight.shape
+    (N, K), device = weight.shape, x.device.type
     if K % MULTIPLE or N % MULTIPLE:
         raise ValueError(f"weight has the shape {(N, K)}; wanted multiples of {MULTIPLE}")
-    device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     rows = x.reshape(-1, K)  # (…, K) → (M, K)
-    M = len(rows)
-    rows = F.pad(rows, (0, 0, 0, -M % MULTIPLE))  # zeros below, for the product of the weight's gradient
-    scores = Product8.apply(rows, weight, dtype)[:M]  # → (M, N)
-    scores = scores.view(*x.shape[:-1], N)
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % MULTIPLE))  # zeros below, for the weight's gradient
+    scores = Product8.apply(padded, weight, dtype)[: len(rows)].view(*x.shape[:-1], N)
     return scores if bias is None else scores + bias.to(dtype)
 
 

@@ -89,7 +89,8 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
     for name, indices in keep.items():
         if name not in names[:-1]:  # the last layer's outputs are the model's
             raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join(names[:-1])}")
-        width, some = len(model.get_submodule(name).weight), torch.as_tensor(indices).tolist()
+        pruned: Any = model.get_submodule(name)
+        width, some = len(pruned.weight), torch.as_tensor(indices).tolist()
         if not some or sorted(set(some) & set(range(width))) != sorted(some):
             raise ValueError(f"keep[{name!r}] is {some}; wanted some of 0 to {width - 1}, each once")
     small, inputs = copy.deepcopy(model), None
