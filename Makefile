@@ -14,7 +14,7 @@ NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book pdf test gpu records outputs lint repository clean
+.PHONY: help setup book pdf test gpu records status outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -31,16 +31,22 @@ test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the r
 	$(ONE_THREAD) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
 
-gpu:  ## on a machine with a GPU, in stages: smoke tests, records, GPU tests; needs no .venv
-	@PY="$(PYTHON)"; [ -x .venv/bin/python ] && PY=.venv/bin/python; $$PY -m tools.gpu
+gpu:  ## on a machine with a GPU: the tests marked gpu, then its records (NAME=lstm ONLY=ladder: that table)
+	@PY="$(PYTHON)"; [ -x $(PY) ] && [ "$(origin PYTHON)" = file ] && PY=$(PY); \
+	$$PY -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a GPU, and PyTorch sees none here.")' || exit 1; \
+	[ -n "$(ONLY)" ] || $$PY -m pytest -q -m gpu tests/ed tests/lstm tests/precision tests/test_timing.py; \
+	$$PY -m benchmarks $(or $(NAME),ed lstm precision) --device cuda $(if $(ONLY),--only $(ONLY))
 
-records: setup  ## measure this machine (NAME=lstm: that alone), write records/ and the page that lists them
+records: setup  ## measure this machine (NAME=lstm: that alone), write records/ and the front page
 	@$(PY) -m benchmarks $(NAME)
-	@$(PY) -m tools.measurements
 	@$(PY) -m tools.front
 
-outputs: setup  ## execute the chapters and write their outputs into book/, for committing
-	@$(PY) -m tools.notebooks
+status: setup  ## list the chapters and records whose code has changed since they were made
+	@$(PY) -m tools.status
+
+outputs: setup  ## execute the chapters, write their outputs into book/ and the list of them into index.md
+	@$(PY) -m tools.notebooks $(CHAPTER)
+	@$(PY) -m tools.front
 
 lint: setup  ## check the style of the code (ruff) and its types (mypy)
 	$(PY) -m ruff check .

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ed_lib import arrays
-from tools import interpreter, notebooks
+from tools import interpreter
 
 ROOT = Path(__file__).resolve().parent
 
@@ -27,7 +27,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks 
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters that lack their data, or JAX, are not executed, and each says so. Long files come first, so
+    """Chapters that lack their data are not executed, and each says so. Long files come first, so
     that of two processes neither ends long after the other.
     """
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
@@ -50,6 +50,8 @@ def pytest_terminal_summary(terminalreporter):
 
 @functools.cache
 def _missing(path):
+    from tools import notebooks  # with Jupyter's libraries, which a machine with a GPU may lack
+
     return notebooks.missing(notebooks.read(path))
 
 

@@ -1,25 +1,22 @@
 """What the tests of the rendered pages share: the pages, served and in a browser with the network cut."""
 
-import os
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from tools import browser as chromium
 from tools import notebooks
 from tools.notebooks import ROOT
 from tools.pages import pages
 
-pytest.importorskip("yaml")
-sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-HTML = ROOT / "_build" / "html"
-PAGES = pages()
+HTML, SOURCE = ROOT / "_build" / "html", ROOT / "_build" / "source"
+PAGES = pages(SOURCE if (SOURCE / "_toc.yml").exists() else ROOT)  # with those that the build makes
 CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
 PHONE, DESK = 390, 1280  # widths in CSS pixels
-FLAGS = [
-    "--disable-gpu",
+ALONE = [
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
@@ -34,12 +31,9 @@ FLAGS = [
 def browser():
     program = chromium.find()
     if not program:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "there is no Chromium or Chrome on this machine"
-        )
-    flags = FLAGS + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+        pytest.fail("there is no Chromium or Chrome on this machine: python -m tools.browser")
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=flags)
+        running = playwright.chromium.launch(executable_path=program, args=[*ALONE, *chromium.flags()])
         yield running
         running.close()
 

@@ -24,7 +24,7 @@ from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives
 from ed_lib.parallel.ranks.costs import Link
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 TINY = ed.Size(costs.Shape(20, 4, 32, 8), depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
 ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in ("float32", "float64")}

@@ -1,8 +1,8 @@
-"""What `make book` shows: chapters executed here, committed outputs where data are missing, live buttons."""
+"""What `make book` does: chapters executed once, committed outputs where data are missing, live buttons."""
 
 import contextlib
+import importlib.metadata
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +10,16 @@ import time
 from functools import partial
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
+import yaml
 
-nbformat, yaml = pytest.importorskip("nbformat"), pytest.importorskip("yaml")
-from ed_lib import data, figures, gates, notebook  # noqa: E402
-from tools import book, notebooks  # noqa: E402
-from tools.notebooks import ROOT, code_cells  # noqa: E402
+from ed_lib import data, gates, notebook
+from tools import book, notebooks
+from tools.notebooks import ROOT, code_cells
 
 BANNER = "Not executed in this build"
-CHAPTERS = notebooks.chapters()
 WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "ed/every_layer_at_once"))
 
 
@@ -30,80 +30,50 @@ def build(tmp_path, monkeypatch):
 
     def execute(nb, path):
         executed.append(path)
-        nb.metadata.ed_lib.fingerprint = notebooks.fingerprint(nb)
+        nb.metadata.ed_lib.code = notebooks.fingerprint(nb)
         return nb
 
-    monkeypatch.setattr(book, "BUILD", tmp_path)
-    monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
-    monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
+    for name, folder in (("BUILD", ""), ("EXECUTED", "executed"), ("SOURCE", "source")):
+        monkeypatch.setattr(book, name, tmp_path / folder)
     monkeypatch.setattr(notebooks, "execute", execute)
     notebooks._why_missing.cache_clear()
     yield executed
     notebooks._why_missing.cache_clear()
 
 
-@pytest.fixture
-def no_data(monkeypatch):
-    def load(name, **options):
-        raise ConnectionError(f"No network, and no copy of {name}")
+def failing(monkeypatch, error):
+    """Lets every load of data raise this."""
 
-    monkeypatch.setattr(data, "load", load)
-    monkeypatch.setattr(data, "text", load)
+    def load(*arguments, **options):
+        raise error
+
+    for name in ("load", "text", "sick", "minilm"):
+        monkeypatch.setattr(data, name, load, raising=False)
 
 
 def shown(path):
     return notebooks.read(book.SOURCE / path)
 
 
-WITH_TEXT = Path("book/parallel/when_it_does_not_fit.ipynb")
-
-
-@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITH_TEXT, True), (WITHOUT, False)])
-def test_without_data_a_chapter_that_needs_them_is_not_executed(path, needs, build, no_data):
-    nb = notebooks.read(ROOT / path)
-    done = book.prepare(path)
-    page = shown(path)
-    assert build == ([] if needs else [path])
-    assert needs == ("not executed" in done) == (BANNER in page.cells[1].source)
+@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITHOUT, False)])
+def test_without_data_a_chapter_that_needs_them_is_not_executed(path, needs, build, monkeypatch):
+    failing(monkeypatch, ConnectionError("No network, and no copy"))
+    nb, done = notebooks.read(ROOT / path), book.prepare(path)
+    banner = shown(path).cells[1].source
+    assert build == ([] if needs else [path]) and needs == ("not executed" in done) == (BANNER in banner)
     if needs:
-        banner = page.cells[1].source
-        assert "No network, and no copy of" in banner and nb.metadata.ed_lib.executed in banner
-        for one in (page, nb):  # all outputs are there, whichever cells are one on the page
-            one.outputs = [len(c.outputs) for c in code_cells(one) if c.outputs]
-        assert page.outputs == nb.outputs
+        assert "No network, and no copy" in banner and nb.metadata.ed_lib.executed in banner
+        there, wanted = ([c.outputs for c in code_cells(one) if c.outputs] for one in (shown(path), nb))
+        assert list(map(len, there)) == list(map(len, wanted)), "an output is lost"
 
 
-@pytest.mark.parametrize("path", [WITH_DATA, WITHOUT])
-def test_with_data_a_chapter_is_executed_once(path, build, monkeypatch):
+def test_a_chapter_is_executed_once_and_rendering_executes_nothing(build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
-    assert "executed" in book.prepare(path) and "unchanged" in book.prepare(path)
-    assert build == [path] and BANNER not in shown(path).cells[1].source
-
-
-def test_a_book_that_is_only_rendered_executes_nothing_and_says_so(build, monkeypatch):
-    monkeypatch.setattr(data, "load", lambda name, **options: None)
-    assert book.prepare(CHAPTERS[0], render_only=True) == "committed outputs" and build == []
-    assert BANNER in shown(CHAPTERS[0]).cells[1].source
-    book.prepare(CHAPTERS[0])
-    assert "unchanged" in book.prepare(CHAPTERS[0], render_only=True)
-    assert BANNER not in shown(CHAPTERS[0]).cells[1].source
-
-
-def test_the_end_of_a_build_says_what_was_not_executed(build, no_data, monkeypatch, capsys):
-    monkeypatch.setattr(book, "stage", lambda: None)
-    monkeypatch.setattr(book, "render", lambda: None)
-    monkeypatch.setattr(notebooks, "chapters", lambda: [WITH_DATA, WITHOUT])
-    book.main([])
-    last = capsys.readouterr().out.splitlines()[-2]
-    assert last.startswith("1 of 2 chapters were not executed here. ")
-    assert "No network, and no copy of" in last
-
-
-@pytest.mark.parametrize("content", [b'{"cells": [', b"", b"[]", b"{}", b"\xff"])
-def test_a_broken_copy_counts_as_none(content, tmp_path):
-    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
-    (tmp_path / "copy.ipynb").write_bytes(content)
-    assert notebooks.read_copy(tmp_path / "copy.ipynb") is None
+    assert book.prepare(WITH_DATA, render_only=True) == "committed outputs" and build == []
+    assert BANNER in shown(WITH_DATA).cells[1].source
+    assert "executed" in book.prepare(WITH_DATA) and "unchanged" in book.prepare(WITH_DATA)
+    assert build == [WITH_DATA] and BANNER not in shown(WITH_DATA).cells[1].source
+    assert "unchanged" in book.prepare(WITH_DATA, render_only=True)
 
 
 def test_broken_copies_are_made_again(build):
@@ -112,64 +82,63 @@ def test_broken_copies_are_made_again(build):
     made = shown(WITHOUT)
     (book.SOURCE / WITHOUT).write_bytes(b"{")
     assert "unchanged" in book.prepare(WITHOUT) and shown(WITHOUT) == made
-    (book.EXECUTED / WITHOUT).write_bytes(b"{")
-    assert "executed in" in book.prepare(WITHOUT) and "unchanged" in book.prepare(WITHOUT)
+    for content in (b'{"cells": [', b"", b"[]", b"\xff"):
+        (book.EXECUTED / WITHOUT).write_bytes(content)
+        assert "executed in" in book.prepare(WITHOUT) and "unchanged" in book.prepare(WITHOUT)
 
 
-def test_a_broken_chapter_is_an_error_that_names_it(build, tmp_path, monkeypatch):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "chapter.ipynb").write_text((ROOT / CHAPTERS[0]).read_text()[:5000])
+def test_what_stops_a_build_is_said_in_a_line(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
+    for error, options, said in (
+        (data.DataError("t10k-labels is damaged"), [], "t10k-labels is damaged$"),
+        (ConnectionError("No network, and no copy"), ["--need-data"], "No network, and no copy$"),
+    ):
+        failing(monkeypatch, error)
+        notebooks._why_missing.cache_clear()
+        with pytest.raises(SystemExit, match=f"^No book: {said}"):
+            book.main(options)
+    (tmp_path / "chapter.ipynb").write_text((ROOT / WITHOUT).read_text()[:5000])
     monkeypatch.setattr(book, "ROOT", tmp_path)
-    monkeypatch.setattr(notebooks, "chapters", lambda: [Path("book/chapter.ipynb")])
-    monkeypatch.setattr(book, "stage", lambda: None)
-    with pytest.raises(SystemExit, match=r"chapter\.ipynb is no notebook: .*JSON"):
+    monkeypatch.setattr(notebooks, "chapters", lambda: [Path("chapter.ipynb")])
+    with pytest.raises(SystemExit, match=r"^No book: .*chapter\.ipynb is no notebook: .*JSON"):
+        book.main([])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0")
+    with pytest.raises(
+        SystemExit, match=r"jupyter-book 2\.1\.0 is installed.*needs version 1\. .*pip install"
+    ):
         book.main([])
 
 
+def test_the_end_of_a_build_says_what_was_not_executed(build, monkeypatch, capsys):
+    failing(monkeypatch, ConnectionError("No network, and no copy"))
+    monkeypatch.setattr(book, "stage", lambda: None)
+    monkeypatch.setattr(book, "render", lambda: None)
+    monkeypatch.setattr(notebooks, "chapters", lambda: [WITH_DATA, WITHOUT])
+    book.main([])
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert last == "1 of 2 chapters were not executed here. No network, and no copy"
+
+
 def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
-    """A short one, in a folder with the package beside it."""
+    """A short one, in a folder with the package beside it; with drawings in the place of pictures."""
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
     monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
     for module in (book, notebooks):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "ed_lib").symlink_to(ROOT / "ed_lib")
-    sources = "from ed_lib import notebook\nprint(notebook.card())", "answer = 6 * 7", "answer"
+    draw = (
+        "import matplotlib.pyplot as plt\nfrom ed_lib import figures\nfigures.show(plt.figure(), 'A figure.')"
+    )
+    sources = "from ed_lib import notebook\nprint(notebook.card())", "answer = 6 * 7", "answer", draw
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
     path = Path("chapter.ipynb")
-    assert book.prepare(path).startswith("executed in ")
+    assert book.prepare(path).startswith("executed in ") and "unchanged" in book.prepare(path)
     made = shown(path)
-    assert [len(cell.outputs) for cell in made.cells] == [1, 0, 1] and "42" in str(made.cells[2])
-    assert notebook.card() in str(made) and made.metadata.ed_lib.executed
-    assert "unchanged" in book.prepare(path)
-
-
-def test_a_page_has_drawings_and_roles(build, monkeypatch):
-    monkeypatch.setattr(data, "load", lambda name, **options: None)
-    path = CHAPTERS[0]
-    book.prepare(path)
-    page = shown(path)
-    bundles = [o.data for c in code_cells(page) for o in c.outputs if "data" in o]
-    assert any("<figure" in b.get("text/html", "") for b in bundles)
-    assert not any(figures.FOR_THE_PAGE in b or "image/png" in b for b in bundles)
-    prose = "".join(c.source for c in page.cells if c.cell_type == "markdown")
-    assert "{cite:" in prose and '"cite:' not in prose
-
-
-def test_a_build_with_a_damaged_file_stops_in_one_line(build, monkeypatch):
-    def load(name, **options):
-        raise data.DataError("t10k-labels is damaged")
-
-    monkeypatch.setattr(data, "load", load)
-    monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
-    with pytest.raises(SystemExit, match="^No book: t10k-labels is damaged$"):
-        book.main([])
-
-
-def test_a_build_that_needs_data_stops_without_them(build, no_data, monkeypatch):
-    monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
-    with pytest.raises(SystemExit, match="No book: No network, and no copy of"):
-        book.main(["--need-data"])
+    assert [len(cell.outputs) for cell in made.cells] == [1, 0, 1, 1] and "42" in str(made.cells[2])
+    assert notebook.card() in str(made) and notebooks.read(book.EXECUTED / path).metadata.ed_lib.executed
+    (data_of_figure,) = (output.data for output in made.cells[3].outputs)
+    assert list(data_of_figure) == ["text/html"] and "<figure" in data_of_figure["text/html"]
 
 
 BUILD = """
@@ -210,70 +179,61 @@ def test_a_second_build_ends_at_once_and_an_interrupted_one_leaves_no_kernel(sle
     build, kernel = sleeping_build
     second = [sys.executable, "-c", BUILD, tmp_path, "--render-only"]
     done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stdout == ""
+    assert done.returncode == 1 and done.stdout == "" and build.poll() is None
     assert done.stderr.startswith("No book: another build is at work in ") and done.stderr.count("\n") == 1
-    assert build.poll() is None
     build.send_signal(signal.SIGINT)
     said, errors = build.communicate(timeout=60)
-    assert build.returncode == 130 and said == ""
+    assert build.returncode == 130 and said == "" and not kernel.is_running()
     assert errors.startswith("Interrupted. ") and errors.count("\n") == 1
-    assert not kernel.is_running()
 
 
-def test_interrupting_the_command_that_writes_chapters_ends_it_in_a_line(monkeypatch, capsys):
-    def execute(nb, path, **environment):
-        raise KeyboardInterrupt
-
+def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(tmp_path, monkeypatch):
+    path = tmp_path / "chapter.ipynb"
+    code = "from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)"
+    notebooks.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
+    before, waited = path.read_text(), []
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
-    monkeypatch.setattr(gates, "wait_for_quiet", lambda patience: None)
-    monkeypatch.setattr(notebooks, "execute", execute)
-    monkeypatch.setattr(notebooks, "write", lambda nb, path: pytest.fail("written"))
-    with pytest.raises(SystemExit) as ended:
-        notebooks.main([str(ROOT / WITHOUT)])
-    said = capsys.readouterr()
-    assert ended.value.code == 130 and said.out == "" and said.err.count("\n") == 1
+    monkeypatch.setattr(gates, "wait_for_quiet", waited.append)
+    with pytest.raises(
+        SystemExit, match="(?s)chapter.ipynb stays as it was.*a call took 1 s, below its floor"
+    ):
+        notebooks.main([str(path), "--patience", "5"])
+    assert path.read_text() == before and waited == [5, 5, 5]
+    monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "")
+    (cell,) = notebooks.execute(notebooks.read(path), path.relative_to(tmp_path)).cells
+    assert cell.outputs[-1].text.startswith("This machine was busy while this cell ran")
 
 
-@pytest.mark.parametrize("url, buttons", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
-def test_buttons_only_where_they_lead_somewhere(url, buttons, tmp_path, monkeypatch):
+@pytest.mark.parametrize("url, live", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
+def test_buttons_and_words_about_them_only_where_they_lead_somewhere(url, live, tmp_path, monkeypatch):
     config = yaml.safe_load((ROOT / "_config.yml").read_text())
     config["repository"]["url"] = f"https://github.com/{url}"
+    config["html"]["baseurl"] = "https://somebody.org/book" * live
     (tmp_path / "_config.yml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(book, "ROOT", tmp_path)
-    made = yaml.safe_load(book.configuration())
-    assert ("launch_buttons" in made) == ("repository" in made) == buttons
-    assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == buttons
-
-
-@pytest.mark.parametrize("url, said", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
-def test_pages_speak_of_buttons_only_where_there_are_some(url, said, tmp_path, monkeypatch):
-    config = (ROOT / "_config.yml").read_text().replace("OWNER/REPOSITORY", url)
-    (tmp_path / "book").mkdir()
-    (tmp_path / "_config.yml").write_text(config)
-    for page in ("index.md", "book/preface.md"):
-        shutil.copy(ROOT / page, tmp_path / page)
+    (tmp_path / "_toc.yml").write_text("")
+    for name in ("index.md", "book"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setattr(book, "ROOT", tmp_path)
     monkeypatch.setattr(book, "SOURCE", tmp_path / "made")
     monkeypatch.setattr(notebooks, "chapters", lambda: [])
     book.stage()
+    made = yaml.safe_load((tmp_path / "made" / "_config.yml").read_text())
+    assert ("launch_buttons" in made) == ("repository" in made) == live
+    assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == live
+    assert ("ogp_image" in made["sphinx"]["config"]) == live, "a picture's address would lead nowhere"
     for page, words in (("index.md", "rocket"), ("book/preface.md", "GitHub mark")):
-        assert (words in (tmp_path / "made" / page).read_text()) == said, page
+        assert (words in (tmp_path / "made" / page).read_text()) == live, page
 
 
 def test_pages_tell_the_day_of_the_last_commit(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "_config.yml", tmp_path)
+    (tmp_path / "_config.yml").write_bytes((ROOT / "_config.yml").read_bytes())
     monkeypatch.setattr(book, "ROOT", tmp_path)
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x", "--date=now"]):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         day = os.environ | {"GIT_COMMITTER_DATE": "2026-03-04T12:00:00Z"}
         subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, env=day)
-    made = yaml.safe_load(book.configuration())
-    assert made["sphinx"]["config"]["html_last_updated_fmt"] == "04 March 2026"
-
-
-@pytest.mark.parametrize("seconds, text", [(3.2, "3 s"), (89, "89 s"), (200, "3 min")])
-def test_durations(seconds, text):
-    assert book.duration(seconds) == text
+    assert "04 March 2026" in book.configuration()
 
 
 def test_folded_code_without_outputs_is_one_line_with_what_follows():
@@ -285,9 +245,8 @@ def test_folded_code_without_outputs_is_one_line_with_what_follows():
         return made
 
     folded = [cell("a", "hide-input"), cell("b", "hide-input", output=True, title="Show the code, part 2")]
-    shown = [cell("c"), nbformat.v4.new_markdown_cell("text")]
-    silent = [cell("d", "hide-input"), cell("e", "hide-input"), shown[1], cell("f", "hide-input")]
-    found = book.joined([*folded, *shown, *silent, cell("g", "hide-cell"), cell("h", output=True)])
-    wanted = ["a\n\n\nb", "c", "text", "d\n\n\ne", "text", "f", "g", "h"]
-    assert [one.source for one in found] == wanted
+    text = nbformat.v4.new_markdown_cell("text")
+    silent = [cell("d", "hide-input"), cell("e", "hide-input"), text, cell("f", "hide-input")]
+    found = book.joined([*folded, cell("c"), *silent, cell("g", "hide-cell"), cell("h", output=True)])
+    assert [one.source for one in found] == ["a\n\n\nb", "c", "d\n\n\ne", "text", "f", "g", "h"]
     assert found[0].metadata.mystnb.code_prompt_show == "Show the code" and found[0].outputs

@@ -57,15 +57,6 @@ def test_side_bar_opens_as_a_dialog(reader, bar, width):
         reader.wait_for_function("button => document.activeElement.matches(button)", arg=button)
 
 
-@pytest.mark.parametrize("width", [PHONE, 768])
-def test_dialog_leads_to_another_chapter(reader, width):
-    widen(reader, width)
-    press(reader, BUTTON[BOOK], "click")
-    reader.locator(f"{BOOK}-modal").get_by_role("link", name="Fast forward").click()
-    reader.wait_for_url("**/fast_forward.html")
-    reader.go_back()
-
-
 def test_dialog_leads_to_a_section(reader):
     widen(reader, PHONE)
     press(reader, BUTTON[PAGE], "click")
@@ -86,12 +77,6 @@ def test_side_bar_hides_on_a_desk(reader, width, how):
     bar.wait_for(state="visible")
 
 
-def test_page_contents_stand_beside_the_page_on_a_desk(reader):
-    widen(reader, 1440)
-    assert reader.locator(PAGE).get_by_role("link", name="Summary").is_visible()
-    assert not reader.locator(BUTTON[PAGE]).is_visible()
-
-
 def test_focus_is_seen(tab, site):
     tab.goto(site + CHAPTER)
     seen, unseen = set(), []
@@ -104,15 +89,8 @@ def test_focus_is_seen(tab, site):
             seen.add(what)
             unseen += [what] * (not drawn and not left)
     assert unseen == [] and len(seen) > 40
-    controls = (
-        "primary-toggle",
-        "secondary-toggle",
-        "dropdown-toggle",
-        "theme-switch",
-        "search-button",
-        "summary",
-    )
-    assert [kind for kind in controls if kind not in str(seen)] == []
+    controls = "primary-toggle secondary-toggle dropdown-toggle theme-switch search-button summary"
+    assert [kind for kind in controls.split() if kind not in str(seen)] == []
 
 
 def test_theme_can_be_switched_again_and_again_by_key(tab, site):
@@ -134,8 +112,7 @@ def test_fold_is_named_by_what_it_hides(tab, site):
     assert fold.get_attribute("aria-label") is None
 
 
-def test_sizes(tab, site):
-    """Code is large enough, and no line of it is cut on a desk; a lower heading is lighter."""
+def test_code_is_large_enough_and_no_line_of_it_is_cut_on_a_desk(tab, site):
     tab.goto(site + CHAPTER)
     code = "article .cell > .cell_input pre"
     for width, least in [(PHONE, 12), (DESK, 14), (1440, 14)]:
@@ -144,9 +121,6 @@ def test_sizes(tab, site):
         assert tab.eval_on_selector_all(code, sizes) >= least
         cut = tab.eval_on_selector_all(code, "all => all.filter(e => e.scrollWidth > e.clientWidth).length")
         assert (cut == 0) == (width >= DESK)
-    style = "e => [getComputedStyle(e).fontWeight, getComputedStyle(e).fontSize].map(parseFloat)"
-    (weight2, size2), (weight3, size3) = (tab.eval_on_selector(f"article {h}", style) for h in ("h2", "h3"))
-    assert weight3 < weight2 and size3 < size2
 
 
 def test_an_edge_fades_until_its_end_is_reached(tab, site):
@@ -163,7 +137,7 @@ def test_an_edge_fades_until_its_end_is_reached(tab, site):
     assert fits.evaluate(mask) == "none"
 
 
-def test_figures_are_numbered_and_fill_a_phone(tab, site):
+def test_figures_fill_a_phone(tab, site):
     tab.goto(site + CHAPTER)
     figures = tab.locator("article .cell > .cell_output figure.figure:has(figcaption)")
     assert figures.count() > 2
@@ -172,8 +146,6 @@ def test_figures_are_numbered_and_fill_a_phone(tab, site):
         box = figures.first.bounding_box()
         assert (box["x"] == 0 and box["width"] == PHONE) == (width == PHONE)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    number = "e => getComputedStyle(e, '::before').content"
-    assert figures.first.locator("figcaption").evaluate(number) == '"Figure " counter(figure) ". "'
 
 
 def test_a_phone_goes_from_the_front_page_to_a_chapter_and_back_by_the_menu(browser, site):

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -17,18 +18,19 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import yaml
 from nbclient.exceptions import CellExecutionError
 
-from ed_lib import figures, gates, notebook
-from tools import citations, notebooks
+from ed_lib import figures, notebook
+from tools import api, measurements, notebooks
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
 EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PAGE = BUILD / "html" / "index.html"
-PUBLISHED = re.compile(rb"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
+PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -45,7 +47,7 @@ def main(arguments=None):
     try:
         with alone():
             build(options.need_data, options.render_only)
-    except notebooks.BrokenNotebook as error:
+    except (OSError, ValueError) as error:  # no notebook, a damaged file, no folder of data
         sys.exit(f"No book: {error}")
     except KeyboardInterrupt:
         print("Interrupted. The next build goes on with the chapter where this one ended.", file=sys.stderr)
@@ -67,55 +69,46 @@ def alone():
 def build(need_data, render_only):
     """The whole book, or SystemExit with what is in its way."""
     start, chapters = time.monotonic(), notebooks.chapters()
-    try:
-        problem = first_problem(chapters)
-    except (OSError, ValueError) as error:  # a damaged file, a folder that is not there
-        sys.exit(f"No book: {error}")
+    check_program()
+    problem = next(filter(None, (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)), None)
     if need_data and problem:
         sys.exit(f"No book: {problem}")
     stage()
-    cells = [len(code_cells(notebooks.read(ROOT / path))) for path in chapters]
-    left_out, seconds, executed = 0, 0.0, 0
-    for number, path in enumerate(chapters):
-        began = time.monotonic()
+    left_out = 0
+    for number, path in enumerate(chapters, 1):
         try:
             done = prepare(path, render_only)
         except CellExecutionError as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
         left_out += done.startswith("not executed")
-        if done.startswith("executed"):
-            seconds, executed = seconds + time.monotonic() - began, executed + cells[number]
-            done += f"; {duration(seconds / executed * sum(cells[number + 1 :]))} left"
-        print(f"chapter {number + 1} of {len(chapters)}, {path.stem}: {done}", flush=True)
+        print(f"chapter {number} of {len(chapters)}, {path.stem}: {done}", flush=True)
     render()
     if left_out:
         print(f"{left_out} of {len(chapters)} chapters were not executed here. {problem}")
-    print(f"The book is ready ({duration(time.monotonic() - start)}): {PAGE.as_uri()}")
+    print(f"The book is ready ({time.monotonic() - start:.0f} s): {PAGE.as_uri()}")
 
 
-def first_problem(chapters):
-    """Why the first chapter that cannot be executed cannot; None if all can."""
-    problems = (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)
-    return next(filter(None, problems), None)
-
-
-def duration(seconds):
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+def check_program():
+    """SystemExit unless Jupyter Book is version 1: version 2 is another program, without Sphinx."""
+    version = importlib.metadata.version("jupyter-book")
+    if not version.startswith("1."):
+        sys.exit(f"No book: jupyter-book {version} is installed here, and this book needs version 1. Install "
+                 "it with: pip install 'jupyter-book>=1.0.4,<2'")  # fmt: skip
 
 
 def stage():
     """Brings _build/source up to date with what the book is made of, chapters apart; keeps files' times."""
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "book").rglob("*") if path.is_file()}
-    wanted = {path for path in wanted if path.suffix != ".ipynb" and ".ipynb_checkpoints" not in path.parts}
-    wanted |= {Path(name) for name in ("_config.yml", "_toc.yml", "index.md") if (ROOT / name).exists()}
-    keep = wanted | set(notebooks.chapters())
-    for old in list(SOURCE.rglob("*")):
-        if old.is_file() and old.relative_to(SOURCE) not in keep:
+    files = [ROOT / "_toc.yml", ROOT / "index.md", *(ROOT / "book").rglob("*")]
+    files = [path for path in files if path.is_file() and path.suffix != ".ipynb"]
+    pages = {path.relative_to(ROOT): path.read_bytes() for path in files}
+    made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
+    made |= {path: pages[path].decode() for path in pages.keys() - made.keys() if path.suffix == ".md"}
+    for path, text in made.items():
+        pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
+    for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
+        if old.relative_to(SOURCE) not in pages.keys() | set(notebooks.chapters()):
             old.unlink()
-    for path in wanted:
-        content = (ROOT / path).read_bytes()
-        content = configuration().encode() if path.name == "_config.yml" else content
-        content = b"".join(PUBLISHED.split(content)) if path.suffix == ".md" and not published() else content
+    for path, content in pages.items():
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
         if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
             (SOURCE / path).write_bytes(content)
@@ -127,12 +120,15 @@ def published():
 
 
 def configuration():
-    """_config.yml with the date of the last commit, and without buttons that would lead nowhere."""
+    """_config.yml with the date of the last commit, and without what would lead nowhere."""
     config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    sphinx = config["sphinx"]["config"]
     ask = ["git", "log", "-1", "--format=%cs"]
     date = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     if date:  # in a clone; else the day of the build
-        config["sphinx"]["config"]["html_last_updated_fmt"] = f"{datetime.date.fromisoformat(date):%d %B %Y}"
+        sphinx["html_last_updated_fmt"] = f"{datetime.date.fromisoformat(date):%d %B %Y}"
+    if base := config["html"]["baseurl"]:
+        sphinx |= {"ogp_site_url": f"{base.rstrip('/')}/", "ogp_image": "_static/front.png"}
     if not published():
         del config["repository"], config["launch_buttons"]
         config["html"] |= {"use_repository_button": False, "use_issues_button": False}
@@ -140,11 +136,11 @@ def configuration():
 
 
 def prepare(path, render_only=False):
-    """Puts one chapter into _build/source as a page; executes it if something has changed → what it did."""
+    """Puts a chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read_copy(copy)
     made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
-    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.fingerprint == made_of:
+    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.code == made_of:
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         page(nb, path)
@@ -159,21 +155,17 @@ def prepare(path, render_only=False):
     made.metadata["made_on"] = made_on
     notebooks.write(made, copy)
     page(made, path)
-    return f"executed in {duration(time.monotonic() - start)}"
+    return f"executed in {time.monotonic() - start:.0f} s"
 
 
 def page(nb, path, banner=None):
-    """Writes a chapter into _build/source: figures as drawings, citations as roles, a banner on top."""
-    import nbformat
-
+    """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one, a banner."""
     for cell in nb.cells:
         if cell.cell_type == "markdown":
-            cell.source = citations.as_roles(cell.source)
+            cell.source = cell.source.replace("](#References ", "](#references ")  # as Sphinx spells it
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
-        if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if gates.TIMES not in output.get("data", {})]
     nb.cells = joined(nb.cells)
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
@@ -210,12 +202,10 @@ def merged(cells):
 def render():
     """Jupyter Book 1, with warnings as errors; what it prints is shown when it fails."""
     print("rendering ...", flush=True)
-    program = Path(sys.executable).with_name("jupyter-book")
+    program = [Path(sys.executable).with_name("jupyter-book"), "build", SOURCE]
     options = ["--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
     try:
-        result = subprocess.run(
-            [program, "build", SOURCE, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        result = subprocess.run([*program, *options], stdout=-1, stderr=subprocess.STDOUT, text=True)
         if result.returncode:
             sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
     except BaseException:  # so that the next build passes over neither a fault nor half a page

@@ -20,6 +20,11 @@ def find():
     return found[0] if found else _playwrights_own()
 
 
+def flags():
+    """What it is started with: as root it runs without its sandbox, or not at all."""
+    return ["--disable-gpu"] + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+
+
 def _playwrights_own():
     from playwright.sync_api import sync_playwright
 
@@ -38,7 +43,7 @@ def main():
     if not find():
         subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False)
     if not find():
-        print("Still no Chromium: the tests of the pages will be skipped. Install Chromium or Chrome.")
+        print("Still no Chromium: the tests of the pages cannot run. Install Chromium or Chrome.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A mend of Triton 3.6's interpreter, for the tests and for rehearsals on a CPU."""
+"""A mend of Triton 3.6's interpreter, for the tests on a CPU."""
 
 
 def mend():

@@ -3,31 +3,35 @@
 python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
 executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical
-form. It waits for a quiet machine before each, and refuses times that no quiet machine shows. A fingerprint
-in their metadata says which code made the outputs; a test fails when it no longer fits.
-
-Jupyter's libraries are imported where they are used: the page of measurements needs none of them.
+form. It waits for a quiet machine before each, and refuses times that no quiet machine shows. A hash in their
+metadata says which code made the outputs; `make status` lists the chapters whose code has changed since.
 """
 
 import argparse
+import ast
 import asyncio
 import contextlib
 import copy
 import datetime
 import functools
-import hashlib
-import importlib.util
 import os
 import re
 import sys
 import time
 from pathlib import Path
 
+import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+
 from ed_lib import data, gates, notebook, records, roofline
-from tools import citations
 from tools.pages import ROOT, pages
 
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
+QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs
+SHARED = 0.5  # of its ceilings: what a shared machine may reach, since a page's cells check their times too
+NEEDED = re.compile(r'data\.(load|text|sick|minilm)\((?:"([\w.-]+)")?')
 
 
 def chapters():
@@ -36,24 +40,18 @@ def chapters():
     return [path for path in paths if (ROOT / path).exists()]
 
 
-class BrokenNotebook(ValueError):
-    """A file that holds no notebook."""
-
-
 def read(path):
-    """The notebook in a file; :class:`BrokenNotebook`, which names the file, if it holds none."""
-    import nbformat
-
-    with open(path, encoding="utf-8") as file:
-        try:
-            return nbformat.read(file, as_version=4)
-        except Exception as error:  # no text, no JSON, no notebook
-            raise BrokenNotebook(f"{path} is no notebook: {error}") from error
+    """The notebook in a file; ValueError, which names the file, if it holds none."""
+    text = path.read_bytes()
+    try:
+        return nbformat.reads(text.decode(), as_version=4)
+    except Exception as error:  # no text, no JSON, no notebook
+        raise ValueError(f"{path} is no notebook: {error}") from error
 
 
 def read_copy(path):
     """The notebook in a file that can be made again; None if there is none, or it is broken."""
-    with contextlib.suppress(FileNotFoundError, BrokenNotebook):
+    with contextlib.suppress(FileNotFoundError, ValueError):
         return read(path)
 
 
@@ -76,20 +74,16 @@ def code_cells(nb):
 
 
 def missing(nb):
-    """What this notebook needs and this machine lacks, a data set or JAX, in a line; None if nothing."""
-    loads = "".join(cell.source for cell in code_cells(nb))
-    if "simulate_devices(" in loads and not importlib.util.find_spec("jax"):
-        return "jax is missing; install it with: pip install jax"
-    if "training.by_stage" in loads and (problem := _why_missing(data.text, "tinyshakespeare")):
-        return problem  # other chapters do without the text
-    images = re.findall(r'data\.load\("([\w-]+)"\)', loads)
-    return next(filter(None, (_why_missing(data.load, name) for name in images)), None)
+    """Why data that this notebook cannot do without cannot be had, in a line; None if they can."""
+    cells = (cell.source for cell in code_cells(nb) if "except OSError" not in cell.source)
+    calls = (match.groups() for source in cells for match in NEEDED.finditer(source))
+    return next(filter(None, (_why_missing(*call) for call in calls)), None)
 
 
 @functools.cache
-def _why_missing(load, name):
+def _why_missing(function, name):
     try:
-        load(name)
+        getattr(data, function)(*[name] * bool(name))
     except FileNotFoundError:  # ED_DATA names no folder
         raise
     except OSError as error:  # ConnectionError, and what requests raises
@@ -97,65 +91,51 @@ def _why_missing(load, name):
 
 
 def fingerprint(nb):
-    """SHA-256 of what of ours decides the outputs: the code cells and the ed_lib modules that they reach.
+    """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they reach.
 
-    The set-up cell's text is left out, since the book's address stands in it and changes no output.
+    Comments and docstrings do not count (as in records.code_hash), nor does the set-up cell: the book's
+    address stands in it, and changes no output.
     """
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    code, modules = "", set()
-    for cell in code_cells(nb):
-        if "setup" not in tags(cell):
-            code += cell.source + "\0"
-        body = cell.source.removeprefix("%%gpu\n")  # inside this magic is Python
-        modules |= records.imported(TransformerManager().transform_cell(body))
-    return records.code_hash(modules, ROOT, code)
-
-
-QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs
+    cells = [cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)]
+    cells = [TransformerManager().transform_cell(cell) for cell in cells]
+    modules = {"ed_lib.notebook"}.union(*map(records.imported, cells))
+    return records.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
 
 
 def execute(nb, path, **environment):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
-    Shows progress on a terminal. Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a
-    SIGINT, once the kernel has ended.
+    Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a SIGINT, once the kernel has ended.
     """
-    from nbclient import NotebookClient
-    from tqdm import tqdm
-
-    nb = copy.deepcopy(nb)
-    with tqdm(total=len(code_cells(nb)), desc=path.stem, unit="cell", ascii=" #", disable=None) as bar:
-        client = NotebookClient(
-            nb,
-            timeout=600,  # seconds for a cell; generous, for a machine that is busy
-            kernel_name="python3",
-            shutdown_kernel="immediate",  # a kernel that is asked to end in the middle of a cell complains
-            extra_arguments=["--log-level=ERROR"],
-            resources={"metadata": {"path": str((ROOT / path).parent)}},
-            record_timing=False,
-            on_cell_executed=lambda **_: bar.update(),
-        )
-        asyncio.run(_run(client, environment))
-    nb.metadata["ed_lib"] = {
+    client = NotebookClient(
+        copy.deepcopy(nb),
+        timeout=600,  # seconds for a cell; generous, for a machine that is busy
+        kernel_name="python3",
+        shutdown_kernel="immediate",  # a kernel that is asked to end in the middle of a cell complains
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str((ROOT / path).parent)}},
+        record_timing=False,
+        coalesce_streams=True,  # pieces of a stream arrive cut at random
+    )
+    asyncio.run(_run(client, os.environ | QUIET | environment))
+    client.nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
-        "machine": " · ".join(notebook.card().split(" · ")[:2]),
-        "versions": notebook.card().split(" · ")[2:],
-        "fingerprint": fingerprint(nb),
+        "machine": f"{notebook.cpu()} · {notebook.gpu()}",
+        "versions": notebook.versions(),
+        "code": fingerprint(nb),
     }
-    return canonical(nb)
+    return canonical(client.nb)
 
 
 async def _run(client, environment):
     """Executes all cells. At a SIGINT asyncio cancels this, and nbclient ends its kernel."""
-    from nbclient.exceptions import DeadKernelError
 
     def refuse(*_):  # nbclient's own handlers, which end the kernel and then trip over its absence
         raise RuntimeError
 
     asyncio.get_running_loop().add_signal_handler = refuse
     try:
-        await client.async_execute(env=os.environ | QUIET | environment)
+        await client.async_execute(env=environment)
     except DeadKernelError:  # which nbclient says when it is cancelled within a cell
         if asyncio.current_task().cancelling():
             raise asyncio.CancelledError from None
@@ -163,9 +143,7 @@ async def _run(client, environment):
 
 
 def canonical(nb):
-    """The notebook with nothing in it that depends on who saved it: our metadata, ids from the sources."""
-    import nbformat
-
+    """The notebook with nothing in it that depends on who saved it: no metadata but ours."""
     nb = copy.deepcopy(nb)
     nb.metadata = nbformat.from_dict({
         "accelerator": "GPU",  # what Colab offers when it opens the chapter
@@ -173,62 +151,32 @@ def canonical(nb):
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     })  # fmt: skip
-    seen = {}
     for cell in nb.cells:
-        if cell.cell_type == "markdown":
-            cell.source = citations.as_links(citations.as_roles(cell.source))  # as the bibliography is now
-        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
-        seen[digest] = seen.get(digest, 0) + 1
-        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-        cell.metadata = nbformat.from_dict(
-            {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
-        )
-        if cell.cell_type == "code":
-            cell.outputs = _merged(cell.outputs)
-            if folded_in_colab(cell):
-                cell.metadata["cellView"] = "form"
+        kept = {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        if cell.cell_type == "code" and folded_in_colab(cell):
+            cell.metadata["cellView"] = "form"
     nb.nbformat_minor = 5
     return nb
 
 
-def _merged(outputs):
-    """Outputs with neighbouring pieces of one stream put together, which arrive cut at random."""
-    merged = []
-    for output in outputs:
-        if merged and output.output_type == "stream" and output.name == merged[-1].get("name"):
-            merged[-1].text += output.text
-        else:
-            merged.append(output)
-    return merged
-
-
 def write(nb, path):
     """Writes the file whole or not at all, whatever ends this process."""
-    import nbformat
-
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     beside.write_text(nbformat.writes(nb).rstrip("\n") + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 
-SHARED = 0.5  # of its ceilings: what a machine that others share may reach when a page is made, whose cells
-# check their times themselves; a record waits for ``gates.REACHED``
-
-
-def make(path, patience, tries=3):
-    """The chapter with outputs of a quiet machine. ``gates.Busy`` if it gets none in so many tries."""
-    from nbclient.exceptions import CellExecutionError
-
-    for left in reversed(range(tries)):
+def make(path, patience):
+    """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it gets none."""
+    for left in (2, 1, 0):
         gates.wait_for_quiet(patience)
         try:
             return execute(read(ROOT / path), path, ED_GATES="strict")
         except CellExecutionError as error:
-            if error.ename != "Busy":
+            if error.ename != "Busy" or not left:
                 raise
-            if not left:
-                raise gates.Busy(f"{tries} tries, and still: {error.evalue}") from None
             print(f"{path}: {error.evalue}; once more", flush=True)
             raise_ceilings()  # what is faster than they are may be right
 
@@ -239,35 +187,26 @@ def raise_ceilings():
 
 
 def main(arguments=None):
-    from nbclient.exceptions import CellExecutionError
-
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a quiet machine")
     options = parser.parse_args(arguments)
-    paths, path = [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters(), None
-    of_records, gates.REACHED = gates.REACHED, SHARED
+    path, gates.REACHED = None, SHARED
     try:
         if not options.chapter:  # all pages print the same ones
             raise_ceilings()
-        for path in paths:
+        for path in [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters():
             if problem := missing(read(ROOT / path)):
                 print(f"{path}: left as it is. {problem}", flush=True)
                 continue
             start = time.monotonic()
             write(make(path, options.patience), ROOT / path)
             print(f"{path}: outputs written after {time.monotonic() - start:.0f} s", flush=True)
-    except CellExecutionError as error:
-        sys.exit(f"\n{path}: a cell failed, and the file stays as it was.\n{plain(error)}")
-    except gates.Busy as error:
-        sys.exit(f"\n{path}: refused, and the file stays as it was. {error}")
-    except BrokenNotebook as error:
-        sys.exit(str(error))
+    except (CellExecutionError, gates.Busy, ValueError) as error:
+        sys.exit(f"\n{path} stays as it was. {plain(error)}")
     except KeyboardInterrupt:
         print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
         sys.exit(130)
-    finally:
-        gates.REACHED = of_records
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import controls
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 def test_a_record_has_every_control(tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import deep
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import torch
 from benchmarks import relatives
 from ed_lib.ed.relatives import Perceptron
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, Subject
 from ed_lib import arrays, devices, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, ladder
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
                  rounds=(2, 1), seconds=0.001)  # fmt: skip

@@ -9,7 +9,7 @@ from benchmarks import asynchronous
 from benchmarks import old_records as records
 from ed_lib.parallel.asynchronous import workers
 from ed_lib.parallel.asynchronous.virtual import simulate
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 CALLED = inspect.signature(workers.train)
 

@@ -8,7 +8,7 @@ from benchmarks import critical_batch
 from benchmarks.old_harness import images
 from ed_lib import data, models, training
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from benchmarks import ed_pipeline, pipelines
 from benchmarks import old_records as records
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES, ed, repeat
 from ed_lib.parallel.model_parallel.simulator import simulate
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 def page(rows):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import few_bits
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import finetuning
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 def test_a_record_has_every_format(tmp_path):

@@ -7,7 +7,7 @@ from benchmarks import one_token
 from ed_lib import data
 from ed_lib.precision import minilm
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import optimizer_states
 from ed_lib import data
 from tests.benchmark import measured
-from tools import measurements
+from benchmarks import old_pages as measurements
 
 
 @pytest.mark.oracle

@@ -1,0 +1,40 @@
+"""The pages of the package: a page for each part of `ed_lib`, its modules folded, from their docstrings."""
+
+import ast
+import re
+from pathlib import Path
+
+from tools.pages import ROOT
+
+PARTS = {  # {page: (its title, the folder of ed_lib)}
+    "ed": ("Learning without a backward pass", "ed"),
+    "parallel": ("Many devices", "parallel"),
+    "precision": ("Fewer bits", "precision"),
+    "lstm": ("The LSTM inside cuDNN", "lstm"),
+    "ground_floor": ("The ground floor", ""),
+}
+FOLD = """
+:::{{dropdown}} `{name}`: {about}
+```{{eval-rst}}
+.. automodule:: {name}
+   :members:
+```
+:::
+"""
+
+
+def pages():
+    """{path in the book: text}"""
+    return {Path(f"book/appendix/api/{page}.md"): text(*part) for page, part in PARTS.items()}
+
+
+def text(title, part):
+    """The page of a part: a fold for each of its modules, named by what its docstring begins with."""
+    folds = []
+    for path in sorted((ROOT / "ed_lib" / part).glob("**/*.py" if part else "*.py")):
+        if path.stem != "__init__":
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            said = ast.get_docstring(ast.parse(path.read_text())) or ""
+            about = re.split(r"[.:;](?:\s|$)", said.replace("\n", " "))[0]
+            folds.append(FOLD.format(name=name, about=about))
+    return f"# {title}: `ed_lib{'.' * bool(part)}{part}`\n{''.join(folds)}"

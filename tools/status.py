@@ -1,0 +1,33 @@
+"""`make status`: the chapters and the tables of records whose code has changed since their outputs were made.
+
+That is information, and no fault: `make outputs` and `make records` renew them.
+"""
+
+from ed_lib import records
+from tools import notebooks
+from tools.pages import ROOT
+
+
+def chapters():
+    """(chapter, the day of its outputs) for each whose code has changed since."""
+    for path in notebooks.chapters():
+        nb = notebooks.read(ROOT / path)
+        made = nb.metadata.get("ed_lib", {})
+        if made.get("code") != notebooks.fingerprint(nb):
+            yield path.as_posix(), made.get("executed", "never executed")
+
+
+def tables():
+    """(benchmark, table and machine; the day of its record) for each that was measured by other code."""
+    for name in sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")}):
+        now = records.code_hash([f"benchmarks.{name}"])
+        for machine, record in records.load(name).items():
+            for table in record["table"].unique():
+                if record.attrs["code"].get(table) != now:
+                    yield f"{name}, {table} ({machine})", record.attrs["date"]
+
+
+if __name__ == "__main__":
+    for kind, found in (("chapters", list(chapters())), ("tables of records", list(tables()))):
+        print(f"{len(found)} {kind} were made by other code{':' * bool(found)}")
+        print(*(f"  {name}: {day}" for name, day in found), sep="\n", end="\n" * bool(found))
