@@ -211,20 +211,6 @@ def test_scaled_it_is_the_optimizer_stepped_by_hand_with_unscaled_gradients():
         assert_same(model.parameters(), twin.parameters())
 
 
-def test_a_network_learns_with_it_in_the_training_loop():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 6, generator=generator)
-    y = (x[:, 0] > 0).long()
-    model = models.mlp((6, 16, 2), seed=0).bfloat16()
-    optimizer = MasterWeights(model, lambda masters: torch.optim.Adam(masters, lr=0.01))
-    loss = lambda scores, labels: F.cross_entropy(scores.float(), labels)  # noqa: E731
-    x = x.bfloat16()
-    history = training.train(
-        model, optimizer, x, y, (x, y), epochs=10, batch=20, scaler=GradScaler("cpu"), loss_function=loss
-    )
-    assert history.accuracy[-1] > 0.95
-
-
 # ---- saving ----
 
 

