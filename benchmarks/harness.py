@@ -9,6 +9,7 @@ found, results. A module may have ``ceilings``, (device, format) → :class:`ed_
 import contextlib
 import datetime
 import functools
+import itertools
 import math
 import traceback
 from collections.abc import Callable
@@ -115,8 +116,7 @@ def one_thread(flush_denormal=False):
 def images(name, offline=False, convert=lambda pictures, labels: (data.as_inputs(pictures), labels)):
     """What ``convert`` makes of the training images and their labels, and of the test images and theirs."""
     found = data.load(name, offline=offline)
-    return [convert(*pair) for pair in ((found.train_images, found.train_labels),
-                                        (found.test_images, found.test_labels))]  # fmt: skip
+    return convert(found.train_images, found.train_labels), convert(found.test_images, found.test_labels)
 
 
 def run(benchmark, device, out, *, only=(), tiny=False):
@@ -135,12 +135,12 @@ def run(benchmark, device, out, *, only=(), tiny=False):
                 gates.wait_for_quiet()
             with getattr(benchmark, "context", contextlib.nullcontext)():
                 for found in tables[table](size, device):
-                    rows.append(row := {"table": table} | floor(found, ceilings) | found)
+                    rows.append(row := {"table": table} | found | floor(found, ceilings))
                     told = {key: value for key, value in row.items() if np.isscalar(value)}
                     print(f"{name}: {told}", flush=True)
                     if quiet and row["seconds"] < row.get("floor", 0):
                         raise gates.Busy(f"below its floor: {told}")
-            print(write(benchmark, table, rows, size, ceilings, device, out), "written")
+                print(write(benchmark, table, rows, size, ceilings, device, out), "written")
             states[table] = "done"
         except Exception as error:  # of a driver, a compiler, or of ours; the other tables go on
             traceback.print_exc()
@@ -151,7 +151,7 @@ def run(benchmark, device, out, *, only=(), tiny=False):
 
 def floor(row, ceilings):
     """{"floor": seconds at the least}: of the bytes, or of the operations, each at its format's rate."""
-    if not (rates := operations(row)):
+    if "floor" in row or not (rates := operations(row)):
         return {}
     seconds = [ceilings(name).floor(0, number) for name, number in rates.items()]
     return {"floor": max(ceilings(next(iter(rates))).floor(row["floor_bytes"], 0), sum(seconds))}
@@ -172,8 +172,11 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     roofs = {roof["dtype"]: roof for roof in old.attrs.get("ceilings", ())}
     roofs |= {name: asdict(ceilings(name)) for row in rows for name in operations(row)}
     tables = {key: records.rows(old, table=key).to_dict("records") for key in benchmark.TABLES}
-    rows = [row for each in (tables | {table: rows}).values() for row in each]
-    facts |= {"parameters": asdict(size), "ceilings": list(roofs.values())}
-    facts["dates"] = old.attrs.get("dates", {}) | {table: f"{datetime.date.today()}"}
+    facts["parameters"], facts["ceilings"] = asdict(size), list(roofs.values())
+    facts["date"] = f"{datetime.date.today()}"
+    facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
     facts["code"] = old.attrs.get("code", {}) | {table: records.code_hash([benchmark.__name__])}
-    return records.write(pd.DataFrame(rows, dtype=object), facts, out)
+    rows = [row for each in (tables | {table: rows}).values() for row in each]
+    frame, before = pd.DataFrame(rows, dtype=object), functools.partial(itertools.takewhile, "seconds".__ne__)
+    cases = dict.fromkeys(key for row in rows for key in before(row))  # the columns that come first
+    return records.write(frame[list(cases | dict.fromkeys(frame))], facts, out)

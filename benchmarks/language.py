@@ -1,26 +1,28 @@
 """Language models of characters on tiny Shakespeare, taught by other rules: all of a kind at the same rates.
 
 The rate is chosen by runs of one seed, short ones of transformers and whole ones of what reads a window;
-then each learns from three seeds at the size of nanoGPT's run on a CPU. The transformer's cases are (how
-attention, how the perceptrons are taught, one-signed or not), those of the model that reads a window (the
-rule, hidden layers or none, one-signed or not).
+then each learns from three seeds at the size of nanoGPT's run on a CPU.
 """
 
-import dataclasses
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
-from benchmarks.old_harness import Plan, Shown, Table, one_thread, side_by_side, summary
-from benchmarks.old_records import Row
+from benchmarks.harness import one_thread, search
+from benchmarks.relatives import cosine
 from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
 
+shakespeare = functools.cache(data.text)
+KEYS = {"transformer": ("attention", "mlp", "one_signed"), "window": ("rule", "hidden", "one_signed")}
+
 
 @dataclass(frozen=True)
 class Size:
-    """``batch`` stretches of ``context`` characters a step; a window model sees as many places. ``rates`` and
-    ``search``, the steps of a run that tries one, by kind. ``every``: steps between two looks at ``places``
-    stretches, or as many windows as they have characters; at the end all the held-out text is read.
+    """The cases, KEYS of each; ``batch`` stretches of ``context`` characters a step, or as many windows.
+    ``search``: steps of a transformer's run that tries a rate. ``every``: steps between two looks at
+    ``places`` stretches; at the end all the held-out text is read, or so many characters, and
+    as many as ``said`` are written.
     """
 
     transformers: tuple = (
@@ -32,12 +34,8 @@ class Size:
         ("backprop", True, False), ("direct", True, False), ("broadcast", True, False),
         ("backprop", True, True), ("broadcast", True, True), ("backprop", False, False),
     )  # fmt: skip
-    rates: dict = field(
-        default_factory=lambda: {
-            "transformer": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
-            "window": (1e-3, 3e-3, 1e-2, 3e-2),
-        }
-    )
+    rates: tuple = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    rates_of_windows: tuple = (1e-3, 3e-3, 1e-2, 3e-2)
     layers: int = 4
     heads: int = 4
     width: int = 128
@@ -46,86 +44,75 @@ class Size:
     hidden: tuple = (512, 512)
     batch: int = 12
     steps: int = 2000
-    search: dict = field(default_factory=lambda: {"transformer": 400, "window": 2000})
+    search: int = 400
     every: int = 100
     places: int = 100
+    held_out: int | None = None
+    said: int = 300
     seeds: int = 3
     workers: int | None = None  # None: as many as the machine has threads
 
 
+SIZE = Size()
 TINY = Size(
     (("backprop", "backprop", False), ("frozen", "broadcast", True)),
-    (("broadcast", True, True), ("backprop", False, False)),
-    {"transformer": (1e-3, 1e-2), "window": (1e-3, 1e-2)}, 1, 2, 8, 6, 3, (10,), 4, 6,
-    {"transformer": 3, "window": 6}, 2, 5, 2, 1,
+    (("broadcast", True, True), ("backprop", False, False)), (1e-3, 1e-2), (1e-3, 1e-2), 1, 2, 8, 6, 3, (10,),
+    4, 6, 3, 2, 5, 500, 9, 2, 1,
 )  # fmt: skip
 
 
-def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
-    size, table = size or Size(), Table()
-    kinds = {"window": size.window_models, "transformer": size.transformers}
-    works = {
-        part(kind, case): (lambda kind=kind, case=case: rows(size, kind, [case]))
-        for kind, cases in kinds.items()
-        for case in cases
-    }
-    return Plan(table, table.filled_by(works), dataclasses.asdict(size), context=one_thread)
-
-
-def part(kind, case):
-    """A part for each case, since one takes minutes: its name."""
-    first, second, one_signed = case
-    hidden = {True: "hidden layers", False: "no hidden layer"}.get(second, second)
-    return f"{kind}: {first}, {hidden}{', one-signed' * one_signed}"
-
-
-def rows(size, kind, cases):
-    """One for each case; results: "rates" and "tried", what was tried and the losses that it reached; of each
-    seed "loss", in nats a character of all the held-out text, "curve", the looks on the way, and "cosine",
-    of each matrix's direction with the gradient at the end, of a transformer.
+def transformers(size, device):
+    """A row for each; results: "tried", the losses at the rates; of each seed "loss", in nats a character of
+    the held-out text, "curve", the looks on the way, "cosine", of each matrix's direction with the gradient
+    at the end, and "sample", what it writes.
     """
-    rates, search = size.rates[kind], size.search[kind]
-    tried = [(case, rate) for case in cases for rate in rates]
-    found = side_by_side(run, [(kind, *case, rate, 0, search, size) for case, rate in tried], size.workers)
-    found = dict(zip(tried, found, strict=True))
-    best = {case: min(rates, key=lambda rate, case=case: found[case, rate]["loss"]) for case in cases}
-    first = int(search == size.steps)  # then the first seed's whole run has been made
-    jobs = [
-        (kind, *case, best[case], n, size.steps, size) for case in cases for n in range(first, size.seeds)
-    ]
-    runs = side_by_side(run, jobs, size.workers)
-    names = {"transformer": ("attention", "mlp", "one_signed"), "window": ("rule", "hidden", "one_signed")}
-    for case in cases:
-        of_seeds = [found[case, best[case]]] * first + [next(runs) for _ in range(first, size.seeds)]
-        results = {"rates": list(rates), "tried": [found[case, rate]["loss"] for rate in rates]}
-        results |= {name: [each[name] for each in of_seeds] for name in ("loss", "curve", "cosine", "sample")}
-        key = {"table": kind} | dict(zip(names[kind], case, strict=True)) | {"rate": best[case]}
-        yield Row(key, summary([each["seconds"] for each in of_seeds]), results=results)
+    return rows(transformer, "transformer", size.transformers, size.rates, size)
 
 
-def run(kind, first, second, one_signed, rate, seed, steps, size):
-    """Trains one model → {"loss", "curve", "cosine", "sample", "seconds"}; seconds are of a step."""
-    text = data.text()
-    V, options = len(text.characters), {"rate": rate, "one_signed": one_signed, "steps": steps, "seed": seed}
-    if kind == "transformer":
-        shape = (V, size.context, size.layers, size.heads, size.width)
-        model = Transformer(*shape, attention=first, mlp=second, **options)
-        draw = ((x.T, y.T) for x, y in data.stretches(text.train, size.batch, size.context, seed=seed))
-        places = size.places
-    else:
-        model = characters.WindowModel(V, size.window, size.hidden if second else (), first, **options)
-        draw = characters.windows(text.train, size.window, size.batch * size.context, seed)
-        places = size.places * size.context
+def windows(size, device):
+    """The same of models that read a window, without cosines."""
+    return rows(window, "window", size.window_models, size.rates_of_windows, size)
+
+
+def rows(function, kind, cases, rates, size):
+    cases = [dict(zip(KEYS[kind], case, strict=True)) for case in cases]
+    options = {"score": "loss", "tried": "tried", "best": min, "workers": size.workers}
+    return search(function, cases, rates, size.seeds, **options, size=size)
+
+
+def transformer(attention, mlp, one_signed, rate, seed, searching, size):
+    """Trains one → {"loss", "curve", "cosine", "sample", "seconds"}; seconds are of a step."""
+    text, steps = shakespeare(), size.search if searching else size.steps
+    shape = len(text.characters), size.context, size.layers, size.heads, size.width
+    options = {"rate": rate, "one_signed": one_signed, "steps": steps, "seed": seed}
+    model = Transformer(*shape, attention=attention, mlp=mlp, **options)
+    drawn = data.stretches(text.train, size.batch, size.context, seed=seed)
+    draw = ((x.T, y.T) for x, y in drawn)
+    found = taught(model, draw, steps, size.places, text, seed, size)
+    return found | {"cosine": cosines(model, *next(draw))}
+
+
+def window(rule, hidden, one_signed, rate, seed, searching, size):
+    """Trains one → {"loss", "curve", "sample", "seconds"}."""
+    text = shakespeare()
+    options = {"rate": rate, "one_signed": one_signed, "steps": size.steps, "seed": seed}
+    layers = size.hidden if hidden else ()
+    model = characters.WindowModel(len(text.characters), size.window, layers, rule, **options)
+    draw = characters.windows(text.train, size.window, size.batch * size.context, seed)
+    return taught(model, draw, size.steps, size.places * size.context, text, seed, size)
+
+
+def taught(model, draw, steps, places, text, seed, size):
+    """Trains a model on what is drawn, looking at so many places on the way."""
     curve, start = [], timing.now()
     for n in range(steps):
         if n % size.every == 0:
             curve.append(round(characters.held_out_loss(model, text.held_out, places), 4))
         model.step(*next(draw))
-    seconds, loss = (timing.now() - start) / steps, characters.held_out_loss(model, text.held_out)
-    cosine = cosines(model, *next(draw)) if kind == "transformer" else {}
-    said = characters.sample(model, "ROMEO:\nI", 300, text.characters, seed=seed)
-    return {"loss": loss, "curve": curve, "cosine": cosine, "sample": said, "seconds": seconds}
+    seconds, held_out = (timing.now() - start) / steps, text.held_out[: size.held_out]
+    said = characters.sample(model, "ROMEO:\nI", size.said, text.characters, seed=seed)
+    loss = characters.held_out_loss(model, held_out)
+    return {"loss": loss, "curve": curve, "sample": said, "seconds": seconds}
 
 
 def cosines(model, x, target):
@@ -133,30 +120,8 @@ def cosines(model, x, target):
     model.directions(x, target)
     ours = {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
     model.directions(x, target, ("backprop", "backprop"))
-    pairs = {name: (grad.flatten(), model.parameters[name].grad.flatten()) for name, grad in ours.items()}
-    return {
-        name: round(float(a @ b / (a.norm() * b.norm()).clamp(min=1e-30)), 4)
-        for name, (a, b) in pairs.items()
-    }
+    return {name: cosine(grad, model.parameters[name].grad) for name, grad in ours.items()}
 
 
-# The page
-TITLE = "A language model without a backward pass"
-MEANING = """Models of the characters of tiny Shakespeare, at the size of nanoGPT's run on a CPU; losses in
-nats a character of the last tenth of the text, one for each seed. How attention and how the perceptrons are
-taught; one-signed: the weights of the perceptrons and scores have ED's signs. The rate is chosen by runs of
-one seed: short ones of transformers, whole ones of what reads a window."""
-
-
-def numbers(name):
-    """The losses, one after another."""
-    return lambda row: ", ".join(f"{value:.3f}" for value in row.results[name])
-
-
-COLUMNS = ("at each rate", numbers("tried")), ("loss", numbers("loss"))
-PAGE = {
-    "transformer": [Shown("transformer", ("attention", "mlp", "one_signed", "rate"), COLUMNS)],
-    "window": [
-        Shown("a perceptron that reads eight characters", ("rule", "hidden", "one_signed", "rate"), COLUMNS)
-    ],
-}
+TABLES = {"window": windows, "transformer": transformers}
+context = one_thread

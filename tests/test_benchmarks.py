@@ -1,213 +1,317 @@
-"""The benchmark at a tiny size: every version agrees with the reference; the record survives a round trip."""
+"""The benchmarks: each at a tiny size, the harness, and what they count or train against others' numbers."""
 
 import dataclasses
-import functools
+import importlib
+import itertools
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from benchmarks import (
-    accuracy,
-    asynchronous,
-    data_parallel,
-    ed,
-    ed_pipeline,
-    parallel,
-    parallel_accuracy,
-    pipelines,
-)
-from benchmarks import old_harness as harness
-from ed_lib import data, roofline, training
-from ed_lib.ed import costs
-from ed_lib.parallel import launch
-from ed_lib.parallel.ranks import collectives
-from ed_lib.parallel.ranks.costs import Link
-from tests.benchmark import measured
-from benchmarks import old_pages as measurements
+from benchmarks import __main__ as command
+from benchmarks import controls, critical_batch, deep, ed_pipeline, harness, relatives
+from benchmarks.harness import Version
+from benchmarks.networks import ResidualNetwork, RoutedNetwork
+from ed_lib import data, gates, machine, models, records, roofline, training
+from ed_lib.ed import EDNetwork, folded
+from ed_lib.ed.learner import Learner
+from ed_lib.ed.relatives import Perceptron
+from ed_lib.parallel.model_parallel import schedules
+from ed_lib.parallel.model_parallel.simulator import simulate
 
-TINY = ed.Size(costs.Shape(20, 4, 32, 8), depths=(8, 16), widths=(4, 8), networks=(1, 3), seconds=0.01)
-ROOFS = {dtype: roofline.Ceilings("a machine", dtype, 1e10, 1e11) for dtype in ("float32", "float64")}
+FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
+BENCHMARKS = sorted(file.stem for file in FILES if "\nTABLES" in file.read_text())
+ROOFS = {"float32": 1e11, "float64": 5e10}
 
 
-@pytest.fixture
-def roofs(monkeypatch):
-    monkeypatch.setattr(roofline, "raised", lambda device, dtype: ROOFS[dtype])
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece."""
+    roof = lambda device, dtype="float32": roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))  # noqa: E731
+    monkeypatch.setattr(roofline, "ceilings", roof)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
-def test_a_record_has_every_version_right_and_survives_a_round_trip(roofs, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(torch, "compile", lambda function: function)  # which takes seconds a piece
-    again = measured(ed, TINY, tmp_path)
-    assert "not timed" not in capsys.readouterr().out
-    assert [path.name for path in tmp_path.rglob("*.json")] == ["ed.json"]
-    assert {row.case["part"] for row in again.rows} == set(again.parameters["parts"])
-    cases = [str(row.case) for row in again.rows]
-    assert len(cases) == len(set(cases))
-    for row in again.rows:
-        assert row.completion.median > 0
-        assert row.floor == pytest.approx(max(row.bytes / 1e10, row.flops / 1e11), rel=1e-3)
-        assert row.error is None or row.error < ed.ROUNDING[row.case["dtype"]]
-    for how in ed.ARTICLES_WAYS:
-        assert again.find(table="article", what="update", how=how, dtype="float64", depth=32).bytes
-    for part in ("forward", "chain", "update", "step"):
-        assert again.select(table="by hand", what=part) and again.parameters["article"]["depth"] == 32
-    assert {row.case["depth"] for row in again.select(table="depth")} == {8, 16}
-    for what in ("forward", "update"):
-        compiled = {row.case["how"] for row in again.select(table="compilers", what=what)}
-        assert compiled >= {"loop over layers", "torch.compile", "kernel"}
-    assert [row.case["n_outputs"] for row in again.select(table="networks")] == [1, 3]
-    for case in ({"table": "paths"}, {"table": "article"}, {"table": "by hand"}, {"table": "autograd"}):
-        assert {row.case["depth"] for row in again.select(**case)} == {32, 4}
-    assert {row.case["depth"] for row in again.select(part="smaller") + again.select(table="width")} == {4}
-    page = measurements.page(again)
-    assert "No GPU has been measured yet" in measurements.overview([again]) and page.count("| update · ") >= 8
-    for name, tables in ed.PAGE.items():
-        assert (tables[0].title in page) == (name != "variants"), "kernels have cuts on a GPU only"
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_rehearsal(name, tmp_path, capsys):
+    """Each table has rows, of different cases, each right and with its floor; the record reads back."""
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    threads = torch.get_num_threads()
+    states = harness.run(benchmark, "cpu", tmp_path, tiny=True)
+    said = capsys.readouterr()
+    if any("DataError" in state for state in states.values()):
+        pytest.skip(f"{states}")
+    assert set(states.values()) == {"done"}, said.err
+    assert "not timed" not in said.out and torch.get_num_threads() == threads
+    record = records.read(tmp_path / machine.slug("cpu") / f"{name}.csv")
+    assert list(dict.fromkeys(record.table)) == list(benchmark.TABLES) == list(record.attrs["code"])
+    for table in benchmark.TABLES:
+        rows = records.rows(record, table=table)
+        assert not rows.loc[:, :"seconds"].iloc[:, :-1].astype(str).duplicated().any(), "each case once"
+        assert (rows.seconds > 0).all() and (rows.q1 <= rows.q3).all() and (rows.n > 0).all()
+        assert "floor_flops" not in rows or (rows.floor > 0).all()
 
 
-def test_a_version_that_is_wrong_is_not_timed(roofs, monkeypatch, tmp_path, capsys):
-    right = ed.ARTICLES_WAYS["einsum"]
-    wrong = {"einsum": lambda x, received: 1.01 * right(x, received)}
-    monkeypatch.setattr(ed, "ARTICLES_WAYS", ed.ARTICLES_WAYS | wrong)
-    record = measured(ed, TINY, tmp_path, wanted=["article, float64"])
-    assert not record.select(how="einsum") and record.select(how="four products")
-    assert "einsum: deviates by" in capsys.readouterr().out
+class Fake:
+    """A benchmark with two tables of one row, which counts the runs."""
+
+    __name__, SIZE, TINY = "benchmarks.fake", None, None
+
+    def __init__(self):
+        Size = dataclasses.make_dataclass("Size", ["large"])
+        self.SIZE, self.TINY, self.runs, self.row = Size(True), Size(False), [], {}
+        self.TABLES = {name: (lambda size, device, name=name: self.measure(name, size)) for name in "ab"}
+
+    def measure(self, name, size):
+        self.runs.append((name, size.large))
+        if name in self.row:
+            raise self.row[name]
+        yield {"what": name} | harness.summary([float(len(self.runs))])
 
 
-def test_what_does_not_fit_is_left_out_before_it_is_allocated(monkeypatch, capsys):
-    monkeypatch.setattr(ed.machine, "memory", lambda device: 10_000)
-    ed.articles_formulas(None, costs.Shape(20, 4, 16, 8), "float64", "cpu")
-    assert "left out at depth 16" in capsys.readouterr().out
+def test_a_table_takes_the_place_of_its_rows_and_leaves_the_others(tmp_path, monkeypatch):
+    fake = Fake()
+    assert harness.run(fake, "cpu", tmp_path, tiny=True) == {"a": "done", "b": "done"}
+    fake.row["a"] = RuntimeError("no such kernel\nand more")
+    monkeypatch.setattr(records, "code_hash", lambda names: f"code of {names}")
+    states = harness.run(fake, "cpu", tmp_path, tiny=True)
+    assert states == {"a": "failed: RuntimeError: no such kernel", "b": "done"}
+    record = records.read(tmp_path / machine.slug("cpu") / "fake.csv")
+    assert record[["table", "what", "seconds"]].to_numpy().tolist() == [["a", "a", 1.0], ["b", "b", 4.0]]
+    assert record.attrs["code"]["b"] == "code of ['benchmarks.fake']" != record.attrs["code"]["a"]
+    assert record.attrs["parameters"] == {"large": False} and set(record.attrs["dates"]) == {"a", "b"}
+    assert fake.runs == [("a", False), ("b", False), ("a", False), ("b", False)]
 
 
-@pytest.fixture
-def few_digits(monkeypatch):
-    """scikit-learn's digits in place of one data set, and few of the rates."""
-    monkeypatch.setattr(data, "load", functools.partial(data.load, offline=True))
-    monkeypatch.setattr(accuracy, "RATES", {"sgd": (0.05, 0.2), "adam": (1e-3, 3e-3)})
-    monkeypatch.setattr(accuracy, "SETS", ("mnist",))
-    monkeypatch.setattr(roofline, "raised", lambda device, dtype: ROOFS[dtype])
-    accuracy.images.cache_clear()
-    with harness.one_thread():
-        yield
-    accuracy.images.cache_clear()
+def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_path, monkeypatch):
+    fake, waited = Fake(), []
+    monkeypatch.setattr(gates, "wait_for_quiet", lambda: waited.append(1))
+    fast = {"dtype": "float32", "floor_bytes": 0, "floor_flops": 2e11} | harness.summary([1.0])
+    fake.TABLES["b"] = lambda size, device: [fast]
+    states = harness.run(fake, "cpu", tmp_path)
+    assert (
+        states["a"] == "done" and states["b"].startswith("failed: Busy: below its floor") and len(waited) == 2
+    )
+    assert set(records.read(tmp_path / machine.slug("cpu") / "fake.csv").table) == {"a"}
 
 
-def test_the_record_of_accuracy_is_complete_and_survives_a_round_trip(few_digits, tmp_path, capsys):
-    record = measured(accuracy, dataclasses.replace(accuracy.TINY, seeds=2, workers=1), tmp_path)
-    learned = [row for row in record.rows if row.case["table"] not in ("parity", "seconds")]
-    for row in learned:
-        assert len(row.results["accuracy"]) == len(row.results["held_out"]) == row.completion.n == 2
-        assert all(0 <= value <= 1 for value in row.results["accuracy"])
-    for row in record.select(table="ten"):  # the rate that was best on the images held out
-        case = {key: row.case[key] for key in ("data", "method", "rule", "optimizer")}
-        tried = record.select(table="rates", **case)
-        top = max(tried, key=lambda one: np.mean(one.results["held_out"]))
-        assert row.case["rate"] == top.case["rate"] and len(tried) == 2
-    frozen = {(row.case["depth"], *(row.case["learns"] or ["all"])) for row in record.select(table="freeze")}
-    wanted = {(depth, layers) for depth in (2, 4) for layers in ("all", "input", "hidden", "output")}
-    assert frozen == wanted | {(0, "all")}
-    networks = {row.case["network"] for row in record.select(table="routing")}
-    assert networks == {"one a class", *accuracy.VARIANTS}
-    assert [row.case["width"] for row in record.select(table="best")] == [5, 5, 5]
-    assert len(record.select(table="tasks", method="logistic")) == 3
-    assert len(record.select(table="seconds")) == 10
-    parity = record.select(table="parity")
-    assert len(parity) == len(accuracy.PUBLISHED) and all(len(row.results["epochs"]) == 2 for row in parity)
-    page = measurements.page(record)
-    assert all(shown.title in page for tables in accuracy.PAGE.values() for shown in tables)
+def test_what_is_wrong_is_not_timed_and_floors_add_up_by_format(capsys):
+    def version(how, error):
+        cost = 10, {"float32": 3e11, "float64": 1e11}
+        return Version({"how": how}, lambda: None, cost, error, 1e-5, lambda: {"known": 7})
+
+    (row,) = harness.measure([version("right", 1e-6), version("wrong", 1e-4)], "cpu", 0.001)
+    assert "'how': 'wrong'}: deviates by 1.0e-04" in capsys.readouterr().out
+    assert (row["how"], row["floor_flops"], row["known"], row["error"]) == ("right", 4e11, 7, 1e-6)
+    assert harness.floor(row, lambda name: roofline.ceilings("cpu", name)) == {"floor": 5.0}
 
 
-def test_runs_of_one_seed_are_the_same_and_of_another_are_not(few_digits, capsys):
-    one = accuracy.Run("t", task="zero or one", width=4, few=100)
-    first, again, other = (accuracy.do(one, seed, "cpu", 20) for seed in (0, 0, 1))
-    assert first["loss"] == again["loss"] != other["loss"]
+def square(x, rate, seed, searching, add):
+    return {"seconds": 1.0, "score": (rate - x) ** 2 + add * seed, "searching": searching}
 
 
-def test_images_held_out_are_never_learned_from(few_digits, monkeypatch, capsys):
-    """What lies behind the images that are learned from is what judges."""
+def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
+    rows = harness.search(square, [{"x": 1}, {"x": 4}], (2, 3), 2, score="score", best=min, workers=1, add=10)
+    keys = "x", "rate", "score", "searching", "rates", "kept", "n"
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        (1, 2, [1, 11], [False, False], [2, 3], [1, 4], 2), (4, 3, [1, 11], [False, False], [2, 3], [4, 1], 2)
+    ]  # fmt: skip
+
+
+def test_the_command_line(monkeypatch, tmp_path, capsys):
     seen = []
 
-    def train(learner, learn, judge, **options):
-        seen.append((learn, judge))
-        return training.History([1.0], [0, 1], [0, 1], [0.0, 1.0], [0.1, 0.5])
+    def run(benchmark, device, out, **options):
+        seen.append((benchmark.__name__, out, options))
+        return {"t": "failed: x" if "precision" in benchmark.__name__ else "done"}
 
-    monkeypatch.setattr(accuracy, "fit", train)
-    accuracy.do(accuracy.Run("t", width=4, few=5000), 0, "cpu", 100)
-    (learn, judge) = seen[0]
-    inputs, _ = accuracy.images("mnist", "ten classes")[0]
-    assert len(learn[0]) == len(inputs) - 100 and len(judge[0]) == 100
-    np.testing.assert_array_equal(np.concatenate([learn[0], judge[0]]), inputs)
-
-
-@pytest.fixture
-def links_only(monkeypatch):
-    """The parts that have tests of their own left out."""
-    for module, name in (
-        (data_parallel, "quick"), (pipelines, "quick"), (ed_pipeline, "quick"),
-        (asynchronous, "throughput"), (asynchronous, "lost_updates"),
-        (data_parallel, "source"), (data_parallel, "scaling"), (asynchronous, "accuracies"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, lambda *args, **options: [])
+    monkeypatch.setattr(harness, "run", run)
+    monkeypatch.setattr(command.importlib, "import_module", lambda name: types.SimpleNamespace(__name__=name))
+    for words, code in ((["ed", "--only", "t", "--tiny"], 0), (["ed", "precision"], 1), (["lsmt"], 2),
+                        (["ed", "lstm", "--only", "t"], 2)):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            command.main([*words, "--device", "cpu"])
+        assert ended.value.code == code
+    assert seen[0] == ("benchmarks.ed", "_build/tiny", {"only": ["t"], "tiny": True})
+    assert seen[1] == ("benchmarks.ed", "records", {"only": (), "tiny": False}) and len(seen) == 3
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="only is c; fake has a, b"):
+        harness.run(Fake(), "cpu", tmp_path, only=["c"])
 
 
-def test_messages_and_all_reduces_are_measured_and_compared_with_the_model(links_only, tmp_path, capsys):
-    threads = torch.get_num_threads()
-    record = measured(parallel, parallel.TINY, tmp_path)
-    assert torch.get_num_threads() == threads and "not timed" not in capsys.readouterr().out
-    assert record.parameters["step"]["batch"] == 20 and record.provenance["threads"] == 1
-    sent = record.select(table="message")
-    link = Link(*sent[0].results["link"])
-    assert [row.results["predicted"] for row in sent] == [[link.seconds(8)], [link.seconds(4096)]]
-    for name in (*collectives.ALGORITHMS, parallel.TORCH):
-        rows = record.select(table="all-reduce", algorithm=name)
-        assert [row.case["bytes"] for row in rows] == [12, 4004]
-        assert all(row.completion.median > 0 and row.completion.n == 2 and row.error == 0 for row in rows)
-        assert [row.bytes for row in rows] == ([None] * 2 if name == parallel.TORCH else [24, 8008])
-    page = measurements.page(record)
-    texts = f"The model: {link}.", "| bytes 4,004 | naive\N{NO-BREAK SPACE}", "<br>ring\N{NO-BREAK SPACE}"
-    assert all(text in page for text in texts)
+def test_searching_never_sees_the_test_images():
+    (x, _), (tests, _) = harness.images("mnist", True)
+    size, whole = relatives.TINY, len(x)
+    for searching, learned, judge in ((True, whole - size.kept, x[-size.kept :]), (False, whole, tests)):
+        (mine, labels), (others, _) = relatives.split("MNIST", searching, size)
+        assert len(mine) == len(labels) == learned
+        np.testing.assert_array_equal(others, judge)
 
 
-def test_an_all_reduce_that_is_wrong_is_seen_and_not_timed(monkeypatch, capsys):
-    assert (
-        launch(wrong, 2, timeout=120.0)
-        == [{"naive": 0.0, "tree": 0.0, "ring": 1.0, "halving_doubling": 0.0}] * 2
-    )
-    found = {"ring": ([[1.0, 2.0]], 1.0), "tree": ([[3.0, 4.0]], 0.0)}
-    monkeypatch.setattr(parallel, "launch", lambda *args, **options: [found])
-    rows = list(parallel.all_reduces(parallel.Size(all_reduces=(8, 16), ranks=(2,)), Link(1.0, 0.0)))
-    assert [row.case["algorithm"] for row in rows] == ["tree"] * 2
-    assert [row.completion.median for row in rows] == [3.0, 4.0] and rows[0].results == {"predicted": [2.0]}
-    assert "all-reduce: ring, ranks 2: deviates by 1.0e+00" in capsys.readouterr().out
+def test_only_the_last_layer_of_random_features_learns():
+    net = controls.LastOnly((6, 5, 4, 3), rate=0.1)
+    before = [weight.clone() for weight in net.weights]
+    net.step(torch.rand(8, 6), torch.eye(3)[torch.arange(8) % 3])
+    same = [torch.equal(mine, theirs) for mine, theirs in zip(before, net.weights, strict=True)]
+    assert same == [True, True, False]
 
 
-def wrong():
-    """What each rank does: the deviations, with a ring that adds 1 at rank 1."""
-    right = collectives.ALGORITHMS["ring"]
-
-    def ring(flat, wire):
-        right(flat, wire)
-        flat += wire.rank
-
-    collectives.ALGORITHMS["ring"] = ring
-    return parallel.deviations(101)
+def test_the_gradients_cosine_with_itself_is_one():
+    net = Perceptron((6, 5, 3))
+    x, target = np.random.default_rng(0).random((4, 6), "float32"), np.eye(3, dtype="float32")[[0, 1, 2, 0]]
+    assert relatives.cosines(net, x, target) == pytest.approx([1, 1])
+    net.rule = "direct"
+    assert abs(relatives.cosines(net, x, target)[0]) < 1 - 1e-6
 
 
-def test_streaming_ed_by_delay_and_rate(links_only, tmp_path, capsys):
-    record = measured(parallel_accuracy, parallel_accuracy.TINY, tmp_path)
-    cases = [(row.case["stages"], row.case["longest_delay"], row.case["rate"]) for row in record.rows]
-    assert cases == [(p, late, rate) for p, late in ((1, 0), (2, 1), (4, 2)) for rate in (0.02, 0.1)]
-    found = {case: row.results["accuracy"] for case, row in zip(cases, record.rows, strict=True)}
-    assert all(len(one) == 2 and 0 < min(one) for one in found.values())
-    assert found[1, 0, 0.1] != found[4, 2, 0.1], "the delay had no effect"
-    page = measurements.page(record)
-    assert "In all rows: rule signed; " in page and page.count("\n| stages ") == 3
-    assert page.count("0.02: ") + page.count("% at 0.02") == 3
+@pytest.mark.parametrize("batches", [1, 2, 5])
+@pytest.mark.parametrize("t_f, t_u", [(2.0, 3.0), (3.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+def test_the_formula_of_a_chain_of_stages_is_the_simulators_without_a_link(batches, t_f, t_u):
+    for p, m in itertools.product((1, 2, 3, 4), (1, 2, 3, 5, 8)):
+        seconds = simulate(
+            schedules.repeat(schedules.ed, batches), p, m, {"forward": [t_f] * p, "update": [t_u] * p}
+        ).seconds
+        assert batches * ed_pipeline.formula(p, m, t_f, t_u, batches) == pytest.approx(seconds)
 
 
-def test_of_two_measured_roofs_the_higher_stands_for_bandwidth_and_rate_apart():
-    first = {"x": roofline.Ceilings("m", "x", 1e9, 5e9, "copy")}
-    second = {"x": roofline.Ceilings("m", "x", 2e9, 4e9, "scale")}
-    wanted = {"x": roofline.Ceilings("m", "x", 2e9, 5e9, "scale")}
-    assert harness.higher(first, second) == harness.higher(second, first) == wanted
+@pytest.mark.oracle
+def test_the_steps_are_those_after_which_the_target_is_reached():
+    """By a plain loop, with autograd and no optimizer."""
+    size = critical_batch.TINY
+    row = next(row for row in critical_batch.steps(size, "cpu", "SGD") if all(row["steps"]))
+    for seed, steps in enumerate(row["steps"]):
+        (x, y), (test_x, test_y) = harness.images("fashion-mnist", True, critical_batch.tensors)
+        net = models.mlp(size.widths, seed)
+        order = [rows for e in range(9) for rows in data.batches(len(x), row["batch"], seed=1000 * seed + e)]
+        for n, rows in enumerate(order[:steps], start=1):
+            gradients = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), net.parameters())
+            with torch.no_grad():
+                for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                    parameter -= row["rate"] * gradient
+            right = training.accuracy(net, test_x[: size.looks], test_y[: size.looks])
+            assert (right >= size.target) == (n == steps) or n % max(1, n // 50)
+
+
+INPUTS, W, D = 5, 4, 3
+
+
+def batch(n=6):
+    rng = np.random.default_rng(0)
+    x, target = rng.normal(size=(n, INPUTS)), rng.integers(0, 2, (n, 1)).astype(float)
+    return torch.from_numpy(x), torch.from_numpy(target)
+
+
+def deep_network(**options):
+    return ResidualNetwork(INPUTS, W, D, dtype="float64", **options)
+
+
+def test_without_skips_and_means_it_is_an_ed_network():
+    """The same outputs; and a step of its direction is that of the signed rule, but for a factor by layer."""
+    mine = deep_network(start="fan_in", residual=False, centred=False, seed=3)
+    options = {"rule": "signed", "init": "fan_in", "alpha": 1.0, "seed": 3, "dtype": "float64"}
+    ed, (x, target) = EDNetwork(INPUTS, W, D, backend="torch", **options), batch()
+    before, output = ed.state_dict(), mine.forward(x)
+    torch.testing.assert_close(output, ed.step(x, target), rtol=0, atol=1e-14)
+    change = {name: torch.from_numpy(after - before[name]) for name, after in ed.state_dict().items()}
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    for d, (weight, bias) in enumerate(mine.directions(target)[1:-1]):
+        ours = weight.view(2, W, 2, W) * signs[:, None, None, None]  # [q, i, p, o], of W as of M
+        theirs = change["hidden.weight"][d, 0].permute(1, 2, 0, 3)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
+        torch.testing.assert_close(bias, change["hidden.bias"][d, 0].flatten(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("start", ["fan_in", "gain_one", "permutation"])
+def test_the_output_grows_with_every_cell_as_its_coefficient_says(residual, centred, start):
+    net, (x, target) = deep_network(start=start, residual=residual, centred=centred), batch()
+    for _ in range(3):
+        net.step(x, target)
+    net.forward(x)
+    for n, c in enumerate(net.coefficients("backprop")):
+        z = net.z[n].clone().requires_grad_()
+        after = z
+        for d in range(n, D):
+            v = after @ net.parameters["hidden.weight"][d] - net.means[d] + net.parameters["hidden.bias"][d]
+            f = torch.sigmoid(v * 2 / net.u0) - net.inhibitory
+            after = after + f / D**0.5 if residual else f
+        (slope,) = torch.autograd.grad((after @ net.parameters["output.weight"]).sum(), z)
+        torch.testing.assert_close(c * torch.ones_like(slope), slope, rtol=0, atol=1e-12)
+        assert (slope > 0).all()
+
+
+@pytest.mark.oracle
+def test_backprop_is_the_gradient_and_one_samples_ed_direction_has_its_signs():
+    net, (x, target) = deep_network(centred=False), batch(1)
+    leaves = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
+    z = torch.sigmoid((x @ leaves["input.weight"] + leaves["input.bias"]) * 2 / net.u0) - net.inhibitory
+    for weight, bias in zip(leaves["hidden.weight"], leaves["hidden.bias"], strict=True):
+        z = z + (torch.sigmoid((z @ weight + bias) * 2 / net.u0) - net.inhibitory) / D**0.5
+    output = torch.sigmoid((z @ leaves["output.weight"] + leaves["output.bias"]) * 2 / net.u0)
+    torch.testing.assert_close(output, net.forward(x), rtol=0, atol=1e-14)
+    (((target - output) ** 2).sum() / 2).backward()
+    grads = [leaves["input.weight"].grad, *leaves["hidden.weight"].grad, leaves["output.weight"].grad]
+    pairs = zip(net.directions(target, "backprop"), net.directions(target, "ed"), grads, strict=True)
+    for (gradient, _), (ed, _), grad in pairs:
+        factor = -grad.abs().sum() / gradient.abs().sum()
+        torch.testing.assert_close(gradient * factor, grad, rtol=0, atol=1e-14)
+        assert torch.equal(ed.sign(), gradient.sign())
+
+
+def test_sums_are_centred_by_a_running_mean():
+    net, (x, target) = deep_network(rate=1e-9), batch()
+    net.step(x, target)
+    first = net.means[0].clone()
+    torch.testing.assert_close(first, (net.z[0] @ net.parameters["hidden.weight"][0]).mean(0))
+    net.forward(x + 1)
+    assert torch.equal(net.means[0], first)
+    net.step(x + 1, target)
+    now = (net.z[0] @ net.parameters["hidden.weight"][0]).mean(0)
+    torch.testing.assert_close(net.means[0], 0.9 * first + 0.1 * now, rtol=0, atol=1e-8)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_routed_step_agrees_with_loops_over_single_weights(centred, rng):
+    net = RoutedNetwork(4, 5, 1, 3, centred=centred, seed=3, dtype="float64")
+    x, target = rng.random((5, 4)), np.eye(3)[rng.integers(0, 3, 5)]
+    layers = [unfolded(net, name) for name in ("input", "hidden", "output")]
+    sent = [np.stack([x] * 2)]
+    for weight, bias in layers:
+        sums = [
+            (sent[-1][0] @ weight[p, 0] + sent[-1][1] @ weight[p, 1] + bias[p]) * (1, -1)[p] for p in (0, 1)
+        ]
+        sent.append(1 / (1 + np.exp(-2 * np.stack(sums) / 0.4)))
+    output = Learner(net, "ed", "sgd", 0.5).step(net.asarray(x), net.asarray(target)).numpy()
+    np.testing.assert_allclose(output, sent[-1][0], rtol=1e-12)
+    error = target - output
+    for n, (weight, bias) in enumerate(layers):
+        for p, q, i, o in np.ndindex(weight.shape):
+            for b in range(5):
+                d = error[b, o % 3] - (error[:, o % 3].mean() if centred and n < 2 else 0)
+                y = sent[n + 1][p, b, o]
+                weight[p, q, i, o] += 0.5 / 5 * d * y * (1 - y) * sent[n][q, b, i]
+                bias[p, 0, o] += (0.5 / 5 * d * y * (1 - y)) if (q, i) == (0, 0) else 0
+    for name, arrays in zip(("input", "hidden", "output"), layers, strict=True):
+        for found, right in zip(unfolded(net, name), arrays, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-13)
+
+
+def unfolded(net, name):
+    """A layer's weight [p, q, i, o] and bias [p, 0, o], copied."""
+    weight, bias = (net.parameters[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
+    weight, bias = (value[0] if name == "hidden" else value for value in (weight, bias))
+    return folded.unfold(weight).copy(), folded.unfold(bias, types=1)[:, 0].copy()
+
+
+def test_the_published_start_favours_excitatory_weights_but_not_into_the_output():
+    plain, uneven = (deep.published(6, 30, uneven=each) for each in (False, True))
+    for name in ("input", "hidden", "output"):
+        ratio = unfolded(uneven, name)[0] / unfolded(plain, name)[0]
+        for q, factor in enumerate((1.5, 0.5) if name != "output" else (1, 1)):
+            np.testing.assert_allclose(ratio[:, q], factor)

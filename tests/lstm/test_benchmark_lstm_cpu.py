@@ -6,10 +6,10 @@ pytest.importorskip("numba")
 
 from benchmarks import lstm_cpu  # noqa: E402
 from benchmarks import old_harness as harness  # noqa: E402
+from benchmarks import old_pages as measurements  # noqa: E402
 from benchmarks.lstm_subjects import NN  # noqa: E402
 from ed_lib import records, roofline, timing  # noqa: E402
 from tests.benchmark import measured  # noqa: E402
-from benchmarks import old_pages as measurements  # noqa: E402
 
 ROOF = roofline.Ceilings("a machine", "float32", 1e10, 1e11)
 

@@ -6,11 +6,11 @@ import torch
 
 pytest.importorskip("numba")
 
+from benchmarks import old_pages as measurements  # noqa: E402
 from benchmarks import recurrences  # noqa: E402
 from ed_lib import data, roofline  # noqa: E402
 from ed_lib.lstm import scans  # noqa: E402
 from tests.benchmark import measured  # noqa: E402
-from benchmarks import old_pages as measurements  # noqa: E402
 
 ROOF = roofline.Ceilings("a machine", "float32", 1e10, 1e11)
 

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from benchmarks import asynchronous
+from benchmarks import old_pages as measurements
 from benchmarks import old_records as records
 from ed_lib.parallel.asynchronous import workers
 from ed_lib.parallel.asynchronous.virtual import simulate
-from benchmarks import old_pages as measurements
 
 CALLED = inspect.signature(workers.train)
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 
 from benchmarks import data_parallel
+from benchmarks import old_pages as measurements
 from benchmarks import old_records as records
 from ed_lib.parallel.data_parallel import by_hand
-from benchmarks import old_pages as measurements
 
 
 def page(rows, benchmark):

@@ -1,13 +1,12 @@
 """The benchmarks at a tiny size: a row for every schedule, with a prediction for every round."""
 
-import numpy as np
 import pytest
 
-from benchmarks import ed_pipeline, pipelines
-from benchmarks import old_records as records
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES, ed, repeat
-from ed_lib.parallel.model_parallel.simulator import simulate
 from benchmarks import old_pages as measurements
+from benchmarks import old_records as records
+from benchmarks import pipelines
+from ed_lib.parallel.model_parallel.schedules import SCHEDULES
+from ed_lib.parallel.model_parallel.simulator import simulate
 
 
 def page(rows):
@@ -49,46 +48,3 @@ def test_the_prediction_is_the_simulators(monkeypatch):
     assert gpipe.results["ratio"] == pytest.approx([20 / 18])
     times = {"forward": [2, 3], "backward": [2, 3]}
     assert simulate(SCHEDULES["gpipe"], 2, 2, times).seconds == 16  # without the link
-
-
-def test_the_ed_pipeline_is_right_measured_and_predicted(capsys):
-    serial, *rows = ed_pipeline.quick(ed_pipeline.TINY)
-    assert serial.case["how"] == "serial" and serial.completion.n == 2
-    cases = [(row.case["microbatches"], row.case["how"]) for row in rows]
-    assert cases == [(m, how) for m in (1, 3) for how in ("one batch", "in a row")]
-    for row in rows:
-        assert 0 < row.error < ed_pipeline.ROUNDING and row.completion.n == 2
-        assert len(row.results["formula"]) == len(row.results["predicted"]) == 2
-        assert len(row.results["forward"]) == len(row.results["update"]) == 2  # of each stage
-        whole = np.multiply(row.results["formula"], row.results["ratio to formula"])  # seconds, each round
-        assert np.shape(row.results["computing"]) == (2,)
-        assert (0 < np.array(row.results["computing"])).all() and (row.results["computing"] < whole).all()
-    assert "not timed" not in capsys.readouterr().out
-    assert "\n| serial |" in page([serial, *rows]) and page(rows).count("| in a row · m = ") == 2
-
-
-def test_the_clock_adds_up_what_a_stage_computes(monkeypatch):
-    class Stage:
-        def forward(self, i, x):
-            return i, x
-
-        def update(self, i, error, batch):
-            return i, error, batch
-
-    ticks = iter([1.0, 3.0, 10.0, 15.0])
-    monkeypatch.setattr(ed_pipeline.time, "perf_counter", lambda: next(ticks))
-    stage = Stage()
-    clock = ed_pipeline.Clock(stage)
-    assert stage.forward(2, "x") == (2, "x") and stage.update(2, "d", 4) == (2, "d", 4)
-    assert clock.seconds == 7.0
-
-
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("batches", [1, 2, 5])
-@pytest.mark.parametrize("seconds", [(2.0, 3.0), (3.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
-def test_the_formula_is_the_simulators_without_a_link(m, batches, seconds):
-    t_f, t_u = seconds
-    for p in (1, 2, 3, 4):
-        stages = {"forward": [t_f] * p, "update": [t_u] * p}
-        clock = simulate(repeat(ed, batches), p, m, stages).seconds
-        assert batches * ed_pipeline.formula(p, m, stages, batches) == pytest.approx(clock)

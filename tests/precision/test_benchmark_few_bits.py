@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import few_bits
-from tests.benchmark import measured
 from benchmarks import old_pages as measurements
+from tests.benchmark import measured
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import finetuning
-from tests.benchmark import measured
 from benchmarks import old_pages as measurements
+from tests.benchmark import measured
 
 
 def test_a_record_has_every_format(tmp_path):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks import old_pages as measurements
 from benchmarks import one_token
 from ed_lib import data
 from ed_lib.precision import minilm
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
 
 
 @pytest.fixture(scope="module")

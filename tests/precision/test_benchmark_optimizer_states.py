@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks import old_pages as measurements
 from benchmarks import optimizer_states
 from ed_lib import data
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
 
 
 @pytest.mark.oracle

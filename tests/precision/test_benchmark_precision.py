@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import formats, precision, smaller
 from benchmarks import old_harness as harness
+from benchmarks import old_pages as measurements
 from benchmarks import precision_accuracy as accuracy
 from benchmarks import precision_subjects as subjects
 from benchmarks.old_records import Row
@@ -17,7 +18,6 @@ from ed_lib import data, devices, roofline, training
 from ed_lib.precision import fp8, scaler
 from ed_lib.timing import Timing
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
 
 BERT = dict(layers=2, hidden=32, heads=2, vocabulary=50, positions=16, classes=3)
 TINY = precision.Size((16, 33), (1, 8), (1, 5), (1, 3), (), (48, 32, 10), BERT, tokens=8, seconds=0.001)
