@@ -18,7 +18,7 @@ from benchmarks.harness import Version
 from benchmarks.networks import RoutedNetwork
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
-from ed_lib.ed.baselines import Ordinary
+from ed_lib.ed.rivals import Ordinary
 
 BATCH = 64
 RUN = {"data": "mnist", "task": "ten classes", "method": "ed", "rule": "signed", "optimizer": "sgd",

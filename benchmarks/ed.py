@@ -11,11 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks import ed_compiled, ed_variants
+from benchmarks import ed_compiled
 from benchmarks import old_harness as harness
 from benchmarks.old_harness import Plan, Shown, Table, Version
 from ed_lib import arrays, machine
-from ed_lib.ed import EDNetwork, baselines, costs, paths
+from ed_lib.ed import EDNetwork, costs, rivals
+from ed_lib.ed.article import ArticleNetwork, by_einsum, by_product, with_batch_axis
+from ed_lib.ed.network import PATHS, obstacle
 
 ARTICLE = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
 DEPTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -27,9 +29,9 @@ START = dict(rule="signed", init="fan_in")  # the article's rule; its start satu
 BATCHES = 8  # that the path "sweeps" is shown in turn, since it begins with what the last one left
 MOST_NETWORKS = 16  # that take turns, so that none finds itself in the cache
 ARTICLES_WAYS = {
-    "article": baselines.with_batch_axis,
-    "einsum": baselines.by_einsum,
-    "four products": baselines.by_product,
+    "article": with_batch_axis,
+    "einsum": by_einsum,
+    "four products": by_product,
 }
 
 
@@ -59,8 +61,6 @@ def prepare(device, size=None):
         return lambda: one_step(table, name, [dataclasses.replace(base, **{key: n}) for n in numbers], device)
 
     parts = {"paths": lambda: every_path(table, article, device)}
-    if device != "cpu":
-        parts["variants"] = lambda: ed_variants.measure(table, article, device)
     parts |= {
         "article, float64": lambda: articles_formulas(table, article, "float64", device),
         "article, float32": lambda: articles_formulas(table, article, "float32", device),
@@ -88,7 +88,7 @@ def articles_formulas(table, shape, dtype, device):
         return print(f"the article's formulas: left out at depth {shape.depth}, {needed / 2**30:.0f} GiB")
     right, errors = Reference(shape, device), {}
     for how, products in ARTICLES_WAYS.items():
-        article = baselines.ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA, path="layers"))
+        article = ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA, path="layers"))
         x, target = a_batch(shape, article.net)
         output = article.forward(x)
         article.update(target - output, products)
@@ -112,7 +112,7 @@ def every_path(table, shape, device):
     right = Reference(shape, device)
     for library in ("numpy", "torch") if device == "cpu" else ("torch",):
         space = arrays.space(library, device)
-        possible = [path for path in paths.PATHS if paths.obstacle(path, space, shape.width) is None]
+        possible = [path for path in PATHS if obstacle(path, space, shape.width) is None]
         nets = {path: network(shape, library, device, path=path) for path in possible}
         errors = {path: first_step(net, shape, right) for path, net in nets.items()}
         for what, cost in (("forward", costs.forward), ("update", costs.update), ("step", costs.step)):
@@ -173,7 +173,7 @@ def backpropagation(table, shape, device):
     """ED against backpropagation with the same tools: by hand on like arrays, and by PyTorch's autograd."""
     library = "numpy" if device == "cpu" else "torch"
     ed, same = (network(shape, library, device, path="layers") for _ in range(2))
-    by_hand = baselines.Backprop(same, rate=NEARLY_0)
+    by_hand = rivals.Backprop(same, rate=NEARLY_0)
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     by_hand.step(x, target)
@@ -187,15 +187,15 @@ def backpropagation(table, shape, device):
         ("update", "by hand"): (by_hand.learn, update),
         ("step", "by hand"): (partial(by_hand.step, x, target), whole),
     })  # fmt: skip
-    nets = {path: network(shape, "torch", device, path=path) for path in ("layers", "graph", "kernel")
-            if paths.obstacle(path, arrays.space("torch", device), shape.width) is None}  # fmt: skip
+    nets = {path: network(shape, "torch", device, path=path) for path in ("layers", "kernel")
+            if obstacle(path, arrays.space("torch", device), shape.width) is None}  # fmt: skip
     x, target = a_batch(shape, nets["layers"])
     recorded = None
     if device != "cpu":  # before any other step, whose gradients would belong to another stream
-        fresh = baselines.Autograd(nets["layers"], rate=NEARLY_0)
+        fresh = rivals.Autograd(nets["layers"], rate=NEARLY_0)
         case = {"table": "autograd", "what": "step", "how": "autograd, graph"}
         recorded = harness.recorded(case, partial(fresh.step, x, target), x)
-    autograd = baselines.Autograd(nets["layers"], rate=NEARLY_0)
+    autograd = rivals.Autograd(nets["layers"], rate=NEARLY_0)
     loss = autograd.forward(x, target)
     parts = {("step", f"ED, {path}"): (partial(net.step, x, target), step) for path, net in nets.items()}
     parts |= {
@@ -292,6 +292,5 @@ TITLES = {
     "depth": "A step, by depth",
     "width": "A step, by width",
     "networks": "A step, by number of networks",
-    "variants": "How the kernels are cut, on a GPU",
 }
 PAGE = {name: [Shown(title, STEP, ("time", "× floor"), ("deviation",))] for name, title in TITLES.items()}

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.old_harness import Version
 from ed_lib import arrays, devices
-from ed_lib.ed import folded, paths
+from ed_lib.ed import layout, network
 
 U0 = 0.4
 BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop over them
@@ -24,9 +24,9 @@ def measure(table, net, shape, tolerance):
     """{table: "compilers", what, how} → rows. net: an EDNetwork that has run once; NumPy or PyTorch."""
     stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
     exact = [arrays.to_numpy(array).astype(float) for array in stack]
-    folded.hidden_layers(*exact, U0)
+    layout.forward(*exact, U0)
     right = {"forward": exact[0], "update": np.zeros_like(exact[1])}
-    folded.learn_hidden(right["update"], np.zeros_like(exact[2]), exact[0], *gains(exact[0], 1.0))
+    layout.update(right["update"], np.zeros_like(exact[2]), exact[0], *gains(exact[0], 1.0))
     numbers = exact[0].size + exact[1].size
     cost = {"forward": (4 * numbers, 2 * shape.batch * exact[1].size)}
     cost["update"] = cost["forward"][0] + 4 * exact[1].size, cost["forward"][1]
@@ -61,8 +61,8 @@ def of_torch(net):
     forward, which returns the states; update, which changes copies of the weights; and what returns these.
     """
     found = {"loop over layers": of_loop, "torch.compile": of_compile}
-    if paths.obstacle("kernel", net.space, net.width) is None:
-        found["kernel"] = partial(of_kernel, paths.kernels(net.space))
+    if network.obstacle("kernel", net.space, net.width) is None:
+        found["kernel"] = partial(of_kernel, network.kernels(net.space))
     if net.space.is_gpu:
         found["loop, graph"] = partial(as_graph, of_loop)
         found["torch.compile, graph"] = partial(as_graph, of_compile)
@@ -79,10 +79,10 @@ def of_loop(states, weight, bias, step):
     states, weight, bias = (array + 0 for array in (states, weight, bias))
 
     def forward():
-        folded.hidden_layers(states, weight, bias, U0)
+        layout.forward(states, weight, bias, U0)
         return states
 
-    return forward, partial(folded.learn_hidden, weight, bias, states, *gains(states, step)), lambda: weight
+    return forward, partial(layout.update, weight, bias, states, *gains(states, step)), lambda: weight
 
 
 def of_kernel(kernels, states, weight, bias, step):
@@ -92,12 +92,8 @@ def of_kernel(kernels, states, weight, bias, step):
         kernels.forward(states, weight, bias, U0)
         return states
 
-    if arrays.on_gpu(states):
-        error, rate = states[0, 0, :, :1] * 0 + 1, torch.tensor(step, device=states.device)
-        arguments = states[:-1], states[1:], error, rate, "signed"
-    else:
-        arguments = states, *gains(states, step)
-    return forward, partial(kernels.update, weight, bias, *arguments), lambda: weight
+    update = partial(kernels.update, weight, bias, states, *gains(states, step))
+    return forward, update, lambda: weight
 
 
 def block(x, weight, bias):

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks.harness import images, one_thread, search
 from ed_lib import data, timing
-from ed_lib.ed import relatives, vectors
+from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
 
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
-CASES += [("vectors", rule) for rule in vectors.RULES]
+CASES += [("vectors", rule) for rule in ("vector", "backprop")]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def run(network, rule, rate, seed, searching, of, size):
     (x, labels), test = split(of, searching, size)
     steps, options = size.epochs * -(-len(x) // size.batch), {"seed": seed}
     if network == "vectors":
-        net = vectors.VectorPerceptron((x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options)
+        net = relatives.VectorPerceptron(
+            (x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options
+        )
     else:
         options["one_signed"] = network == "one-signed"
         net = relatives.Perceptron((x.shape[1], *size.hidden, 10), rule, rate, steps=steps, **options)

@@ -14,8 +14,8 @@ from torch.nn.functional import binary_cross_entropy
 
 from ed_lib import arrays, check
 from ed_lib.ed import rules
-from ed_lib.ed.baselines import LOSSES
 from ed_lib.ed.network import EDNetwork
+from ed_lib.ed.rivals import LOSSES
 
 SATURATED = 0.01  # a cell whose output is nearer than this to 0 or 1
 EXACT = arrays.space("numpy", dtype="float64")
@@ -40,7 +40,7 @@ def directions(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """For each layer of weights, what ED adds to it (with α = 1) and what gradient descent adds.
 
-    x (B, n_inputs), target (B, K): NumPy arrays. ``loss`` as in :class:`ed_lib.ed.baselines.Backprop`. → two
+    x (B, n_inputs), target (B, K): NumPy arrays. ``loss`` as in :class:`ed_lib.ed.rivals.Backprop`. → two
     lists of depth + 2 NumPy arrays (K, 2, 2, I, O), as in ``state_dict``. The output's inhibitory cell, which
     nobody reads, is left out: (K, 1, 2, W, 1).
     """

@@ -10,11 +10,10 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from ed_lib import arrays, check, data, training
-from ed_lib.ed import baselines
+from ed_lib.ed import rivals
 from ed_lib.ed.network import EDNetwork, check_target
 
-METHODS = ("ed", *baselines.LOSSES)
-OPTIMIZERS = ("sgd", "adam")
+METHODS = ("ed", *rivals.LOSSES)
 Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
 
@@ -22,7 +21,7 @@ class Learner:
     """Trains an EDNetwork of the backend "torch", or a RoutedNetwork, one batch at a time, by ``step``.
 
     method: "ed", the direction of the network's rule; "squared" or "cross_entropy", the negative gradient of
-    that loss by backpropagation, see :class:`ed_lib.ed.baselines.Backprop`. optimizer: "sgd" (with "ed" and
+    that loss by backpropagation, see :class:`ed_lib.ed.rivals.Backprop`. optimizer: "sgd" (with "ed" and
     α = ``rate`` this is ``net.step``) or "adam", both PyTorch's. rate: the step. steps: after so many steps
     the rate has fallen to zero, along half a cosine; None: it is constant. layers: which layers learn, a mask
     as :func:`mask` makes it; None: all.
@@ -33,8 +32,6 @@ class Learner:
         steps: int | None = None, layers: np.ndarray | None = None,
     ):  # fmt: skip
         check.choice("method", method, METHODS)
-        check.choice("optimizer", optimizer, OPTIMIZERS)
-        check.positive("rate", rate)
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
         if method != "ed" and not isinstance(net, EDNetwork):
@@ -45,16 +42,11 @@ class Learner:
             wanted = f"one truth value for each of the {net.depth + 2} layers of weights, not all False"
             raise ValueError(f"layers is {layers.tolist()}; wanted {wanted}")
         self.frozen = [int(layer) for layer in np.flatnonzero(~layers)]
-        self.backprop = None if method == "ed" else baselines.Backprop(net, loss=method)
+        self.backprop = None if method == "ed" else rivals.Backprop(net, loss=method)
         self.directions = {name: torch.zeros_like(p) for name, p in net.parameters.items()}
         for name, parameter in net.parameters.items():
             parameter.grad = self.directions[name]
-        kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
-        self.optimizer = kind(net.parameters.values(), lr=rate, maximize=True)
-        self.schedule = None
-        if steps is not None:
-            steps = check.count("steps", steps)
-            self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.optimizer = rivals.Optimizer(net.parameters.values(), optimizer, rate, steps, maximize=True)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the step, (B, K)."""
@@ -64,8 +56,6 @@ class Learner:
         self.optimizer.step()
         if self.method == "ed":
             self.net.keep_signs()
-        if self.schedule:
-            self.schedule.step()
         return output
 
     def find_direction(self, error: torch.Tensor) -> None:

@@ -4,8 +4,8 @@ Axes, by letter: k network (one per output), p type of the receiving cell, q typ
 excitatory, 1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for any leading axes,
 so that a stack of layers is updated by the same formula as one.
 
-What trains a network are the same formulas laid out for speed, in ``folded``, ``gpu_kernels`` and
-``cpu_kernels``; tests hold them to these.
+What trains a network are the same formulas laid out for speed, in ``layout``, ``gpu`` and ``cpu``;
+tests hold them to these.
 
 Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
 """

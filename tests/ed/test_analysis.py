@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ed_lib.ed import EDNetwork, analysis, rules
-from ed_lib.ed.baselines import LOSSES
+from ed_lib.ed.rivals import LOSSES
 
 NAMES = ("input.weight", "hidden.weight", "output.weight")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.ed import EDNetwork, analysis, baselines, learner
+from ed_lib.ed import EDNetwork, analysis, learner, rivals
 from ed_lib.ed.learner import Learner, mask
 
 
@@ -58,7 +58,7 @@ def loss_of(net, parameters, x, target, loss):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("loss", baselines.LOSSES)
+@pytest.mark.parametrize("loss", rivals.LOSSES)
 def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
     """Three steps against PyTorch's autograd with the same optimizer, minimizing."""
     learner = Learner(a_net(), loss, optimizer, 0.01)
@@ -94,7 +94,7 @@ def test_only_the_layers_named_learn(method, optimizer, names, rng):
 def test_the_rate_falls_along_half_a_cosine(rng):
     learner, rates = Learner(a_net(), rate=0.5, steps=8), []
     for _ in range(8):
-        rates.append(learner.optimizer.param_groups[0]["lr"])
+        rates.append(learner.optimizer.inner.param_groups[0]["lr"])
         learner.step(*batch(rng, learner.net))
     np.testing.assert_allclose(rates, 0.25 * (1 + np.cos(np.pi * np.arange(8) / 8)))
     before = learner.net.state_dict()
@@ -195,7 +195,7 @@ def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
     for k in (1, 3):
         scores = inputs @ rng.standard_normal((5, k)) + rng.gumbel(size=(300, k))
         labels = (scores[:, 0] > 0).astype(int) if k == 1 else scores.argmax(axis=1)
-        ours = baselines.Ordinary((5, k), "adam", 0.1, steps=60 * 10)
+        ours = rivals.Ordinary((5, k), "adam", 0.1, steps=60 * 10)
         learner.fit(ours, (inputs, labels), (inputs, labels), epochs=60, batch=30, every=10**6)
         theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
         chances = ours.forward(ours.asarray(inputs)).detach().numpy()

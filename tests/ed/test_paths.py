@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ed_lib import arrays
-from ed_lib.ed import EDNetwork, paths
+from ed_lib.ed import EDNetwork, network
 
 
 def twins(path, width, depth, k, *, rule="kaneko", bias="free", backend="numpy", device="cpu"):
@@ -35,16 +35,6 @@ def assert_same_after_steps(exact, net, batch, steps=2):
 def test_numbas_kernels_on_a_cpu(width, depth, k, batch, rule, bias, backend):
     pytest.importorskip("numba")
     assert_same_after_steps(*twins("kernel", width, depth, k, rule=rule, bias=bias, backend=backend), batch)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["torch", "cupy"])
-@pytest.mark.parametrize("path", paths.PATHS)
-def test_every_path_on_a_gpu(path, backend):
-    if not (arrays.gpu_count("torch") and arrays.gpu_count(backend)):
-        pytest.skip("needs a GPU, and this machine has none")
-    for width, batch in ((17, 63), (32, 64)):
-        assert_same_after_steps(*twins(path, width, 20, 3, backend=backend, device="cuda"), batch)
 
 
 def test_large_sums_become_zero_or_one_and_never_nan():
@@ -78,27 +68,18 @@ def test_on_a_cpu_deep_networks_take_the_kernel_and_others_the_layers():
 
 
 def test_a_missing_compiler_is_said_and_the_next_best_path_taken(monkeypatch):
-    monkeypatch.setattr(paths.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(network.importlib.util, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="taking the path 'layers': .* needs numba: pip install numba"):
         assert EDNetwork(3, 2, 100).path == "layers"
     on_gpu = arrays.Space("torch", torch, "cuda:0", torch.float32)
-    with pytest.warns(UserWarning, match="taking the path 'graph': .* needs triton: pip install triton"):
-        assert paths.choose("auto", on_gpu, 32, 2) == "graph"
-
-
-def test_a_width_that_no_multiprocessor_holds_takes_the_graph():
-    pytest.importorskip("triton")
-    on_gpu = arrays.Space("torch", torch, "cuda:0", torch.float32)
-    assert paths.choose("auto", on_gpu, 32, 2) == "kernel"
-    with pytest.warns(UserWarning, match="taking the path 'graph': .* shared memory for the width 300"):
-        assert paths.choose("auto", on_gpu, 300, 2) == "graph"
+    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs triton: pip install triton"):
+        assert network.choose("auto", on_gpu, 32, 2) == "layers"
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(path="fast"), "path is 'fast'; wanted one of 'auto', 'layers', 'graph', 'kernel', 'sweeps'"),
-        (dict(path="graph"), "path is 'graph'; the path 'graph' needs a GPU"),
+        (dict(path="fast"), "path is 'fast'; wanted one of 'auto', 'layers', 'kernel', 'sweeps'"),
         (dict(path="kernel", dtype="float64"), "path is 'kernel'; the path 'kernel' needs float32 on a CPU"),
     ],
 )

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
-from ed_lib.ed import EDNetwork, folded, sweeps
-from ed_lib.ed.sweeps import EFFORT, TOLERANCE, WALKED, Sweeps, Swept, neighbours, settle
-from tests.gpu import gpu
+from ed_lib.ed import EDNetwork, layout, sweeps
+from ed_lib.ed.sweeps import EFFORT, TOLERANCE, WALKED, Swept, neighbours, settle
 
 RNG = np.random.default_rng
 
@@ -21,7 +19,7 @@ def stack(depth, networks=1, batch=6, cells=8, seed=0, dtype="float64", scale=1.
 
 def walked(states, weight, bias, u0):
     right = states.copy()
-    folded.hidden_layers(right, weight, bias, u0)
+    layout.forward(right, weight, bias, u0)
     return right
 
 
@@ -42,7 +40,7 @@ def test_after_k_sweeps_the_first_k_layers_are_exact_whatever_the_network(k):
     right, new = walked(states, weight, bias, 0.4), states.copy()
     for _ in range(k):
         old = new.copy()
-        folded.fire(old[:-1], weight, bias, 0.4, out=new[1:])
+        layout.fire(old[:-1], weight, bias, 0.4, out=new[1:])
     np.testing.assert_array_equal(new[: k + 1], right[: k + 1])
     assert np.abs(new[k + 1] - right[k + 1]).max() > 0.5  # and the next one is not
 
@@ -54,7 +52,7 @@ def test_what_is_settled_answers_itself_everywhere(first):
     """
     states, weight, bias = stack(40, networks=2, batch=3, scale=0.5)
     start = states.copy()
-    folded.hidden_layers(states, weight, bias, 2.0)
+    layout.forward(states, weight, bias, 2.0)
     right, unsettled = states.copy(), states[:]
     assert settle(unsettled, weight, bias, 2.0, first) == (Swept(1, 40 - first, False), 40)
     np.testing.assert_array_equal(states, right)
@@ -66,7 +64,7 @@ def test_what_is_settled_answers_itself_everywhere(first):
     how, left = settle(states, weight, bias, 2.0, first)
     assert not how.walk and left == 40
     answers = np.empty_like(states[1:])
-    folded.fire(states[:-1], weight, bias, 2.0, out=answers)
+    layout.fire(states[:-1], weight, bias, 2.0, out=answers)
     assert np.abs(answers - states[1:]).max() <= TOLERANCE
     np.testing.assert_allclose(states, right, atol=20 * TOLERANCE)
 
@@ -76,78 +74,62 @@ def test_neighbours_are_swept_together():
     assert found == [slice(1, 4), slice(4, 5), slice(7, 8), slice(9, 11)]
 
 
+def swept(states, weight, bias, first, u0=0.4, atol=0.0):
+    """Sweeps for a new batch → how it went, once it is known to have found what ``layout.forward`` finds."""
+    states[0] = first
+    right = walked(states, weight, bias, u0)
+    how = sweeps.forward(states, weight, bias, u0)
+    np.testing.assert_allclose(states, right, rtol=0, atol=atol)
+    return how
+
+
 @pytest.mark.parametrize("networks, dtype, tolerance", [(3, "float64", 5e-6), (1, "float32", 1e-5)])
 def test_where_layers_forget_a_few_sweeps_do(networks, dtype, tolerance):
-    states, weight, bias = stack(60, networks, dtype=dtype, scale=0.5)
-    ours = Sweeps(states, weight, bias, 2.0)
+    states, *stacked = stack(60, networks, dtype=dtype, scale=0.5)
+    states[...] = 0.5
     for seed in (1, 2):
-        states[0] = RNG(seed).random(states[0].shape)
-        right = walked(states, weight, bias, 2.0)
-        ours()
-        np.testing.assert_allclose(states, right, atol=tolerance)
-        assert not ours.swept.walk and 1 <= ours.swept.sweeps <= 20
-        assert 60 - WALKED <= ours.swept.layers <= EFFORT * 60
+        how = swept(states, *stacked, RNG(seed).random(states[0].shape), 2.0, tolerance)
+        assert not how.walk and 1 <= how.sweeps <= 20
+        assert 60 - WALKED <= how.layers <= EFFORT * 60
 
 
 def test_where_layers_remember_what_is_new_travels_a_layer_a_sweep():
     """The guess, all states ½, is what a walk from ½ finds: only a front of one layer is wrong."""
-    states, weight, bias = permutations(WALKED + 30)
-    ours = Sweeps(states, weight, bias, 0.4)
-    states[0] = RNG(1).random(states[0].shape) > 0.5
-    right = walked(states, weight, bias, 0.4)
-    ours()
-    np.testing.assert_array_equal(states, right)
-    assert ours.swept == (30, 30 + 29, False)
+    states, *stacked = permutations(WALKED + 30)
+    states[...] = 0.5
+    first = RNG(1).random(states[0].shape) > 0.5
+    assert swept(states, *stacked, first) == (30, 30 + 29, False)
 
 
 def test_where_the_guess_is_no_ones_states_the_walk_is_taken_and_is_exact():
-    states, weight, bias = permutations(WALKED + 30)
-    ours = Sweeps(states, weight, bias, 0.4)
+    states, *stacked = permutations(WALKED + 30)
     for seed in (1, 2):
-        states[0] = RNG(seed).random(states[0].shape) > 0.5
         states[WALKED:] = RNG(seed).random(states[WALKED:].shape)
-        right = walked(states, weight, bias, 0.4)
-        ours()
-        np.testing.assert_array_equal(states, right)
-        assert ours.swept == (27, sum(range(4, 31)), True)  # the next 3 would be more than 10 · 46
+        how = swept(states, *stacked, RNG(seed).random(states[0].shape) > 0.5)
+        assert how == (27, sum(range(4, 31)), True)  # the next 3 would be more than 10 · 46
 
 
 def test_samples_seen_before_are_found_again_in_any_order():
     """Even where layers remember: the states of the nearest sample are those of the same one."""
-    states, weight, bias = permutations(WALKED + 50)
-    ours = Sweeps(states, weight, bias, 0.4)
-    states[0] = np.eye(6, 8)
-    ours()
-    assert ours.swept.sweeps == 50
-    states[0] = np.eye(6, 8)[[3, 0, 5, 1, 1, 2]]
-    right = walked(states, weight, bias, 0.4)
-    ours()
-    np.testing.assert_array_equal(states, right)
-    assert ours.swept == (1, 50, False)
+    states, *stacked = permutations(WALKED + 50)
+    states[...] = 0.5
+    assert swept(states, *stacked, np.eye(6, 8)).sweeps == 50
+    assert swept(states, *stacked, np.eye(6, 8)[[3, 0, 5, 1, 1, 2]]) == (1, 50, False)
 
 
 def test_the_states_of_another_sample_are_not_taken_for_its_own():
     """They satisfy the equations of all layers but the first: a residual alone would prove nothing."""
-    states, weight, bias = permutations(WALKED + 50)
-    ours = Sweeps(states, weight, bias, 0.4)
-    states[0] = 0
-    ours()
-    states[0] = np.eye(6, 8)
-    right = walked(states, weight, bias, 0.4)
-    ours()
-    np.testing.assert_array_equal(states, right)
-    assert ours.swept.sweeps == 50  # as many as a walk has layers
+    states, *stacked = permutations(WALKED + 50)
+    states[...] = 0.5
+    swept(states, *stacked, 0)
+    assert swept(states, *stacked, np.eye(6, 8)).sweeps == 50  # as many as a walk has layers
 
 
 @pytest.mark.parametrize("depth", [1, WALKED, WALKED + 1, WALKED + 3])
 def test_few_layers(depth):
-    states, weight, bias = stack(depth)
-    ours = Sweeps(states, weight, bias, 0.4)
-    states[0] = RNG(5).random(states[0].shape)
-    right = walked(states, weight, bias, 0.4)
-    ours()
-    np.testing.assert_allclose(states, right, atol=1e-12)
-    assert (ours.swept.sweeps == 0) == (depth <= WALKED)
+    states, *stacked = stack(depth)
+    how = swept(states, *stacked, RNG(5).random(states[0].shape), atol=1e-12)
+    assert (how.sweeps == 0) == (depth <= WALKED)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
@@ -157,36 +139,13 @@ def test_a_deep_network_in_training_converges_in_a_few_sweeps(backend):
     options = dict(rule="signed", init="half_normal", alpha=0.8, seed=1)
     exact = EDNetwork(40, 16, 200, **options, dtype="float64", path="layers")
     net = EDNetwork(40, 16, 200, **options, backend=backend, path="sweeps")
-    swept = []
+    seen = []
     for _ in range(12):
         labels = rng.integers(0, 2, 32)
         x, target = classes[labels] * rng.random((32, 40)), labels[:, None].astype(float)
         right, found = exact.step(x, target), net.step(net.asarray(x), net.asarray(target))
         np.testing.assert_allclose(np.asarray(found), right, atol=1e-4)
-        swept.append(net.swept)
-    assert sum(one.sweeps <= 5 and one.layers < 1.1 * 200 for one in swept[-8:]) >= 6, swept
+        seen.append(net.swept)
+    assert sum(one.sweeps <= 5 and one.layers < 1.1 * 200 for one in seen[-8:]) >= 6, seen
     for name, value in net.state_dict().items():
         np.testing.assert_allclose(value, exact.state_dict()[name], atol=1e-4, err_msg=name)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("remembers", [False, True])
-def test_a_gpu_decides_by_itself_and_as_a_cpu_does(remembers, monkeypatch):
-    """Every sweep and the walk are launched; those that are not needed do nothing."""
-    monkeypatch.setattr(sweeps, "WALKED", 2)
-    monkeypatch.setattr(sweeps, "PAIRS", 2)
-    states, weight, bias = permutations(9) if remembers else stack(9, scale=0.3)
-    u0 = 0.4 if remembers else 4.0
-    on_cpu = Sweeps(states, weight, bias, u0)
-    first = [RNG(seed).random(states[0].shape) for seed in (1, 2)]
-    first = [(array > 0.5).astype(float) if remembers else array for array in first]
-    with gpu():
-        there = [torch.asarray(array, device="cuda").clone() for array in (states, weight, bias)]
-        on_gpu = Sweeps(*there, u0)
-        assert on_gpu.on_gpu
-        for array in first:
-            states[0], there[0][0] = array, torch.asarray(array, device="cuda")
-            on_cpu()
-            on_gpu()
-            np.testing.assert_allclose(there[0].cpu().numpy(), states, atol=1e-6)
-            assert on_gpu.swept.walk == remembers and not on_cpu.swept.walk

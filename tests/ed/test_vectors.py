@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ed_lib.ed.vectors import VectorPerceptron
+from ed_lib.ed.relatives import VectorPerceptron
 
 WIDTHS = (6, 7, 5, 3)
 

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import formats, lstm
 from benchmarks import lstm_subjects as subjects
 from benchmarks import old_harness as harness
+from benchmarks import old_pages as measurements
 from benchmarks.lstm_subjects import AUTOCAST, IN_A_ROW, NN, Subject
 from ed_lib import arrays, devices, roofline, timing
 from ed_lib.lstm import BEYOND, LSTM, RUNGS, ladder
 from tests.benchmark import measured
-from benchmarks import old_pages as measurements
 
 TINY = lstm.Size((8, 24), (1, 5), few=5, trained_layers=(1, 2), layers=(1, 4), steps=6, batch=3, hidden=16,
                  rounds=(2, 1), seconds=0.001)  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check
-from ed_lib.ed import EDNetwork, folded
+from ed_lib.ed import EDNetwork, layout
 from ed_lib.ed.network import check_target
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.ranks.collectives import Traffic, Wire
@@ -49,14 +49,14 @@ class EDStage:
         k, cells, b = net.n_outputs, 2 * net.width, x.shape[-2]
         states = net.space.empty((len(p["hidden.weight"]) + 1, k, b, cells))
         if self.is_first:
-            folded.fire_input(x, p["input.weight"], self._bias("input"), net.u0, out=states[0])
+            layout.fire_input(x, p["input.weight"], self._bias("input"), net.u0, out=states[0])
         else:
             states[0] = x
-        folded.hidden_layers(states, p["hidden.weight"], self._bias("hidden"), net.u0)
+        layout.forward(states, p["hidden.weight"], self._bias("hidden"), net.u0)
         output: Any = None
         if self.is_last:
             output = net.space.empty((k, b, 2))  # the excitatory and the inhibitory cell
-            folded.fire(states[-1], p["output.weight"], self._bias("output"), net.u0, out=output)
+            layout.fire(states[-1], p["output.weight"], self._bias("output"), net.u0, out=output)
         self.kept[i] = x, states, output
         return output[..., 0].T if self.is_last else states[-1]
 
@@ -66,15 +66,15 @@ class EDStage:
         With the last of these samples, input weights that have left their sign are put back to zero.
         """
         p, net, (x, states, output) = self.params, self.net, self.kept.pop(i)
-        folded.add_direction(p, x, states, output, error * (net.alpha / batch), net.rule, net.bias)
+        layout.add_direction(p, x, states, output, error * (net.alpha / batch), net.rule, net.bias)
         self.learned += len(error)
         if self.learned == batch:  # the whole batch has been added up, as the serial network does
             self.learned = 0
             if self.is_first and net.rule == "kaneko":
-                folded.stop_at_zero(p["input.weight"])
+                layout.stop_at_zero(p["input.weight"])
 
     def _bias(self, layer):
-        return folded.bias_term(self.params[f"{layer}.bias"], self.net.bias)
+        return layout.bias_term(self.params[f"{layer}.bias"], self.net.bias)
 
 
 class EDPipeline:

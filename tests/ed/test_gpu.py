@@ -10,10 +10,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 pytest.importorskip("triton")
-from ed_lib.ed import kernels, rules  # noqa: E402
+from ed_lib import arrays  # noqa: E402
+from ed_lib.ed import EDNetwork, gpu, network, rules  # noqa: E402
 from tests.ed.test_rules import loop_layer, loop_update, sigma  # noqa: E402
 
-DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIGN = np.array([1.0, -1.0])
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "float64": dict(rtol=1e-11, atol=1e-13)}
 
@@ -28,7 +29,6 @@ CASES = [
     (32, 130, 1, 1, 1, "float64", "kaneko"),
     (65, 63, 1, 1, 2, "float32", "kaneko"),
 ]
-CUTS = [(case, rows) for case in CASES for rows in (1, 8, 16, 64) if rows > 1 or case[1] < 64]
 SMALL = (3, 5, 2, 2, 2, "float64", "kaneko")
 
 
@@ -67,14 +67,13 @@ class Case:
         self.bias = rounded(0.1 * rng.normal(size=(depth, networks, 2, n, width)))
         self.states = rounded(rng.random((depth + 1, networks, 2, batch, width)))
         self.error = rounded(rng.uniform(-1, 1, (batch, networks)))
-        self.rate = float(np.asarray(0.8 / batch, dtype))
-        self.gains = rules.gains(self.error, rule)[..., 0] * self.rate  # (K, 2, B)
-        self.bias_gains = rules.BIAS_CELL * self.gains if n == 2 else self.error.T[:, None] * self.rate
+        self.gains = rules.gains(self.error, rule)[..., 0] * 0.8 / batch  # (K, 2, B)
+        self.bias_gains = rules.BIAS_CELL * self.gains if n == 2 else self.error.T[:, None] * 0.8 / batch
 
     def folded(self):
-        """weight, bias, states, error, rate."""
-        plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states), self.error
-        return [tensor(a, self.dtype) for a in (*plain, np.float64(self.rate))]
+        """weight, bias, states, gains, bias gains."""
+        plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states)
+        return [tensor(a, self.dtype) for a in (*plain, self.gains, self.bias_gains)]
 
     def forward(self):
         """The states that follow from states[0], with the sum over n as the bias."""
@@ -109,25 +108,17 @@ def test_the_formulas_here_equal_plain_loops(rule):
         np.testing.assert_allclose(bias[d], wanted, rtol=1e-12, atol=1e-14)
 
 
-def cut(states, rows):
-    return kernels.forward_cut(states)._replace(rows=rows)
-
-
-def update(weight, bias, states, error, rate, rule, **options):
-    kernels.update(weight, bias, states[:-1], states[1:], error, rate, rule, **options)
-
-
 @pytest.mark.oracle
 @pytest.mark.gpu
-@pytest.mark.parametrize("case, rows", CUTS, ids=str)
-def test_forward_equals_the_formula(case, rows):
-    if DEVICE == "cuda" and (reason := kernels.obstacle(case[0], case[5])):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_equals_the_formula(case):
+    if DEVICE == "cuda" and (reason := gpu.obstacle(case[0], case[5])):
         pytest.skip(reason)
     case = Case(*case)
     weight, bias, states, *_ = case.folded()
     first = states[0].clone()
     states[1:] = float("nan")
-    kernels.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4, cut=cut(states, rows))
+    gpu.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4)
     np.testing.assert_allclose(states.cpu(), fold_states(case.forward()), **TOLERANCE[case.dtype])
     assert torch.equal(states[0], first)
 
@@ -139,58 +130,11 @@ def test_update_equals_the_formula_and_leaves_the_states(case):
     case = Case(*case)
     weight, bias, *read = case.folded()
     before = [a.clone() for a in read]
-    update(weight, bias, *read, case.rule)
+    gpu.update(weight, bias, *read)
     for ours, wanted in zip((weight, bias), case.update(), strict=True):
         fold = fold_weight if wanted.ndim == 6 else fold_bias
         np.testing.assert_allclose(ours.cpu(), fold(wanted), **TOLERANCE[case.dtype])
     assert all(torch.equal(a, b) for a, b in zip(read, before, strict=True))
-
-
-SIZES = [(1, 1, 1, 1), (5, 17, 3, 63), (40, 1, 1, 130), (16, 32, 2, 64)]  # senders' and receivers' W, K, B
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n, rule", [(1, "signed"), (2, "kaneko"), (1, "kaneko")])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_update_of_a_layer_whose_senders_are_not_its_receivers(sizes, shared, n, rule):
-    """The input layer, whose two types of sender send the same x; and others like the output layer."""
-    senders, receivers, networks, batch = sizes
-    rng = np.random.default_rng(batch)
-    x, y = rng.normal(size=(networks, 2, batch, senders)), rng.random((networks, 2, batch, receivers))
-    weight = rng.normal(size=(networks, 2, 2, senders, receivers))
-    bias = rng.normal(size=(networks, 2, n, receivers))
-    error = rng.uniform(-1, 1, (batch, networks))
-    if shared:
-        x[:] = x[:1, :1]
-    ones = np.full((networks, 2, batch, 1), rules.BIAS_CELL)  # bias cells are senders
-    changed = weight + rules.weight_update(x, y, error, 0.8, rule)
-    of_cells = rules.weight_update(ones, y, error, 0.8, rule)[..., 0, :]
-    of_bias = of_cells if n == 2 else rules.bias_update(y, error, 0.8)
-    sent = tensor(x[0, 0] if shared else fold_states(x)[None], "float64")
-    ours = tensor(fold_weight(weight)[None], "float64"), tensor(fold_bias(bias[None]), "float64")
-    kernels.update(*ours, sent, tensor(fold_states(y)[None], "float64"), tensor(error, "float64"),
-                   tensor(np.float64(0.8 / batch), "float64"), rule)  # fmt: skip
-    np.testing.assert_allclose(ours[0][0].cpu(), fold_weight(changed), rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(ours[1].cpu(), fold_bias((bias + of_bias)[None]), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.gpu
-def test_every_cut_of_the_update_gives_the_same():
-    case = Case(17, 63, 2, 2, 2, "float64", "kaneko")
-    for rows, tile, stages in ((16, 16, 2), (64, 32, 1), (32, 64, 3)):
-        weight, bias, *read = case.folded()
-        update(weight, bias, *read, "kaneko", cut=kernels.Update(rows, tile, "ieee", 4, stages))
-        np.testing.assert_allclose(weight.cpu(), fold_weight(case.update()[0]), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("number, walks", [(0.5, False), (1.0, False), (1.5, True), (float("nan"), True)])
-def test_a_walk_is_left_out_by_a_number_on_the_device(number, walks):
-    weight, bias, states, *_ = Case(3, 5, 2, 2, 1, "float64", "kaneko").folded()
-    before = states.clone()
-    kernels.forward(states, weight, bias, 0.4, unless=(torch.tensor(number, device=DEVICE), 1.0))
-    assert torch.equal(states, before) != walks
 
 
 def guarded(array):
@@ -202,36 +146,34 @@ def guarded(array):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [2, 16])
-@pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with masks and without
-def test_nothing_is_written_outside_the_arrays(rows, width, batch):
+@pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with numbers outside, and without
+def test_nothing_is_written_outside_the_arrays(width, batch):
     arrays = Case(width, batch, 2, 2, 2, "float32", "signed").folded()
     inside, buffers = zip(*map(guarded, arrays), strict=True)
-    weight, bias, states, *others = inside
-    kernels.forward(states, weight, bias[:, :, :1].clone(), 0.4, cut=cut(states, rows))
-    update(weight, bias, states, *others, "signed")
+    weight, bias, states, *gains = inside
+    gpu.forward(states, weight, bias[:, :, :1].clone(), 0.4)
+    gpu.update(weight, bias, states, *gains)
     for buffer in buffers:
         assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
 
 
 @pytest.mark.gpu
 def test_a_stack_without_layers_changes_nothing():
-    weight, bias, states, *others = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
+    weight, bias, states, *gains = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
     before = states.clone()
-    kernels.forward(states, weight, bias, 0.4)
-    update(weight, bias, states, *others, "kaneko")
+    gpu.forward(states, weight, bias, 0.4)
+    gpu.update(weight, bias, states, *gains)
     assert torch.equal(states, before)
 
 
 @pytest.mark.oracle
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [2, 16])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_large_sums_give_0_and_1_and_no_nan(rows, dtype):
+def test_large_sums_give_0_and_1_and_no_nan(dtype):
     case = Case(3, 5, 1, 1, 1, dtype, "kaneko", scale=1e6)
     weight, bias, states, *_ = case.folded()
     with np.errstate(over="ignore"):
-        kernels.forward(states, weight, bias, 0.4, cut=cut(states, rows))
+        gpu.forward(states, weight, bias, 0.4)
         wanted = fold_states(case.forward())
     np.testing.assert_array_equal(states[1].cpu(), wanted[1])
     assert set(wanted[1].ravel()) == {0.0, 1.0}
@@ -242,12 +184,50 @@ def test_large_sums_give_0_and_1_and_no_nan(rows, dtype):
 def test_u0_sets_the_width_of_the_sigmoid():
     states = tensor(np.ones((2, 1, 1, 2)), "float64")
     weight, bias = tensor(np.eye(2)[None, None], "float64"), tensor(np.zeros((1, 1, 1, 2)), "float64")
-    kernels.forward(states, weight, bias, 3)
+    gpu.forward(states, weight, bias, 3)
     np.testing.assert_allclose(states[1].cpu(), sigma(1, 3), rtol=1e-14)
 
 
-def test_the_width_that_fits_a_gpu():
-    assert kernels.obstacle(64, torch.float32) is None and kernels.obstacle(32, np.dtype("float64")) is None
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
+@pytest.mark.parametrize("backend, path", [("torch", "layers"), ("torch", "kernel"), ("cupy", "layers")])
+def test_a_network_on_a_gpu(backend, path, rule, bias, rng):
+    if not arrays.gpu_count(backend):
+        pytest.skip("needs a GPU, and this machine has none")
+    options = dict(rule=rule, bias=bias, init="fan_in", seed=3)
+    exact = EDNetwork(6, 17, 20, 3, **options, dtype="float64", path="layers")
+    net = EDNetwork(6, 17, 20, 3, **options, backend=backend, device="cuda", path=path)
+    for _ in range(2):
+        x, target = rng.normal(size=(63, 6)), rng.integers(0, 2, (63, 3)).astype(float)
+        output = net.step(net.asarray(x), net.asarray(target))
+        np.testing.assert_allclose(arrays.to_numpy(output), exact.step(x, target), rtol=5e-5, atol=1e-6)
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(value, exact.state_dict()[name], rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_takes_at_most_the_weights_and_the_activations_in_extra_memory(rng):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, and this machine has none")
+    for path in ("layers", "kernel"):
+        net = EDNetwork(20, 32, 200, 2, backend="torch", device="cuda", path=path)
+        x, target = net.asarray(rng.random((64, 20))), net.asarray(np.ones((64, 2)))
+        net.step(x, target)
+        weights = sum(array.nbytes for array in net.parameters.values())
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        net.step(x, target)
+        extra = torch.cuda.max_memory_allocated() - before
+        assert extra <= weights + net.states.nbytes, path
+
+
+def test_the_width_that_fits_a_gpu_and_what_is_taken_where_it_does_not():
+    assert gpu.obstacle(64, torch.float32) is None and gpu.obstacle(32, np.dtype("float64")) is None
     needed = "{} KiB of shared memory for the width {} in {}; at most 64"
-    assert needed.format(256, 65, "float32") in kernels.obstacle(65, torch.float32)
-    assert needed.format(128, 33, "float64") in kernels.obstacle(33, "float64")
+    assert needed.format(256, 65, "float32") in gpu.obstacle(65, torch.float32)
+    assert needed.format(128, 33, "float64") in gpu.obstacle(33, "float64")
+    on_gpu = arrays.Space("torch", torch, "cuda:0", torch.float32)
+    assert network.choose("auto", on_gpu, 32, 2) == "kernel"
+    with pytest.warns(UserWarning, match="taking the path 'layers': .* shared memory for the width 300"):
+        assert network.choose("auto", on_gpu, 300, 2) == "layers"

@@ -1,6 +1,6 @@
 """The formulas of ``rules`` once more, on weights laid out for speed and written into arrays that exist.
 
-Folding does two things. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
+Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
 the receiver's sign s_p is multiplied in once, when a weight is stored, and not at every use. With C = 2W
 cells in a layer, the excitatory ones first:
 
@@ -21,6 +21,7 @@ from ed_lib.arrays import Array
 from ed_lib.ed import rules
 
 GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
+SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
 
 def fold(weight: np.ndarray) -> np.ndarray:
@@ -35,9 +36,6 @@ def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
     *lead, rows, columns = weight.shape
     by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
     return np.ascontiguousarray(np.moveaxis(by_sender, -2, -4))
-
-
-SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
 
 def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
@@ -62,13 +60,18 @@ def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> N
     fire(arrays.library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
 
 
-def hidden_layers(states: Array, weight: Array, bias: Array, u0: float) -> None:
+def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
 
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
     """
     for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
         fire(x, w, b, u0, out=y)
+
+
+def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
+    """The update of all hidden-to-hidden layers: as ``learn``, weight (D, K, C, C), states (D + 1, …)."""
+    learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 
 def gains(error: Array, rule: str) -> Array:
@@ -83,31 +86,21 @@ def bias_term(bias: Array, kind: str) -> Array:
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
 
 
-def bias_gains(gains: Array, error: Array, kind: str) -> Array:
-    """What the error (B, K) is to the bias: (K, n, B), n = 1 for free biases, 2 for bias cells."""
-    return gains * rules.BIAS_CELL if kind == "cells" else error.T[:, None]
-
-
-def learn_hidden(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The update of all hidden-to-hidden layers: weight (D, K, C, C), states (D + 1, K, B, C)."""
-    learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
-
-
 def add_direction(
     p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str, bias: str,
-    learn_hidden: Callable = learn_hidden,
+    update: Callable = update,
 ) -> None:  # fmt: skip
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
 
     x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
-    ``learn_hidden`` updates the hidden-to-hidden layers.
+    ``update`` is that of the hidden-to-hidden layers.
     """
     of_senders = gains(error, rule)  # (K, 2, B)
-    of_bias = bias_gains(of_senders, error, bias)  # (K, n, B)
+    of_bias = of_senders * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
     if "input.weight" in p:
         of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
         learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, of_bias)
-    learn_hidden(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
+    update(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
     if "output.weight" in p:
         output = p["output.weight"][None], p["output.bias"][None]
         learn(*output, states[-1:], out[None], of_senders, of_bias)
@@ -123,9 +116,13 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
     One batched product for all layers of a group: on a GPU half of the layers, on a CPU as many as stay in
     the cache with their temporaries.
     """
-    gains = spread(gains, x.shape[-1])  # (K, 2, B) → (K, B, I)
+    k, batch, senders = x.shape[1:]
+    by_type = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
+    of_cells = (
+        arrays.library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, senders)
+    )
     for layers in groups(y):
-        sent = x[layers] * gains  # (n, K, B, I)
+        sent = x[layers] * of_cells  # (n, K, B, I)
         received = slope(y[layers])  # (n, K, B, O)
         add_product(weight[layers], sent.swapaxes(-1, -2), received)
         bias[layers] += bias_gains @ received  # (K, n, B) @ (n, K, B, O)
@@ -135,8 +132,7 @@ def groups(y: Array) -> list[slice]:
     """Slices of the layers of y (N, K, B, O), to be updated together."""
     half = (len(y) + 1) // 2  # so that two temporaries are no larger than the activations
     size = half if arrays.on_gpu(y) else min(half, GROUP // math.prod(y.shape[1:]))
-    size = max(1, size)
-    return [slice(start, start + size) for start in range(0, len(y), size)]
+    return [slice(start, start + max(1, size)) for start in range(0, len(y), max(1, size))]
 
 
 def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
@@ -162,14 +158,6 @@ def slope(y: Array) -> Array:
     return received
 
 
-def spread(gains: Array, cells: int) -> Array:
-    """One gain for each sending cell: (K, 2, B) → (K, B, cells), the excitatory cells first."""
-    by_sample = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
-    k, batch = by_sample.shape[:2]
-    by_cell = arrays.library(gains).broadcast_to(by_sample, (k, batch, 2, cells // 2))
-    return by_cell.reshape(k, batch, cells)
-
-
 def add_product(total: Array, a: Array, b: Array) -> None:
     """total += a @ b for stacks of matrices, (n, K, I, O) += (n, K, I, B) @ (n, K, B, O)."""
     if arrays.library(total).__name__ == "torch":  # with no temporary
@@ -178,19 +166,21 @@ def add_product(total: Array, a: Array, b: Array) -> None:
         total += a @ b
 
 
+def blocks(weight: Array) -> list[tuple[Array, int]]:
+    """The four blocks of a folded weight (..., 2I, 2O) as views (..., I, O), each with its weights' sign:
+    those between cells of one type are ≥ 0, those between types ≤ 0.
+    """
+    *lead, rows, columns = weight.shape
+    by_type = weight.reshape(*lead, 2, rows // 2, 2, columns // 2)
+    return [(by_type[..., q, :, p, :], 1 if p == q else -1) for q in (0, 1) for p in (0, 1)]
+
+
 def signs_hold(weight: Array) -> bool:
-    """True when cells of one type are joined by weights ≥ 0, and cells of different types by weights ≤ 0."""
-    return all(bool((block * sign >= 0).all()) for block, sign in _blocks(weight))
+    """True when every weight has its sign."""
+    return all(bool((block * sign >= 0).all()) for block, sign in blocks(weight))
 
 
 def stop_at_zero(weight: Array) -> None:
     """Puts the weights that have left their sign back to zero, in place."""
-    for block, sign in _blocks(weight):
+    for block, sign in blocks(weight):
         block[...] = block.clip(min=0) if sign > 0 else block.clip(max=0)
-
-
-def _blocks(weight):
-    """The four blocks [q, p] of a folded weight (..., 2I, 2O) as views (..., I, O), with the sign of each."""
-    *lead, rows, columns = weight.shape
-    by_type = weight.reshape(*lead, 2, rows // 2, 2, columns // 2)
-    return [(by_type[..., q, :, p, :], 1 if p == q else -1) for q in (0, 1) for p in (0, 1)]

@@ -1,12 +1,9 @@
-"""The hidden layers as two compiled functions, for a CPU: what ``kernels`` is for a GPU.
+"""The hidden layers as two compiled functions, for a CPU: what ``gpu`` is for a GPU.
 
 NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here
 Numba compiles the walk through all layers into one call. Tiles of the batch go side by side on the threads,
 each with its state in a core's cache. float32 only.
 """
-
-import functools
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -14,7 +11,7 @@ from ed_lib.arrays import Array
 
 try:
     from numba import get_num_threads, njit, prange
-except ImportError:  # then ``paths`` takes another way; the source can still be read
+except ImportError:  # then the network takes another path; the source can still be read
     njit, prange = (lambda **options: lambda function: function), range  # type: ignore
 
 F, I = np.float32, np.int32  # numbers in the compiled code keep these types  # noqa: E741
@@ -30,45 +27,28 @@ def obstacle(width: int, dtype: str = "float32") -> str | None:
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """Fills states[1:] from states[0], as :func:`ed_lib.ed.folded.hidden_layers` does.
+    """Fills states[1:] from states[0], as :func:`ed_lib.ed.layout.forward` does.
 
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C): NumPy arrays, or tensors on the CPU.
     """
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
     batch = states.shape[2]
     tiles = max(1, min(get_num_threads(), batch // LEAST), -(-batch // MOST))
-    walk_layers(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
+    forward_layers(states, weight, bias, F(-2 / u0 / np.log(2)), tiles)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The ED update of all hidden layers, in place, as :func:`ed_lib.ed.folded.learn` does.
+    """The ED update of all hidden layers, in place, as :func:`ed_lib.ed.layout.update` does.
 
     weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
     weight, bias, states = map(np.asarray, (weight, bias, states))
     gains, bias_gains = map(np.ascontiguousarray, (gains, bias_gains))
-    learn_layers(weight, bias, states, gains, bias_gains, get_num_threads())
-
-
-def alone() -> AbstractContextManager:
-    """A context in which every matrix product runs on the thread that asks for it.
-
-    ``forward`` and ``update`` fill the threads with tiles. A BLAS that takes threads of its own meanwhile, or
-    keeps them spinning after an earlier product, makes both several times slower.
-    """
-    return _libraries().limit(limits=1, user_api="blas")
-
-
-@functools.cache
-def _libraries():
-    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba's np.dot calls, which has to be loaded
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
+    update_layers(weight, bias, states, gains, bias_gains, get_num_threads())
 
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
-def walk_layers(states, weight, bias, scale, tiles):
+def forward_layers(states, weight, bias, scale, tiles):
     """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers, in cache."""
     depth, networks, cells = weight.shape[:3]
     batch = states.shape[2]
@@ -110,7 +90,7 @@ def fire(t, exponent, power):
 
 
 @njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
-def learn_layers(weight, bias, states, gains, bias_gains, tiles):
+def update_layers(weight, bias, states, gains, bias_gains, tiles):
     """The update: each of ``tiles`` takes every so many-th layer, with temporaries that stay in its cache."""
     depth, networks, cells = weight.shape[:3]
     batch, half = states.shape[2], cells // 2

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib.ed import EDNetwork, baselines
-from ed_lib.ed.calls import Logged
+from ed_lib.ed import EDNetwork, article, rivals
+from ed_lib.ed.article import Logged
 
-WAYS = (baselines.with_batch_axis, baselines.by_einsum, baselines.by_product)
+WAYS = (article.with_batch_axis, article.by_einsum, article.by_product)
 
 
 def batch(rng, net, size=6):
@@ -23,15 +23,15 @@ def batch(rng, net, size=6):
 @pytest.mark.parametrize("products", WAYS)
 def test_the_articles_network_is_ours(products, depth, rng):
     net = EDNetwork(7, 3, depth, rule="signed", init="half_normal", dtype="float64")
-    article = baselines.ArticleNetwork(net)
+    listing = article.ArticleNetwork(net)
     for _ in range(3):
         x, target = batch(rng, net)
-        output = article.forward(x)
-        article.update(target - output, products)
+        output = listing.forward(x)
+        listing.update(target - output, products)
         np.testing.assert_allclose(output, net.step(x, target), rtol=1e-12)
     for name, value in net.state_dict().items():
         wanted = value[:, 0] if name.startswith("hidden") else value[0]
-        np.testing.assert_allclose(article.state[name], wanted, atol=1e-13)
+        np.testing.assert_allclose(listing.state[name], wanted, atol=1e-13)
 
 
 LAYER = ["matmul", "sum", "add", "multiply"]  # what the article's listing calls, in its order
@@ -42,17 +42,17 @@ UPDATE = ["subtract", "multiply", "einsum", "einsum", "mean", "multiply", "add",
 @pytest.mark.oracle
 def test_the_articles_network_makes_the_listings_calls(rng):
     net = EDNetwork(7, 3, 2, rule="signed", dtype="float64")
-    article = baselines.ArticleNetwork(net)
-    article.state = {name: value.view(Logged) for name, value in article.state.items()}
+    listing = article.ArticleNetwork(net)
+    listing.state = {name: value.view(Logged) for name, value in listing.state.items()}
     Logged.calls.clear()
-    output = article.forward(batch(rng, net, size=5)[0].view(Logged))
+    output = listing.forward(batch(rng, net, size=5)[0].view(Logged))
     assert [name for name, _ in Logged.calls if name != "asarray"] == 4 * LAYER  # two of them hidden ones
     assert Logged.calls[12:16] == [("matmul", (2, 2, 5, 3)), *[(name, (2, 5, 3)) for name in LAYER[1:4]]]
     error = (1 - output).view(Logged)
-    for group in (article.senders, article.answers):
+    for group in (listing.senders, listing.answers):
         group |= {name: np.asarray(array).view(Logged) for name, array in group.items()}
     Logged.calls.clear()
-    article.update(error)
+    listing.update(error)
     assert [name for name, _ in Logged.calls] == 3 * UPDATE
     largest = [shape for _, shape in Logged.calls if len(shape) == 6]
     assert largest == [(2, 2, 2, 5, 3, 3)]  # all products of the hidden layers, with their batch axis
@@ -78,7 +78,7 @@ def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
     x, target = batch(rng, net)
     loss = loss_of(before, torch.as_tensor(x), torch.as_tensor(target), net.u0)
     gradient = torch.autograd.grad(loss, list(before.values()), materialize_grads=True)
-    baselines.Backprop(net, rate=0.5).step(x, target)
+    rivals.Backprop(net, rate=0.5).step(x, target)
     for (name, value), slope in zip(net.state_dict().items(), gradient, strict=True):
         wanted = before[name].detach() - 0.5 * slope
         np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-15, err_msg=name)
@@ -88,23 +88,23 @@ def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
 @pytest.mark.parametrize("depth, k", [(0, 1), (5, 3)])
 def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
     net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend="torch")
-    autograd, by_hand = baselines.Autograd(net, rate=0.5), baselines.Backprop(net, rate=0.5)
+    autograd, by_hand = rivals.Autograd(net, rate=0.5), rivals.Backprop(net, rate=0.5)
     for _ in range(2):
         x, target = batch(rng, net)
         loss = autograd.step(x, target)
         error = target - by_hand.step(x, target)
         assert loss.item() == pytest.approx((error**2).sum().item() / 12)
-    theirs = baselines.Autograd(net).parameters()  # copies, layer by layer
+    theirs = rivals.Autograd(net).parameters()  # copies, layer by layer
     torch.testing.assert_close(autograd.parameters(), theirs, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize(
     "baseline, options, message",
     [
-        (baselines.ArticleNetwork, dict(n_outputs=2), "net is unlike the article's"),
-        (baselines.ArticleNetwork, dict(rule="kaneko"), "net is unlike the article's"),
-        (baselines.Backprop, dict(bias="cells"), "net has bias='cells'; wanted 'free'"),
-        (baselines.Autograd, dict(backend="numpy"), "wanted 'torch' and free biases"),
+        (article.ArticleNetwork, dict(n_outputs=2), "net is unlike the article's"),
+        (article.ArticleNetwork, dict(rule="kaneko"), "net is unlike the article's"),
+        (rivals.Backprop, dict(bias="cells"), "net has bias='cells'; wanted 'free'"),
+        (rivals.Autograd, dict(backend="numpy"), "wanted 'torch' and free biases"),
     ],
 )
 def test_a_network_that_a_baseline_does_not_know_is_refused(baseline, options, message):
@@ -119,7 +119,7 @@ def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
     x = torch.rand(20, 5)
     labels = torch.randint(0, max(k, 2), (20,))
     target = F.one_hot(labels, k).float() if k > 1 else labels[:, None].float()
-    ours = baselines.Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
+    ours = rivals.Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
     theirs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, k))
     theirs.load_state_dict(ours.layers.state_dict())
     steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](theirs.parameters(), lr=0.05)

@@ -1,98 +1,20 @@
-"""What the chapters compare the ED network with: the source article's network, backpropagation in ED's own
-architecture, and an ordinary network.
-
-All but the last take their weights from an :class:`~ed_lib.ed.EDNetwork` and go on from there, so that two
-ways of training start from the same place.
+"""What the chapters compare the ED network with: backpropagation in its own architecture, by hand and by
+autograd, from the weights of an :class:`~ed_lib.ed.EDNetwork`; and an ordinary network.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from ed_lib import arrays, check, models
 from ed_lib.arrays import Array
-from ed_lib.ed import folded
+from ed_lib.ed import layout
 from ed_lib.ed.network import EDNetwork
 
 LOSSES = ("squared", "cross_entropy")
-
-
-class ArticleNetwork:
-    """The source article's network: the calls of its listing, one for one and in its order, in our words.
-
-    A test holds the list of them. Takes over the weights of ``net``, an EDNetwork with one output and free
-    biases, in NumPy or CuPy, and its dtype (the article's is float64). Its rule is "signed". Unlike the
-    article's, its step α is the same in all layers, as in ``net``.
-    """
-
-    def __init__(self, net: EDNetwork):
-        if net.n_outputs != 1 or net.bias != "free" or net.rule != "signed" or net.space.backend == "torch":
-            wanted = "one output, rule 'signed', bias 'free', NumPy or CuPy"
-            raise ValueError(f"net is unlike the article's; wanted {wanted}")
-        self.net, self.u0, self.alpha = net, net.u0, net.alpha
-        state = {name: net.asarray(value) for name, value in net.state_dict().items()}
-        # (2, 2, I, O) and (2, 1, O); of the hidden layers (D, 2, 2, W, W) and (D, 2, 1, W)
-        self.state = {name: value[:, 0] if "hidden" in name else value[0] for name, value in state.items()}
-        self.signs = net.asarray(np.array([[[1.0]], [[-1.0]]]))  # of the receivers, (2, 1, 1)
-
-    def forward(self, x: Array) -> Array:
-        """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
-        state = self.state
-        given = x[None].repeat(2, 0)  # (B, I) → (2, B, I)
-        states = [self.layer(given, state["input.weight"], state["input.bias"])]
-        for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
-            states.append(self.layer(states[-1], weight, bias))
-        output = self.layer(states[-1], state["output.weight"], state["output.bias"])  # (2, B, 1)
-        all_states = arrays.library(x).asarray(states)  # (D + 1, 2, B, W)
-        self.senders = {"input": given, "hidden": all_states[:-1], "output": states[-1]}
-        self.answers = {"input": states[0], "hidden": all_states[1:], "output": output}
-        return output[0]
-
-    def layer(self, x: Array, weight: Array, bias: Array) -> Array:
-        """One layer, twelve calls: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
-        u = ((x @ weight).sum(1) + bias) * self.signs  # → (2, 2, B, O) → (2, B, O)
-        return self.sigmoid(u)
-
-    def sigmoid(self, u: Array) -> Array:
-        """σ(u) with no exponential of a positive number, so that none overflows. Writes into u."""
-        lib = arrays.library(u)
-        u *= 2 / self.u0
-        return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
-
-    def update(self, error: Array, products: Callable | None = None) -> None:
-        """One step from error (B, 1), with ``products``, one of this module's ways to form the weights'."""
-        einsum = arrays.library(error).einsum
-        for name, x in self.senders.items():
-            y = self.answers[name]
-            received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)
-            weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
-            weight += self.alpha * (products or with_batch_axis)(x, received)
-            bias += self.alpha * received.mean(-2, keepdims=True)
-
-
-def with_batch_axis(x: Array, received: Array) -> Array:
-    """mean_b x_q[b] · received_p[b] as the article forms it: every product first, then the mean.
-
-    x (…, 2, B, I), received (…, 2, B, O) → (…, 2, 2, I, O), by way of (…, 2, 2, B, I, O).
-    """
-    return arrays.library(x).einsum("...pbo,...qbi->...pqbio", received, x).mean(-3)
-
-
-def by_einsum(x: Array, received: Array) -> Array:
-    """The same mean, with the batch axis summed on the way."""
-    mean = arrays.library(x).einsum("...qbi,...pbo->...pqio", x, received)
-    mean /= x.shape[-2]
-    return mean
-
-
-def by_product(x: Array, received: Array) -> Array:
-    """The same mean, as one batched matrix product: four products of (I, B) and (B, O) for a layer."""
-    sent = x.swapaxes(-1, -2)[..., None, :, :, :]  # (…, 1, 2, I, B)
-    mean = sent @ received[..., :, None, :, :]  # @ (…, 2, 1, B, O) → (…, 2, 2, I, O)
-    mean /= x.shape[-2]
-    return mean
+OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 class Backprop:
@@ -131,7 +53,7 @@ class Backprop:
             deltas[d] *= slopes[d]
 
     def learn(self) -> None:
-        """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``folded.learn``."""
+        """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``layout.learn``."""
         self.add_direction(self.net.parameters, self.rate)
 
     def add_direction(self, p: dict[str, Array], rate: float) -> None:
@@ -143,9 +65,9 @@ class Backprop:
             p["input.weight"][:, rows] += change
         p["input.bias"] += rate * deltas[0].sum(-2, keepdims=True)
         weight, bias = p["hidden.weight"], p["hidden.bias"]
-        for group in folded.groups(states[1:]):
+        for group in layout.groups(states[1:]):
             received = rate * deltas[1:][group]  # (n, K, B, C)
-            folded.add_product(weight[group], states[:-1][group].swapaxes(-1, -2), received)
+            layout.add_product(weight[group], states[:-1][group].swapaxes(-1, -2), received)
             bias[group] += received.sum(-2, keepdims=True)
         p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
@@ -199,9 +121,8 @@ class Autograd:
 
     def descend(self) -> None:
         """One step of gradient descent."""
-        parameters = self.parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_add_([p.data for p in parameters], gradients, alpha=-self.rate)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        torch._foreach_add_([parameter.data for parameter in self.parameters()], gradients, alpha=-self.rate)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``forward``, ``backward``, ``descend``."""
@@ -215,29 +136,40 @@ class Autograd:
         return [parameter for layer in self.layers for parameter in layer]
 
 
+class Optimizer:
+    """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to zero along
+    half a cosine; None: it is constant. options: PyTorch's.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
+                 **options: bool):  # fmt: skip
+        check.choice("optimizer", kind, OPTIMIZERS)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+        self.inner = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)
+        self.schedule = cosine(self.inner, check.count("steps", steps)) if steps is not None else None
+
+    def step(self) -> None:
+        """Changes the parameters by what stands in their ``grad``."""
+        self.inner.step()
+        if self.schedule:
+            self.schedule.step()
+
+
 class Ordinary:
     """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
 
     Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
     it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
-    outputs K of them (softmax). optimizer: "sgd" or "adam". The rate falls from ``rate`` to zero along half a
-    cosine in ``steps`` steps; None: it is constant.
+    outputs K of them (softmax). optimizer, rate, steps: see :class:`Optimizer`.
     """
 
     def __init__(self, widths: tuple[int, ...], optimizer: str = "adam", rate: float = 1e-3, *,
                  steps: int | None = None, seed: int = 0, device: str = "cpu"):  # fmt: skip
-        check.choice("optimizer", optimizer, ("sgd", "adam"))
         self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
         self.space = arrays.space("torch", device)
+        self.asarray = self.space.asarray
         self.layers = models.mlp(widths, seed).to(self.space.device)
-        kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
-        self.optimizer = kind(self.layers.parameters(), lr=check.positive("rate", rate))
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR
-        self.schedule = cosine(self.optimizer, steps) if steps is not None else None
-
-    def asarray(self, array: np.ndarray) -> torch.Tensor:
-        """A NumPy array as a tensor of this device."""
-        return self.space.asarray(array)
+        self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -252,9 +184,7 @@ class Ordinary:
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
         loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
         scores = self.layers(x)
-        self.optimizer.zero_grad()
+        self.layers.zero_grad()
         loss(scores, target).backward()
         self.optimizer.step()
-        if self.schedule:
-            self.schedule.step()
         return self.probabilities(scores.detach())
