@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from ed_lib.ed import EDNetwork, folded
+from ed_lib.ed import EDNetwork, layout
 
 MEMORY = 0.9  # of the means of the sums: what is left of them at each step
 
@@ -182,7 +182,7 @@ class RoutedNetwork:
             centre = error.mean(0) if self.centred and n < len(layers) - 1 else 0
             d = (error - centre) * (alpha / len(error))  # (B, C)
             classes = torch.arange(y.shape[1] // 2).repeat(2) % self.n_outputs  # of each receiver, (2O,)
-            received = d[:, classes] * folded.slope(y)  # (B, 2O)
+            received = d[:, classes] * layout.slope(y)  # (B, 2O)
             weight += x.T @ received
             bias += received.sum(0)
 

@@ -14,6 +14,7 @@ from benchmarks.harness import images, one_thread, search
 from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
+from ed_lib.ed.relatives import VectorPerceptron
 
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
@@ -55,7 +56,7 @@ def run(network, rule, rate, seed, searching, of, size):
     (x, labels), test = split(of, searching, size)
     steps, options = size.epochs * -(-len(x) // size.batch), {"seed": seed}
     if network == "vectors":
-        net = relatives.VectorPerceptron(
+        net = VectorPerceptron(
             (x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options
         )
     else:
