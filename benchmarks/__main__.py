@@ -18,7 +18,7 @@ TIMED = (
 )  # what runs by itself
 LONG = (  # whose results are alike anywhere, or nearly
     "accuracy", "relatives", "deep", "language", "controls", "parallel_accuracy", "critical_batch",
-    "precision_accuracy", "few_bits", "one_token", "optimizer_states",
+    "precision_accuracy", "few_bits", "one_token",
 )  # fmt: skip
 ON_GPU = ("ed", "precision", "finetuning", "lstm")  # the others are about a CPU, or as good on one
 

@@ -1,18 +1,21 @@
-"""A small transformer on tiny Shakespeare whose products are of few bits, or whose weights are of sixteen.
+"""A small transformer on tiny Shakespeare whose products are of few bits, whose weights are of sixteen, or
+whose Adam keeps its averages in eight.
 
 nanoGPT's model for a CPU, as in the language models' benchmark, by backpropagation. All runs of a seed have
 the same start, batches and rate; only the products of the blocks' weight matrices change, not the scores'.
 """
 
-import dataclasses
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from benchmarks.old_harness import Plan, Shown, Table, by_seed, one_thread
-from benchmarks.old_records import Row
+import torch
+
+from benchmarks.harness import one_thread, runs
 from ed_lib import data, timing
 from ed_lib.ed import characters
 from ed_lib.ed.gpt import Transformer
+from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
@@ -31,17 +34,25 @@ GRADIENTS = {  # x and w as in "E4M3, per tensor", g in four bits with one scale
 }
 CASES = {"float32": None} | RECIPES | WITHOUT | GRADIENTS
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
+STATES = {  # how Adam's averages are kept
+    "float32": None,
+    "dynamic, blocks of 2048": {},
+    "linear, blocks of 256": {"kind": "linear", "block": 256},
+    "linear, a scale a matrix": {"kind": "linear", "block": None},
+}
+BETAS = (0.9, 0.99)  # as the network's own
 
 
 @dataclass(frozen=True)
 class Size:
     """``batch`` stretches of ``context`` characters a step; ``slow``: a low rate, at which the weights of
-    bfloat16 are tried as well. ``every``: steps between two looks at ``places`` stretches; at the end all the
-    held-out text is read.
+    bfloat16 are tried as well. ``every``: steps between two looks at ``places`` stretches (``often`` where
+    Adam's averages change); at the end all the held-out text is read.
     """
 
     products: tuple = tuple(CASES)
     weights: tuple = WEIGHTS
+    states: tuple = tuple(STATES)
     layers: int = 4
     heads: int = 4
     width: int = 128
@@ -51,79 +62,86 @@ class Size:
     rate: float = 3e-3
     slow: float = 1e-4
     every: int = 100
+    often: int = 40
     places: int = 50
     seeds: int = 3
     workers: int | None = None
 
 
+SIZE = Size()
 TINY = Size(
-    ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), 1, 2, 16, 8, 4, 6, every=3, places=2,
-    seeds=2, workers=1,
+    ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
+    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, seeds=2, workers=1,
 )  # fmt: skip
 
 
-def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.harness.Plan`, in parts of four cases; ``device`` is "cpu"."""
-    size, table = size or Size(), Table()
-    cases = [("products", name, size.rate) for name in size.products]
-    cases += [("weights", name, rate) for rate in (size.rate, size.slow) for name in size.weights]
-    works = {
-        f"cases from {n}": (lambda some=cases[n : n + 4]: rows(some, size)) for n in range(0, len(cases), 4)
-    }
-    return Plan(table, table.filled_by(works), dataclasses.asdict(size), context=one_thread)
-
-
-def rows(cases, size):
-    """One of each; results, of each seed: "loss", in nats a character of all the held-out text, and its
-    "curve" on the way.
+def products(size, device):
+    """Loss by recipe. Results, of each seed: "loss", in nats a character of all the held-out text, and its
+    "curve" on the way; seconds are of a step.
     """
-    for (kind, name, rate), seconds, results in by_seed(run, cases, size.seeds, size, workers=size.workers):
-        yield Row({"table": kind, kind: name, "rate": rate}, seconds, results=results)
+    return rows("products", size.products, [size.rate], size)
+
+
+def weights(size, device):
+    """Loss by how a step's sum with weights of bfloat16 is rounded, at two rates; results as in products."""
+    return rows("weights", size.weights, [size.rate, size.slow], size)
+
+
+def states(size, device):
+    """Loss by how Adam's averages are kept; results also: their "bytes", and "steps": a run ends where its
+    loss is no longer finite, and its "loss" is None.
+    """
+    return rows("states", size.states, [size.rate], size)
+
+
+def rows(kind, names, rates, size):
+    cases = [{"name": name, "rate": rate} for rate in rates for name in names]
+    for row in runs(run, cases, size.seeds, workers=size.workers, kind=kind, size=size):
+        yield {kind: row.pop("name")} | row
 
 
 def run(kind, name, rate, seed, size):
-    """Trains one → {"loss", "curve", "seconds"}; seconds are of a step."""
-    text = data.text()
+    """Trains one → {"loss", "curve", "seconds"}, of states also {"bytes", "steps"}."""
+    text, context = data.text(), nullcontext()
     shape = (len(text.characters), size.context, size.layers, size.heads, size.width)
     net = Transformer(*shape, rate=rate, steps=size.steps, seed=seed)
-    products = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
-    context = nullcontext()
     if kind == "products" and name != "float32":
-        context = low_bits(CASES[name], products, seed)
+        weights = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
+        context = low_bits(CASES[name], weights, seed)
     if kind == "weights" and name != "float32":
         Bfloat16Weights(net.optimizer, name, seed)
+    if kind == "states" and name != "float32":
+        put_in(net, Adam8bit(net.parameters.values(), rate, BETAS, **STATES[name]))
     draw, curve = data.stretches(text.train, size.batch, size.context, seed=seed), []
-    start = timing.now()
+    every, start = size.often if kind == "states" else size.every, timing.now()
     for n in range(size.steps):
-        if n % size.every == 0:
+        if n % every == 0:
             curve.append(round(characters.held_out_loss(net, text.held_out, size.places), 4))
         with context:
-            net.step(*(half.T for half in next(draw)))
-    seconds = (timing.now() - start) / size.steps
-    return {"loss": characters.held_out_loss(net, text.held_out), "curve": curve, "seconds": seconds}
+            loss = net.step(*(half.T for half in next(draw)))
+        if kind == "states" and not math.isfinite(loss):
+            break
+    seconds, whole = (timing.now() - start) / (n + 1), n + 1 == size.steps
+    found = {"loss": characters.held_out_loss(net, text.held_out) if whole else None}
+    found["curve"] = [each if math.isfinite(each) else None for each in curve]
+    if kind == "states":
+        found |= {"bytes": bytes_of(net.optimizer), "steps": n + 1}
+    return found | {"seconds": seconds}
 
 
-# The page
-TITLE = "Training in eight and four bits"
-MEANING = """A transformer of nanoGPT's size for a CPU on the characters of tiny Shakespeare. Losses in nats a
-character of the last tenth of the text, one for each seed, and the mean of how far they are from float32's of
-the same seed and rate. `products`: the blocks' products are of few bits, emulated; `weights`: these are
-bfloat16, and how a step's sum is rounded."""
+def put_in(net, optimizer):
+    """Gives a transformer another optimizer, with the schedule of its own."""
+    schedule = net.schedule.lr_lambdas[0]
+    net.optimizer, net.schedule = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
 
 
-def against_float32(key):
-    """The lines of a table: case, losses, their mean difference from float32's at the same rate."""
-
-    def lines(rows):
-        exact = {row.case["rate"]: row for row in rows if row.case[key] == "float32"}
-        yield key, "rate", "loss, each seed", "− float32's"
-        for row in rows:
-            loss, base = row.results["loss"], exact[row.case["rate"]].results["loss"]
-            apart = sum(mine - theirs for mine, theirs in zip(loss, base, strict=True)) / len(loss)
-            losses = ", ".join(f"{each:.3f}" for each in loss)
-            yield row.case[key], f"{row.case['rate']:g}", losses, f"{apart:+.3f}"
-
-    return lines
+def bytes_of(optimizer):
+    """Of the averages that it keeps."""
+    if isinstance(optimizer, Adam8bit):
+        return optimizer.bytes()
+    states = optimizer.state.values()
+    return sum(state[key].nbytes for state in states for key in ("exp_avg", "exp_avg_sq"))
 
 
-PAGE = {name: [Shown(name, lines=against_float32(name))] for name in ("products", "weights")}
+context = one_thread
+TABLES = {"products": products, "weights": weights, "states": states}

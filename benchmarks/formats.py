@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ed_lib import roofline, timing
+from ed_lib import devices, roofline, timing
 from ed_lib.precision import autocasting, fp8, scaler
 
 BASELINES = ("float32", "tf32")
@@ -85,59 +85,55 @@ def set_float32(how):
 
 
 @restored()
-def ceilings(device, forms):
-    """{rate: roofline.Ceilings} of all that the formats multiply in."""
-    found = {"float32": roofline.raised(device, "float32", seconds=1.0)}
-    for form in forms:
-        if form.rate in roofline.DTYPES and form.rate not in found:
-            found[form.rate] = roofline.raised(device, form.rate, seconds=1.0)
-        elif form.rate not in found:  # the same memory; the rate of the fastest product
-            rate = max(2 * n**3 / product_seconds(form, n, device) for n in roofline.SIZES["cuda"])
-            found[form.rate] = dataclasses.replace(found["float32"], dtype=form.rate, rate=rate)
-    if device == "cpu":  # what it cannot add in few bits it adds in float32; its products may be slower yet
-        for rate, roofs in found.items():
-            found[rate] = dataclasses.replace(roofs, rate=max(roofs.rate, found["float32"].rate))
-    print(*found.values(), sep="\n", flush=True)
-    return found
+def ceilings(device, name):
+    """:class:`ed_lib.roofline.Ceilings` of "cpu" or "cuda" in the format of that name, or in its rate."""
+    float32 = roofline.ceilings(device, "float32")
+    form = {form.name: form for form in formats(device)}.get(name)
+    rate = form.rate if form else name
+    if rate in roofline.DTYPES:  # what a CPU cannot add in few bits it adds in float32
+        mine = roofline.ceilings(device, rate)
+        best = max(mine.rate, float32.rate) if device == "cpu" else mine.rate
+    else:  # the rate of the fastest product
+        mine, best = float32, max(2 * n**3 / product_seconds(form, n, device) for n in roofline.SIZES["cuda"])
+    return dataclasses.replace(mine, dtype=rate, rate=best)
 
 
 def product_seconds(form, n, device):
-    """Seconds of a product of n × n matrices; the lower quartile."""
-    a, b = pair(n, device)
-    return timing.measure(product(form, a, b), min_seconds=0.2).q1
-
-
-def pair(n, device):
-    """Two matrices (n, n) of normal numbers, float32."""
+    """Seconds of a product of n × n matrices in a format that has no ceilings; the lower quartile."""
     draw = torch.Generator(device).manual_seed(n)
-    return (torch.randn(n, n, generator=draw, device=device) for _ in range(2))
-
-
-def product(form, a, b):
-    """A function that multiplies a (n, n) and b (n, n) in a format, into which they are brought before; but
-    in emulation, where bringing them is the work. What it returns has the precision that the format gives.
-    """
-    if form.name.endswith("emulated"):
-
-        def emulated():
-            with autocasting.autocast():
-                return torch.mm(a, b)
-
-        return emulated
+    a, b = (torch.randn(n, n, generator=draw, device=device) for _ in range(2))
+    set_float32(form.float32)
+    call = partial(torch.mm, a, b)
     if form.fp8:
         x, y = fp8.to_float8(a), fp8.to_float8(b.t().contiguous())
-        return lambda: fp8.product(x, y, torch.bfloat16, fast=True)
-    low = a.dtype if form.rate == "tf32" else getattr(torch, form.rate)
-    x, y = a.to(low), b.to(low)
-
-    def exact():
-        set_float32(form.float32)
-        return torch.mm(x, y)
-
-    return exact
+        call = partial(fp8.product, x, y, torch.bfloat16, fast=True)
+    return timing.measure(call, min_seconds=0.2).q1
 
 
-def against_baselines(case, seconds, turns):
-    """{"against float32": …}: how many times as fast as each baseline, where nothing else differs."""
-    alike = {other["format"]: median for other, median in turns if other | {"format": case["format"]} == case}
-    return {f"against {name}": [alike[name] / seconds] for name in BASELINES if name in alike}
+def against_baselines(rows):
+    """Rows of one measurement, each with "against float32", …: how many times as fast as each baseline, where
+    nothing but the format differs.
+    """
+    where = ("model", "batch", "how")
+    for row in rows:
+        alike = {
+            other["format"]: other["seconds"]
+            for other in rows
+            if all(other[key] == row[key] for key in where)
+        }
+        yield row | {f"against {name}": alike[name] / row["seconds"] for name in BASELINES if name in alike}
+
+
+def deviation(found, right):
+    """The largest difference of two lists of tensors, relative to the largest number that is right."""
+    worst = max(float((mine - exact).abs().max()) for mine, exact in zip(found, right, strict=True))
+    return worst / max(float(exact.abs().max()) for exact in right)
+
+
+def captured(case, function, like):
+    """A function as a CUDA graph on the GPU of the array ``like``; None, said why, if that cannot be."""
+    try:
+        return devices.record(function, like)
+    except RuntimeError as error:
+        print(f"{case}: left out, {str(error).splitlines()[0]}", flush=True)
+        return None

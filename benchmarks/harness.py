@@ -72,16 +72,23 @@ def summary(seconds):
     return {"seconds": median, "q1": q1, "q3": q3, "n": np.size(seconds)}
 
 
-def runs(function, cases, seeds, *, workers=None, **common):
-    """A row for each of cases, dicts: ``function(seed=n, **case, **common)`` gives "seconds" and results for
-    each n < seeds, which become {key: [of each seed]}. As many run side by side as ``workers`` says, or the
-    machine has threads, with one thread each, so that their seconds are only a guide.
+def side_by_side(function, jobs, workers=None):
+    """What ``function(**job)`` returns for each job, in order; as many at a time as ``workers``
+    says, or the machine has threads, with one thread each: their seconds are only a guide.
     """
     from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
 
     with parallel_config("loky", inner_max_num_threads=1):
-        calls = (delayed(function)(seed=n, **case, **common) for case in cases for n in range(seeds))
-        found = Parallel(n_jobs=workers or machine.threads(), return_as="generator")(calls)
+        calls = (delayed(function)(**job) for job in jobs)
+        return Parallel(n_jobs=workers or machine.threads(), return_as="generator")(calls)
+
+
+def runs(function, cases, seeds, *, workers=None, **common):
+    """A row for each of cases, dicts: ``function(seed=n, **case, **common)`` gives "seconds" and results for
+    each n < seeds, side by side, which become {key: [of each seed]}.
+    """
+    jobs = [case | common | {"seed": n} for case in cases for n in range(seeds)]
+    found = side_by_side(function, jobs, workers)
     for case in cases:
         mine = [next(found) for _ in range(seeds)]
         results = {key: [run[key] for run in mine] for key in mine[0]}

@@ -8,7 +8,6 @@ long that one, and a wide one, take for a text, character after character.
 """
 
 import copy
-import dataclasses
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
-from benchmarks.old_records import Row
-from ed_lib import data
+from benchmarks.formats import deviation
+from benchmarks.harness import Version, measure, summary
+from ed_lib import data, roofline
 from ed_lib.ed import characters, gpt
 from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
@@ -47,24 +46,30 @@ class Size:
     stretches: int = 32
     trained: tuple = (4, 4, 128)
     wide: tuple = (6, 16, 1024)
+    hows: tuple = HOWS
+    length: int = 64  # characters to write
+    places: int | None = None  # stretches of the held-out text; None for all of it
+    seconds: float = 0.3
+    rounds: int = 3
 
 
-TINY = Size(256, 2, (1, 4), 20, 8, (4,), (128,), 3, 2, (1, 2, 128), (1, 2, 128))
+SIZE = Size()
+TINY = Size(256, 2, (1, 4), 4, 2, (4,), (128,), 3, 2, (1, 2, 128), (1, 2, 128), HOWS[:1], 4, 2, 0.001, 1)
 
 
-def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.harness.Plan`; ``device`` is "cpu"."""
-    size, roof = size or Size(), ceilings(device, ["float32"])["float32"]
-    table = Table(dict.fromkeys(FORMATS + WAYS, roof))
-    works = {f"batch {batch}": partial(products, size, table, batch) for batch in size.batches}
-    works |= table.filled_by({"encoder": partial(encoders, size), "characters": partial(writers, size)})
-    for name in ("trained", "wide"):
-        works[f"writing, {name}"] = partial(writing, size, table, name)
-    return Plan(table, works, dataclasses.asdict(size))
+def ceilings(device, name):
+    """Of weights in few bits the floor is that of float32's operations, or of reading them."""
+    return roofline.ceilings(device, "float32")
 
 
-def products(size, table, batch):
-    """Times the products of ``batch`` rows."""
+def products(size, device):
+    """Times the products with each batch of rows."""
+    for batch in size.batches:
+        yield from measure(products_of(size, batch), device, size.seconds, rounds=size.rounds)
+
+
+def products_of(size, batch):
+    """A version of each format: the products of ``batch`` rows."""
     draw = torch.Generator().manual_seed(0)
     w, x = torch.randn(size.n, size.n, generator=draw), torch.randn(batch, size.n, generator=draw)
     few, scale = weights_only.nearest(w, 4), w.abs().amax(1) / 127  # (O,)
@@ -86,16 +91,16 @@ def products(size, table, batch):
             found = torch.as_tensor(call(one)).float().view(batch, -1)
             bytes = {"int8": 1, "bfloat16": 2}.get(name, 4 if "float32" in name else few.bytes / w.numel())
             versions.append(Version(
-                {"table": "products", "format": name, "batch": batch, "part": f"batch {batch}"},
+                {"format": name, "batch": batch},
                 lambda call=call, turns=turns: [call(each) for each in turns],
                 (size.copies * bytes * w.numel(), size.copies * 2 * w.numel() * batch),
                 deviation([found], [x.double() @ exact.double().T]),
                 1e-4 if "float32" in name or "this" in name else 3e-2,  # inputs are rounded to bfloat16
             ))  # fmt: skip
-    table.measure(versions, launches=False)
+    return versions
 
 
-def encoders(size):
+def encoders(size, device):
     """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear layers."""
     learned, held_out = data.sick()
     tokenizer, net = minilm.tokenizer(), minilm.load()
@@ -112,12 +117,9 @@ def encoders(size):
         first, second = (minilm.embeddings(rounded, side) for side in pairs)  # (N, H) each
         both = torch.cat([first, second])
         right = both if right is None else right
-        results = {
-            "relatedness": [spearman((first * second).sum(1).numpy(), np.array(people))],
-            "off": [float((both - right).norm() / right.norm())],
-            "bytes": [bytes],
-        }
-        yield Row({"table": "encoder", "part": "encoder", **case}, summary([seconds]), results=results)
+        relatedness = spearman((first * second).sum(1).numpy(), np.array(people))
+        off = float((both - right).norm() / right.norm())
+        yield case | summary([seconds]) | {"relatedness": relatedness, "off": off, "bytes": bytes}
 
 
 def cases(size):
@@ -126,7 +128,9 @@ def cases(size):
         yield {"how": "nearest", "bits": bits, "group": -1}
         yield {"how": "nearest", "bits": bits, "group": 0}
         for group in size.groups:  # with eight bits there is nothing to mend
-            yield from ({"how": how, "bits": bits, "group": group} for how in HOWS[: 1 if bits == 8 else 3])
+            yield from (
+                {"how": how, "bits": bits, "group": group} for how in size.hows[: 1 if bits == 8 else 3]
+            )
 
 
 def inputs(net, sentences):
@@ -177,7 +181,7 @@ def transformer(shape, steps=0):
     return net, text
 
 
-def writers(size):
+def writers(size, device):
     """A row for each way of rounding the trained transformer; results: "loss" and "bytes"."""
     net, text = transformer(size.trained, size.steps)
     seen = given(net, text.train[: size.stretches * 64].view(-1, 64))
@@ -191,8 +195,8 @@ def writers(size):
                 net.parameters[name] = weight.T
             total += bytes
         seconds = time.perf_counter() - start
-        results = {"loss": [characters.held_out_loss(net, text.held_out)], "bytes": [total]}
-        yield Row({"table": "characters", "part": "characters", **case}, summary([seconds]), results=results)
+        loss = characters.held_out_loss(net, text.held_out, size.places)
+        yield case | summary([seconds]) | {"loss": loss, "bytes": total}
 
 
 def given(net, stretches):
@@ -212,31 +216,35 @@ def given(net, stretches):
     return {name: torch.cat(rows) for name, rows in zip(decoder.products, seen, strict=False)}
 
 
-def writing(size, table, name):
+def writing(size, device):
     """Times a text as long as the context, one character after another: a row for each of ``WAYS``."""
-    net, text = transformer(getattr(size, name))
-    line, exact, versions = text.held_out[:64], dict(net.parameters), []
+    for name in ("trained", "wide"):
+        net, text = transformer(getattr(size, name))
+        yield from measure(
+            ways(name, net, text.held_out[: size.length]), device, size.seconds, rounds=size.rounds
+        )
+
+
+def ways(name, net, line):
+    """A version of each way to write a line (T,) with a network."""
+    exact, versions, T = dict(net.parameters), [], len(line)
     for way in WAYS:
-        made = {
-            n: PRODUCTS[way[:7].rstrip(",")](p.detach().T.contiguous())
-            for n, p in exact.items()
-            if n[0].isdigit()
-        }
+        make = PRODUCTS[way.partition(",")[0]]
+        made = {n: make(p.detach().T.contiguous()) for n, p in exact.items() if n[0].isdigit()}
         numbers = {n: each.T for n, (_, each, _) in made.items()}
         calls = iter([call for call, _, _ in made.values()])
         decoder = Decoder(net, lambda w, calls=calls: next(calls))
         call = partial(anew, net, line) if "no cache" in way else partial(write, decoder, line)
         weights, bytes = sum(w.numel() for w in numbers.values()), sum(bytes for _, _, bytes in made.values())
-        reads = 65 / 2 if "no cache" in way else 1  # of each character
+        reads = (T + 1) / 2 if "no cache" in way else 1  # of each character
         net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
         right = net.scores(line[None])
         net.parameters = exact
         versions.append(Version(
-            {"table": "writing", "part": f"writing, {name}", "net": name, "format": way}, call,
-            (64 * bytes, 64 * reads * 2 * weights), deviation([call()[None]], [right]),
-            1e-4 if "float32" in way else 5e-2, {"characters": [64]},
+            {"net": name, "format": way}, call, (T * bytes, T * reads * 2 * weights),
+            deviation([call()[None]], [right]), 1e-4 if "float32" in way else 5e-2, {"characters": T},
         ))  # fmt: skip
-    table.measure(versions, launches=False)
+    return versions
 
 
 def write(decoder, line):
@@ -278,32 +286,4 @@ def ranks(values):
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-# The page
-TITLE = "Weights for one token at a time"
-MEANING = """Products of 4,096 × 4,096 weights, eight matrices in turn, with a batch of rows: float32, and
-PyTorch's operators for weights of eight and four bits (inputs in bfloat16); the floor is that of reading the
-weights, or of the operations at float32's rate. And MiniLM with its Linear layers rounded: a grid for each
-matrix (group −1), each row (0), or so many neighbours; Spearman's correlation with people's judgement of
-SICK's held-out pairs, in per cent, and how far the embeddings are from float32's. `characters`: the loss of
-Part I's transformer with the weights of its blocks rounded, in nats a character of held-out text. `writing`:
-its 64 characters, and those of a wide one with random weights, by a key-value cache or without.
-"""
-
-
-def shown(name, form):
-    return lambda row: form.format(row.results[name][0])
-
-
-COLUMNS = (
-    ("relatedness, %", lambda row: f"{100 * row.results['relatedness'][0]:.1f}"),
-    ("off", shown("off", "{:.3f}")),
-    ("MB", lambda row: f"{row.results['bytes'][0] / 1e6:.1f}"),
-)
-PAGE = {
-    "products": [Shown("products", ("format", "batch"), ("time", "× floor"))],
-    "encoder": [Shown("encoder", ("how", "bits", "group"), COLUMNS)],
-    "characters": [
-        Shown("characters", ("how", "bits", "group"), (("loss", shown("loss", "{:.3f}")), COLUMNS[2]))
-    ],
-    "writing": [Shown("writing", ("net", "format"), ("time", "× floor"))],
-}
+TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}

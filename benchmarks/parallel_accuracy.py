@@ -1,115 +1,165 @@
-"""Many devices: what is learned. Long training runs, run by name only.
+"""What is learned on many devices. Long training runs, run by name only.
 
 The source's run of LeNet goes first, alone, since its seconds are compared. All others go side by side, as
 many as the machine has threads, with one thread each: only their accuracies count.
 """
 
-import dataclasses
+import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from benchmarks import asynchronous, data_parallel
-from benchmarks.old_harness import Plan, Shown, Table, by_seed, images, mean_of, one_thread
-from benchmarks.old_records import Row
-from ed_lib.ed import EDNetwork
-from ed_lib.ed.learner import fit
+from benchmarks.harness import images, one_thread, runs, summary
+from ed_lib import data
+from ed_lib.ed import EDNetwork, learner
+from ed_lib.parallel import launch
+from ed_lib.parallel.asynchronous.problems import Perceptron
+from ed_lib.parallel.asynchronous.servers import Diverged, ModelQueue, ParameterServer, SynchronousServer
+from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.delay import Delayed, delays
+
+LR = 0.2  # the source's
 
 
 @dataclass(frozen=True)
-class Streaming:
-    """How much streaming ED is trained: on the first ``images`` of MNIST, once, in batches of ``batch``."""
+class Size:
+    """How much is trained: the source's run (d2l.ai, section 13.5), networks on the virtual clock, and
+    streaming ED on the first ``ed_images`` of MNIST, once.
+    """
 
-    images: int = 8_000
-    batch: int = 16
+    images: int | None = None  # of the source's run; None for all 60,000
+    batch: int = 256
+    epochs: int = 10
+    gradients: int = 3000  # on the virtual clock, in batches of 32
+    lrs: tuple = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+    tests: int | None = None
+    ed_images: int = 8_000
+    ed_batch: int = 16
     width: int = 32
     depth: int = 8
     stages: tuple = (1, 2, 4, 8)
     rules: tuple = ("kaneko", "signed")
     rates: tuple = (0.003, 0.01, 0.03, 0.1, 0.3)
     seeds: int = 3
-    workers: int | None = None  # None: as many as the machine has threads
+    workers: int | None = None  # side by side; None: as many as the machine has threads
     offline: bool = False
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much is run; ``virtual``: the arguments of :func:`benchmarks.asynchronous.accuracies`."""
-
-    lenet: data_parallel.Training = data_parallel.Training()
-    virtual: dict = dataclasses.field(
-        default_factory=lambda: {"n_tasks": 3000, "seeds": 3, "lrs": asynchronous.LRS}
-    )
-    streaming: Streaming = Streaming()
+SIZE = Size()
+TINY = Size(
+    100, 20, 2, 200, (0.05, 1e30), 360, 200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1), 2, 1, True
+)
 
 
-TINY = Size(data_parallel.FEW, {"n_tasks": 200, "seeds": 2, "lrs": (0.05, 1e30), "few": 360, "offline": True},
-            Streaming(200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1), 2, 1, True))  # fmt: skip
+def source(size, device):
+    """The source's run on one device and on two, simulated in one process, and as two processes.
+
+    One after the other, with one thread for each process, and once with two for the one device: their
+    seconds, of an epoch, may be compared. Results: "accuracy" at the end, and "curve" and "loss" by epoch.
+    """
+    for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
+        if how == "processes":
+            options = size.batch, LR, size.epochs, size.images, 0, size.offline
+            found = launch(training.train, devices, *options, timeout=7200.0)[0]
+        else:
+            found = simulated(devices, 2 if how == "two threads" else 1, size)
+        case = {"how": how, "devices": devices, "batch": size.batch, "lr": LR}
+        case |= {"epochs": size.epochs, "images": size.images or 60_000}
+        curve, loss = found["accuracy"], np.round(found["loss"], 5).tolist()
+        yield case | summary(found["seconds"]) | {"accuracy": [curve[-1]], "curve": [curve], "loss": [loss]}
 
 
-def prepare(device="cpu", size=None):
-    """The :class:`benchmarks.harness.Plan`, of a part for each table; ``device`` is "cpu"."""
-    size, table = size or Size(), Table()
-    works = {
-        "source": lambda: data_parallel.source(size.lenet),
-        "scaling": lambda: data_parallel.scaling(size.lenet),
-        "asynchronous, accuracy": lambda: asynchronous.accuracies(**size.virtual),
-        "streaming ED": lambda: streaming(size.streaming),
+def simulated(devices, threads, size):
+    """The run in one process → accuracy, seconds and mean loss by epoch."""
+    (x, y), test = images("fashion-mnist", size.offline, data.tensors)
+    x, y = x[: size.images], y[: size.images]
+    with one_thread():
+        torch.set_num_threads(threads)
+        run = by_hand.train(["cpu"] * devices, size.batch, LR, size.epochs, x, y, test, 0)
+    losses = np.array(run.loss).reshape(size.epochs, -1).mean(axis=1)
+    return {"accuracy": run.accuracy[1:], "seconds": run.seconds[1:], "loss": losses}
+
+
+EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)  # seconds of a gradient, for each worker
+METHODS = {
+    "serial": ("asynchronous", (1,)),
+    "synchronous": ("synchronous", EVEN),
+    "asynchronous": ("asynchronous", EVEN),
+    "asynchronous, lr by staleness": ("by staleness", EVEN),
+    "asynchronous, one slow": ("asynchronous", SLOW),
+    "asynchronous, one slow, lr by staleness": ("by staleness", SLOW),
+    "queue of models": ("queue", EVEN),
+}
+SERVERS = {
+    "synchronous": SynchronousServer,
+    "asynchronous": lambda start, lr, p: ParameterServer(start, lr),
+    "by staleness": lambda start, lr, p: ParameterServer(start, lr, by_staleness=True),
+    "queue": ModelQueue,
+}
+
+
+def asynchronous(size, device):
+    """What is learned after the same number of gradients, on the virtual clock: a row for each method and lr.
+
+    A network with one hidden layer of 32 on Fashion-MNIST. Results, one for each seed: "accuracy"; of the
+    queue, that is the mean over its models, and "averaged" that of the mean of the models. A run that
+    diverges counts as guessing, 0.1. "virtual_seconds": what a gradient takes an even worker is one second.
+    """
+    cases = [{"method": method, "lr": lr} for method in METHODS for lr in size.lrs]
+    of = {"data": data.load("fashion-mnist", offline=size.offline).name, "gradients": size.gradients}
+    for row in runs(on_clock, cases, size.seeds, workers=size.workers, size=size):
+        yield of | row
+
+
+def on_clock(method, lr, seed, size):
+    """One training run → accuracy on the tests, the virtual seconds that it took, and the real ones."""
+    (inputs, labels), (tests, test_labels) = images("fashion-mnist", size.offline)
+    server, seconds = METHODS[method]
+    problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
+    server = SERVERS[server](problem.start(), lr, len(seconds))
+    try:
+        virtual = simulate(server, problem, size.gradients, seconds).seconds
+    except Diverged:
+        took = time.perf_counter() - begin
+        return {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0, "seconds": took}
+    models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
+    test = tests[: size.tests], test_labels[: size.tests]
+    found = {
+        "accuracy": float(np.mean([problem.accuracy(model, *test) for model in models])),
+        "averaged": problem.accuracy(models.mean(0), *test),
+        "virtual_seconds": float(virtual),
     }
-    parameters = dataclasses.asdict(size) | {"threads": "1 in each process"}
-    return Plan(table, table.filled_by(works), parameters, context=one_thread, tables=True)
+    return found | {"seconds": time.perf_counter() - begin}
 
 
-def streaming(size=None):
-    """ED in a pipeline that never waits: {table: "streaming ED", rule, stages, rate, …} → rows.
+def streaming(size, device):
+    """ED in a pipeline that never waits, a row for each rule, number of stages and rate.
 
     One network for each of the ten classes; stages = 1 is ED without delay. Results: the "accuracy" on the
     10,000 test images, for each seed. "longest_delay": of the first stage, in batches.
     """
-    size = size or Streaming()
-    cases = [(rule, p, rate) for rule in size.rules for p in size.stages for rate in size.rates]
-    runs = by_seed(streamed, cases, size.seeds, size, workers=size.workers)
-    for (rule, p, rate), seconds, results in runs:
-        longest = int(delays(size.depth, p).max())
-        case = {"table": "streaming ED", "rule": rule, "stages": p, "longest_delay": longest, "rate": rate}
-        case |= {"width": size.width, "depth": size.depth, "batch": size.batch, "images": size.images}
-        yield Row(case, seconds, results=results)
+    cases = [
+        {"rule": rule, "stages": p, "rate": rate}
+        for rule in size.rules for p in size.stages for rate in size.rates
+    ]  # fmt: skip
+    of = {"width": size.width, "depth": size.depth, "batch": size.ed_batch, "images": size.ed_images}
+    for row in runs(streamed, cases, size.seeds, workers=size.workers, size=size):
+        yield of | {"longest_delay": int(delays(size.depth, row["stages"]).max())} | row
 
 
 def streamed(rule, stages, rate, seed, size):
     """One run → accuracy on the test images, and seconds."""
     torch.set_flush_denormal(True)
     (inputs, labels), test = images("mnist", size.offline)
-    sizes = inputs.shape[1], size.width, size.depth, 10
-    net = EDNetwork(*sizes, rule=rule, init="fan_in", backend="torch", seed=seed)
-    learner = Delayed(net, "ed", "sgd", rate, late=delays(size.depth, stages))
-    few = inputs[: size.images], labels[: size.images]
-    history = fit(learner, few, test, batch=size.batch, every=10**9, seed=1000 * seed)
+    shape = inputs.shape[1], size.width, size.depth, 10
+    net = EDNetwork(*shape, rule=rule, init="fan_in", backend="torch", seed=seed)
+    late = Delayed(net, "ed", "sgd", rate, late=delays(size.depth, stages))
+    few = inputs[: size.ed_images], labels[: size.ed_images]
+    history = learner.fit(late, few, test, batch=size.ed_batch, every=10**9, seed=1000 * seed)
     return {"accuracy": history.accuracy[-1], "seconds": sum(history.seconds)}
 
 
-# The page
-TITLE = "What is learned on many devices"
-MEANING = """No choice was made by these accuracies: every rate stands there, with the accuracy on the test
-images."""
-
-
-PAGE = {
-    "source": [Shown(
-        "LeNet on Fashion-MNIST as in the source (there on one GPU 0.82, 3.7 s an epoch; on two 0.82, 3.8 s)",
-        ("how", "devices", "batch", "lr", "images", "epochs", "seeds"), ("accuracy", ("an epoch", "time")),
-    )],
-    "scaling": [Shown(
-        "LeNet with a larger batch on more simulated devices",
-        ("devices", "batch", "policy", "images", "epochs", "seeds"), ("accuracy",),
-    )],
-    "asynchronous, accuracy": [Shown(
-        "Servers and workers on a virtual clock: accuracy after the same number of gradients",
-        ("method", "data", "gradients"), best=("lr", mean_of("accuracy")),
-    )],
-    "streaming ED": [Shown(
-        "Streaming ED: accuracy by the number of stages, of which the first is the latest",
-        ("rule", "stages", "longest_delay", "images"), best=("rate", mean_of("accuracy")),
-    )],
-}  # fmt: skip
+context = one_thread
+TABLES = {"source": source, "asynchronous, accuracy": asynchronous, "streaming ED": streaming}

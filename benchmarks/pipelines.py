@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks import old_harness as harness
-from benchmarks.old_harness import ROUNDING, barrier_to_barrier, is_right, summary
-from benchmarks.old_records import Row
+from benchmarks import formats
+from benchmarks.ed_pipeline import barrier_to_barrier
+from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.parallel import launch
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES
@@ -50,37 +50,32 @@ class Size:
 TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096))  # of a rehearsal
 
 
-def quick(size=None):
-    """Seconds of a batch under each schedule: {table: "pipeline", schedule, stages, microbatches, …} → rows.
+def batch(size):
+    """Seconds of a batch under each schedule, a row each.
 
     Results: "predicted", seconds by the simulator for each round; "ratio", those measured in that round as a
     multiple of it; "link", α and β; "forward" and "backward",
     the seconds of each stage for a micro-batch, which with the link are all that the simulator knows.
     """
-    size = size or Size()
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
-    sizes, seconds = ranks[0]["link"]
-    link = costs.fit(sizes, seconds)
+    link = costs.fit(*ranks[0]["link"])
     for (schedule, m), batches in ranks[0]["batches"].items():
-        case = {"table": "pipeline", "schedule": schedule, "stages": size.stages, "microbatches": m}
+        case = {"schedule": schedule, "stages": size.stages, "microbatches": m}
         case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
         error = max(rank["errors"][schedule, m] for rank in ranks)
         if not is_right(case, error, ROUNDING):
             continue
         message = BYTES * size.batch // m * size.width
-        predicted = []
-        for stages in zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True):  # of each round
-            ops = {op: [stage[op] for stage in stages] for op in ("forward", "backward")}
-            bytes = {"activation": message, "gradient": message}
-            predicted.append(simulate(SCHEDULES[schedule], size.stages, m, ops, link, bytes).seconds)
-        medians = {
-            op: [float(np.median([stage[op] for stage in rank["stages"][schedule, m]])) for rank in ranks]
-            for op in ops
-        }
+        bytes = {"activation": message, "gradient": message}
+        rounds = list(zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True))
+        ops = [{op: [stage[op] for stage in stages] for op in ("forward", "backward")} for stages in rounds]
+        runs = [simulate(SCHEDULES[schedule], size.stages, m, of, link, bytes) for of in ops]
+        predicted = [run.seconds for run in runs]
+        medians = {op: np.median([of[op] for of in ops], axis=0).tolist() for op in ("forward", "backward")}
         ratio = np.divide(batches, predicted).tolist()
         results = {"predicted": predicted, "ratio": ratio, "link": [link.alpha, link.beta]} | medians
         sent = 2 * (size.stages - 1) * m * message
-        yield Row(case, summary(batches), bytes=sent, error=error, results=results)
+        yield case | summary(batches) | {"floor_bytes": sent, "error": error} | results
 
 
 def measure(size):
@@ -142,7 +137,7 @@ def deviation(worker, part, right, x, t):
     """How far this rank's gradients are from those in float64, relative to the largest of these."""
     part.zero_grad()
     worker.run(x, t)
-    return harness.deviation(gradients(part), right)
+    return formats.deviation(gradients(part), right)
 
 
 def gradients(module):

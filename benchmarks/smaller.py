@@ -1,21 +1,18 @@
 """Smaller models: LeNet on Fashion-MNIST made smaller in every way of the book. Long training runs.
 
 For each way and seed the accuracy on the test images and the bytes of what is stored; and of the first seed
-the time that it takes, at each batch size, on one thread. ``distillation`` asks when a teacher helps.
+the time that it takes, at each batch size, on one thread.
 """
 
 import copy
 import functools
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from benchmarks import old_harness as harness
+from benchmarks import harness
 from benchmarks import smaller_parts as parts
-from benchmarks.old_harness import by_seed, side_by_side
-from benchmarks.old_records import Row
 from ed_lib import data, models, timing, training
 from ed_lib.precision import int8, pruning
 from ed_lib.precision.quantization import Quantized, quantize_model, unpacked
@@ -29,8 +26,7 @@ LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
 @dataclass(frozen=True)
 class Size:
     """How much is run. ``epochs`` of the first training; ``tuning`` epochs after it, where there are any.
-
-    ``images``, ``tests``: None for all 60,000 and 10,000. A student of ``few`` images takes ``steps`` steps.
+    ``images``, ``tests``: None for all 60,000 and 10,000. ``seconds`` of timing for each row.
     """
 
     images: int | None = None
@@ -43,24 +39,22 @@ class Size:
     prunings: int = 10  # of a gradual one
     calibration: int = 500
     seeds: int = 3
-    few: tuple = (300, 1000, 3000)
-    steps: int = 1500
-    temperatures: tuple = (1.0, 2.0, 4.0, 10.0)
     batches: tuple = (1, 256)
-    seconds: float = 0.5  # of timing for each row
+    seconds: float = 0.5
     workers: int | None = None  # None: as many as the machine has threads
     offline: bool = False
 
 
-TINY = Size(
-    60, 40, 1, 1, 20, 1e-3, 5e-4, 3, 10, 2, (30,), 4, (2.0,), (1, 5), 0.001, 1, True
-)  # of a rehearsal
+TINY = Size(60, 40, 1, 1, 20, prunings=3, calibration=10, seeds=2, batches=(1, 5), seconds=0.001,
+            workers=1, offline=True)  # fmt: skip
 
 
 @functools.cache
 def bases(size):
     """The network of each seed that all ways begin with, and that teaches."""
-    return list(side_by_side(base, [(seed, size) for seed in range(size.seeds)], size.workers))
+    return list(
+        harness.side_by_side(base, [{"seed": n, "size": size} for n in range(size.seeds)], size.workers)
+    )
 
 
 def measured(way, seed, base, size):
@@ -173,30 +167,29 @@ WAYS = (
 )
 
 
-def smaller(size):
-    """{table: "smaller models", way, runs as, batch} → rows: "accuracy" and "bytes" for each seed; the time
-    of the first seed's network; and how far what runs is from what is meant, in shares of the largest score.
+def rows(size):
+    """One for each way, form in which it runs, and batch: "accuracy" and "bytes" for each seed; the time of
+    the first seed's network; and how far what runs is from what is meant, in shares of the largest score.
     """
-    jobs = [(way, seed, bases(size)[seed], size) for way in WAYS for seed in range(size.seeds)]
+    jobs = [{"way": way, "seed": seed, "base": bases(size)[seed], "size": size}
+            for way in WAYS for seed in range(size.seeds)]  # fmt: skip
     by_seed = [{} for _ in range(size.seeds)]  # {name of a way: (model, accuracy, bytes)}
-    for (_, seed, *_), made in zip(jobs, side_by_side(measured, jobs, size.workers), strict=True):
-        by_seed[seed] |= made
+    for job, made in zip(jobs, harness.side_by_side(measured, jobs, size.workers), strict=True):
+        by_seed[job["seed"]] |= made
     x = images(size)[1][0]
     names = sorted(by_seed[0], key=lambda name: (ORDER.index(name.split(",")[0]), name))
-    results = {
-        name: {"accuracy": [made[name][1] for made in by_seed], "bytes": [made[name][2] for made in by_seed]}
-        for name in names
-    }
     nets = {name: by_seed[0][name][0] for name in names}
     forms = {(name, how): net for name in names for how, net in running(name, nets[name]).items()}
     meant = {name: answers(net, x[:256]) for name, net in nets.items()}
     for batch in size.batches:
         calls = {key: functools.partial(call, net, as_dtype(x[:batch], net)) for key, net in forms.items()}
-        for (name, how), found in timing.compare(calls, min_seconds=size.seconds).items():
+        for (name, how), took in timing.compare(calls, min_seconds=size.seconds).items():
             off = (answers(forms[name, how], x[:256]) - meant[name]).abs().max() / meant[name].abs().max()
-            case = {"table": "smaller models", "way": name, "runs as": how, "batch": len(x[:batch])}
+            case = {"way": name, "runs as": how, "batch": len(x[:batch])}
             case |= {"images": len(images(size)[0][0]), "epochs": size.epochs, "tuning": size.tuning}
-            yield Row(case, found, error=float(off), results=results[name])
+            accuracy, bytes = ([made[name][n] for made in by_seed] for n in (1, 2))
+            times = {"seconds": took.median, "q1": took.q1, "q3": took.q3, "n": took.n}
+            yield case | times | {"error": float(off), "accuracy": accuracy, "bytes": bytes}
 
 
 ORDER = (
@@ -221,31 +214,6 @@ def running(name, net):
     if name.endswith("gradually"):
         return {"float32": net, "float32, CSR": parts.sparse_linears(net)}
     return {str(next(net.parameters()).dtype).removeprefix("torch."): net}
-
-
-def distillation(size):
-    """{table: "distillation", images, temperature} → rows: "accuracy" for each seed of a student of few
-    images, alone (temperature 0) and with a teacher that saw them all. Completion: seconds of training.
-    """
-    cases = [(few, temperature) for few in size.few for temperature in (0, *size.temperatures)]
-    runs = by_seed(taught, cases, size.seeds, bases(size), size, workers=size.workers)
-    for (few, temperature), seconds, results in runs:
-        case = {"table": "distillation", "images": few, "temperature": temperature, "steps": size.steps}
-        yield Row(case, seconds, results=results)
-
-
-def taught(few, temperature, seed, teachers, size):
-    """A student of the first ``few`` images → its accuracy, and seconds of training."""
-    (x, y), test = images(size)
-    x, y, net = x[:few], y[:few], student(seed)
-    loss = {} if not temperature else {"loss_function": parts.Loss(temperature, 0.9)}
-    y = parts.targets(teachers[seed], x, y) if temperature else y
-    epochs = max(1, round(size.steps * size.batch / few))
-    start = time.perf_counter()
-    fitting = {"epochs": epochs, "batch": size.batch, "seed": seed}
-    training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, y, **fitting, **loss)
-    seconds = time.perf_counter() - start
-    return {"accuracy": training.accuracy(net, *test), "seconds": seconds}
 
 
 def tuned(net, seed, size):

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import check
 from ed_lib.precision.distillation import divergence
 from ed_lib.precision.pruning import permanent, prune
 from ed_lib.precision.quantization import replaced
@@ -27,7 +26,7 @@ def gradually(model: nn.Module, amount: float, steps: int) -> Iterator[int]:
     """Prunes a model globally in ``steps`` steps along :func:`cubic`, and yields the number of each, from 1,
     for some training after it: ``for step in gradually(model, 0.9, 10): train(…)``.
     """
-    for step in range(1, check.count("steps", steps) + 1):
+    for step in range(1, steps + 1):
         prune(model, cubic(step, steps, amount))
         yield step
 
@@ -57,24 +56,6 @@ def sparse_linears(model: nn.Module) -> nn.Module:
     return model
 
 
-def loss(
-    student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, temperature: float = 4.0,
-    alpha: float = 0.9,
-) -> torch.Tensor:  # fmt: skip
-    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels.
-
-    student, teacher: scores (B, classes), real; labels (B,) int64. → the mean over the samples. The factor T²
-    is there since the gradient of the first part shrinks as 1/T². None flows into the teacher. A part of the
-    weight 0 is left out: where a score is −∞ it may be infinite, and 0 · ∞ is NaN.
-    """
-    total = torch.zeros((), dtype=student.dtype, device=student.device)
-    if alpha > 0:
-        total = total + alpha * temperature**2 * divergence(student, teacher, temperature)
-    if alpha < 1:
-        total = total + (1 - alpha) * F.cross_entropy(student, labels)
-    return total
-
-
 def targets(teacher: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """What :class:`Loss` learns from: the teacher's scores of each image, and in the last column its label.
 
@@ -89,13 +70,14 @@ def targets(teacher: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> t
 
 
 class Loss:
-    """:func:`loss` as a training loop wants it: (scores (B, classes), rows of :func:`targets`) → ()."""
+    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels: (scores
+    (B, classes), rows of :func:`targets`) → (). T² is there since the first part's gradient shrinks as 1/T².
+    """
 
-    def __init__(self, temperature: float = 4.0, alpha: float = 0.9):
-        check.positive("temperature", temperature)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha is {alpha}; wanted 0 to 1")
+    def __init__(self, temperature: float, alpha: float):
         self.temperature, self.alpha = temperature, alpha
 
     def __call__(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss(scores, targets[:, :-1], targets[:, -1].long(), self.temperature, self.alpha)
+        taught = divergence(scores, targets[:, :-1], self.temperature)
+        labels = F.cross_entropy(scores, targets[:, -1].long())
+        return self.alpha * self.temperature**2 * taught + (1 - self.alpha) * labels
