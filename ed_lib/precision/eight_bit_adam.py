@@ -16,10 +16,8 @@ KINDS = "dynamic", "linear"
 
 
 def numbers(kind: str, signed: bool) -> Tensor:
-    """What the 256 codes stand for, ascending, float32 (256,).
-
-    "linear": evenly spaced. "dynamic": half of them between 0.1 and 1, half of the rest in the decade below,
-    and so on down to 10⁻⁷; and 0 and 1.
+    """What the 256 codes stand for, ascending, float32 (256,). "linear": evenly spaced. "dynamic": half of
+    them between 0.1 and 1, half of the rest in the decade below, and so on down to 10⁻⁷; and 0 and 1.
     """
     if kind == "linear":
         return torch.arange(-127, 129) / 127 if signed else torch.arange(256) / 255
@@ -63,9 +61,8 @@ class Adam8bit(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Each weight by Adam's formula; the averages are float32 only while they are at work."""
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.move(p, p.grad, self.state[p], **group)
+            for p in [p for p in group["params"] if p.grad is not None]:
+                self.move(p, p.grad, self.state[p], **group)
 
     def move(self, p: Tensor, g: Tensor, state: Any, lr: float, betas: tuple, eps: float, **_: Any) -> None:
         """One step of a parameter with the gradient g."""

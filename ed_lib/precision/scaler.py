@@ -17,6 +17,7 @@ from ed_lib import check
 # From the usual first scale, 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16. A loss scaled by
 # less starts the backward pass with 0. So by then every scale that could help has been tried.
 STUCK, SMALLEST = 40, 2.0**-24
+KEYS = "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"  # of torch's state
 
 
 class GradScaler:
@@ -40,14 +41,11 @@ class GradScaler:
         if enabled and device == "cuda" and not torch.cuda.is_available():
             warnings.warn("GradScaler is disabled: there is no GPU. On a CPU, use device='cpu'", stacklevel=2)
             enabled = False
-        settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor}
-        settings |= {"growth_interval": growth_interval, "_growth_tracker": 0}  # updates without a skip
-        self._state = _checked({"scale": init_scale, **settings}, "init_scale")
+        values = init_scale, growth_factor, backoff_factor, growth_interval, 0
+        self._state = _checked(dict(zip(KEYS, values, strict=True)), "init_scale")
         self._enabled, self._started = bool(enabled), False  # whether scale() was ever called
-        self._finite: dict[
-            int, Any
-        ] = {}  # of the optimizers unscaled since update(): bool (); None: no gradient
-        self._stepped: set[int] = set()  # those that were stepped
+        self._finite: dict[int, Any] = {}  # {optimizer unscaled since update(): bool (); None: no gradient}
+        self._stepped: set[int] = set()  # those of them that were stepped
         self._skips, self._fell_from, self.skipped = 0, init_scale, False  # skips in a row; the scale before
 
     def scale(self, outputs: Any) -> Any:
@@ -71,9 +69,8 @@ class GradScaler:
             return
         self._check_order("unscale_()", optimizer)
         if id(optimizer) in self._finite:
-            raise RuntimeError(
-                "unscale_() came after unscale_() of this optimizer; wanted step(), update() before"
-            )
+            wanted = "step(), update() before"
+            raise RuntimeError(f"unscale_() came after unscale_() of this optimizer; wanted {wanted}")
         self._finite[id(optimizer)] = self._unscale(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,22 +111,25 @@ class GradScaler:
             self._skips = 0 if all(found) else self._skips + 1
             scale = self.get_scale()
             if self._skips >= STUCK and not SMALLEST < scale < self._fell_from:
+                went = f"the scale went from {self._fell_from:g} to {scale:g}"
                 tried = "no other would help" if scale <= SMALLEST else "a smaller one may help"
                 raise FloatingPointError(
-                    f"{self._skips} updates in a row were skipped, and nothing was learned. The scale went "
-                    f"from {self._fell_from:g} to {scale:g}; {tried}. Look for inf or NaN in inputs, weights "
-                    "and loss (log(0), a division by 0, too large a rate), and activations beyond float16"
+                    f"{self._skips} updates in a row were skipped, and nothing was learned; {went}, {tried}. "
+                    "Look for inf or NaN in inputs, weights, loss, and for activations beyond float16"
                 )
 
     def adapt(self, overflow: bool) -> None:
         """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
-        s = self._state
-        s["_growth_tracker"] = 0 if overflow else s["_growth_tracker"] + 1
+        state = self._state
         if overflow:
-            s["scale"] = _float32(s["scale"] * s["backoff_factor"])
-        elif s["_growth_tracker"] == s["growth_interval"]:
-            grown, s["_growth_tracker"] = _float32(s["scale"] * s["growth_factor"]), 0
-            s["scale"] = grown if math.isfinite(grown) else s["scale"]
+            state["scale"] = _float32(state["scale"] * state["backoff_factor"])
+            state["_growth_tracker"] = 0  # updates without a skip since the scale last changed
+            return
+        state["_growth_tracker"] += 1
+        if state["_growth_tracker"] == state["growth_interval"]:
+            grown = _float32(state["scale"] * state["growth_factor"])
+            state["scale"] = grown if math.isfinite(grown) else state["scale"]
+            state["_growth_tracker"] = 0
 
     def _unscale(self, optimizer):
         """Divides the gradients → whether all were finite, bool () on their device, or None without any."""
@@ -189,9 +189,9 @@ class GradScaler:
         """Goes on from a ``state_dict`` of this class or of torch's."""
         if not self._enabled:
             return
-        if missing := self._state.keys() - state_dict.keys():
+        if missing := set(KEYS) - state_dict.keys():
             raise RuntimeError(f"state_dict lacks {', '.join(sorted(missing))}; wanted an enabled scaler's")
-        self._state, self._skips = _checked({key: state_dict[key] for key in self._state}), 0
+        self._state, self._skips = _checked({key: state_dict[key] for key in KEYS}), 0
 
 
 class StaticScaler(GradScaler):

@@ -26,9 +26,7 @@ def forms(numbers: np.ndarray, bits: int) -> dict[str, list[np.ndarray]]:
     numbers = np.asarray(numbers).reshape(len(numbers), -1)
     there = numbers != 0  # (rows, columns)
 
-    def values(some):
-        return pack(some, bits) if bits <= 8 else np.ascontiguousarray(some).reshape(-1)
-
+    values = (lambda some: pack(some, bits)) if bits <= 8 else np.ravel
     starts = np.concatenate([[0], there.sum(axis=1).cumsum()]).astype(np.uint32)
     columns = there.nonzero()[1].astype(np.uint16 if numbers.shape[1] <= 2**16 else np.uint32)
     return {

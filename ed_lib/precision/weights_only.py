@@ -17,9 +17,7 @@ from ed_lib import check
 
 @dataclass(frozen=True)
 class FewBits:
-    """A weight (O, I): ``codes`` uint8 (O, I), and for each of its groups ``scale`` and ``least``, float32
-    (O, I / group). ``bits``: of a code.
-    """
+    """A weight: ``codes`` uint8 (O, I) of ``bits`` bits; ``scale``, ``least`` float32 (O, I / group)."""
 
     codes: Tensor
     scale: Tensor
@@ -38,36 +36,33 @@ class FewBits:
 
     def weight(self) -> Tensor:
         """The numbers that the codes stand for, float32 (O, I)."""
-        rows, columns = self.codes.shape
-        groups = self.codes.view(rows, -1, self.group)  # (O, I / group, group)
-        return (groups * self.scale[..., None] + self.least[..., None]).view(rows, columns)
+        groups = self.codes.unflatten(1, (-1, self.group))  # (O, I / group, group)
+        return (groups * self.scale[..., None] + self.least[..., None]).flatten(1)
 
 
 def grids(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Scale and least number, (O, I / group) each, of grids from each group's smallest number to its largest.
-    Where all numbers of a group are equal the scale is 0, and the grid is right.
+    """Scale and least number, (O, I / group) each, of grids from each group's smallest number to its largest:
+    a scale of 0 where all are equal.
     """
-    groups = weight.view(len(weight), -1, group)  # (O, I / group, group)
+    groups = weight.unflatten(1, (-1, group))  # (O, I / group, group)
     least, most = groups.amin(2), groups.amax(2)
     return (most - least) / (2**bits - 1), least
 
 
 def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
     """The nearest codes, as floats."""
-    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return ((column - least) / safe).round().clamp(0, 2**bits - 1)
+    return ((column - least) / torch.where(scale > 0, scale, 1.0)).round().clamp(0, 2**bits - 1)
 
 
 def nearest(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
-    """Each number of a weight (O, I), float32, by the nearest code.
-
-    ValueError if ``group`` does not divide I, or for NaN and infinity.
+    """Each number of a weight (O, I), float32, by the nearest code. ValueError if ``group`` does not divide
+    I, or for NaN and infinity.
     """
     _check(weight, bits, group)
     scale, least = grids(weight, bits, group)
-    groups = weight.view(*scale.shape, group)
+    groups = weight.unflatten(1, (-1, group))
     codes = encode(groups, scale[..., None], least[..., None], bits)  # (O, I / group, group)
-    return FewBits(codes.view(weight.shape).to(torch.uint8), scale, least, bits)
+    return FewBits(codes.flatten(1).to(torch.uint8), scale, least, bits)
 
 
 def hessian(inputs: Tensor) -> Tensor:
@@ -102,10 +97,9 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
         errors = torch.empty_like(left[:, start:end])
         for n in range(start, end):
             column = left[:, n : n + 1]  # (O, 1)
-            codes[:, n : n + 1] = encode(column, scale, least, bits)
-            error = (column - codes[:, n : n + 1] * scale - least) / factor[n, n]
+            code = codes[:, n : n + 1] = encode(column, scale, least, bits)
+            error = errors[:, n - start, None] = (column - code * scale - least) / factor[n, n]
             left[:, n:end] -= error * factor[n, n:end]  # to the rest of this group at once
-            errors[:, n - start : n - start + 1] = error
         left[:, end:] -= errors @ factor[start:end, end:]  # to all groups to come, in one product
         scales.append(scale)
         leasts.append(least)
