@@ -16,8 +16,8 @@ from benchmarks.lstm import B, H, L, times
 from benchmarks.lstm_subjects import NN, TOLERANCE, Subject, forward, least, training
 from benchmarks.old_harness import Plan, Shown, Table, Version, ceilings, deviation, summary
 from benchmarks.old_records import Row
-from ed_lib import machine, timing
-from ed_lib.lstm import LSTM, ON_CPU, caches, cpu_kernels, cpu_ladder, ladder
+from ed_lib import machine, roofline, timing
+from ed_lib.lstm import LSTM, ON_CPU, cpu_kernels, cpu_ladder, ladder
 from ed_lib.lstm.frozen import Frozen, by_onednn
 
 FROZEN = {  # {what: options of Frozen}
@@ -103,7 +103,7 @@ def read(table, size):
     """{table: "caches", kilobytes, threads}: reading what was read a moment ago, at the best rate seen."""
     for kilobytes in size.kilobytes:
         for threads in dict.fromkeys((1, machine.threads())):
-            rate = max(caches.read_rate(1024 * kilobytes, threads, size.seconds / 2) for _ in range(3))
+            rate = max(roofline.cache_rate(1024 * kilobytes, threads, size.seconds / 2) for _ in range(3))
             case = {"table": "caches", "what": "read", "kilobytes": kilobytes, "threads": threads}
             seconds = summary([1024 * kilobytes / rate])
             table.add(Row(case, seconds, bytes=1024 * kilobytes, results={"GB/s": [round(rate / 1e9, 1)]}))

@@ -1,8 +1,7 @@
 """Whether a time can be believed: none is below its floor, rungs are in order, parts add up to the whole.
 
 A chapter says of the times that it prints what must hold. Where outputs are made for others to read, with
-ED_GATES=strict, a :class:`Busy` is raised if it does not, and nothing is written. On a reader's own machine a
-line says that the machine was busy.
+ED_GATES=strict, a :class:`Busy` is raised if it does not. On a reader's own machine a line says so.
 """
 
 import os
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping
 from ed_lib import machine, roofline
 from ed_lib.timing import Timing, text
 
-TIMES = "application/vnd.ed_lib.times+json"  # the times and floors of a cell, in its output, for a test
 ADD_UP = 0.15  # relative: how far the sum of the parts may be from the whole
 SPREAD = 1.6  # how far apart the quartiles of a time may be
 OTHERS = 0.15  # of one core: what other programs may use
@@ -27,18 +25,13 @@ def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, floa
     """None of these times, in seconds, is below its floor: one for all, or one by each name. Those that are a
     :class:`~ed_lib.timing.Timing` vary little.
     """
+    least = floor if isinstance(floor, Mapping) else dict.fromkeys(times, floor)
+    varies = [name for name, time in times.items() if isinstance(time, Timing) and time.q3 > SPREAD * time.q1]
+    below = [name for name, time in times.items() if median(time) < least[name]]
+    words = "below its floor of {}: this machine's ceilings were measured too low"
     _judge(
-        f"{name} took {time}, which is far from steady"
-        for name, time in times.items()
-        if isinstance(time, Timing) and time.q3 > SPREAD * time.q1
-    )
-    seconds = {name: median(time) for name, time in times.items()}
-    least = dict(floor) if isinstance(floor, Mapping) else dict.fromkeys(seconds, floor)
-    _publish(seconds, least)
-    _judge(
-        f"{name} took {text(seconds[name])}, below its floor of {text(least[name])}"
-        for name in seconds
-        if seconds[name] < least[name]
+        [f"{name} took {times[name]}, which is far from steady" for name in varies]
+        + [f"{name} took {text(median(times[name]))}, {words.format(text(least[name]))}" for name in below]
     )
 
 
@@ -62,29 +55,18 @@ def median(time: float | Timing) -> float:
     return time.median if isinstance(time, Timing) else float(time)
 
 
-def _publish(seconds, least):
-    from IPython import get_ipython
-    from IPython.display import display
-
-    if get_ipython():
-        as_text = ({str(name): value for name, value in of.items()} for of in (seconds, least))
-        display({TIMES: dict(zip(("seconds", "floors"), as_text, strict=True))}, raw=True)
-
-
 def _judge(problems):
-    if not (problems := list(problems)):
-        return
-    if os.environ.get("ED_GATES") == "strict":
-        raise Busy("; ".join(problems))
-    print(f"This machine was busy while this cell ran, so its times say little: {'; '.join(problems)}.")
+    if problems := "; ".join(problems):
+        if os.environ.get("ED_GATES") == "strict":
+            raise Busy(problems)
+        print(f"These times say little: {problems}.")
 
 
 def wait_for_quiet(patience: float = 600.0, say: Callable[[str], None] = print) -> None:
     """Returns when nothing else is at work on this machine; :class:`Busy` after ``patience`` seconds."""
     start = time.monotonic()
     while reason := disturbance():
-        waited = time.monotonic() - start
-        if waited > patience:
+        if (waited := time.monotonic() - start) > patience:
             raise Busy(f"{reason}. Waited {waited:.0f} s for a quiet machine")
         say(f"waiting for a quiet machine: {reason}")
         time.sleep(min(10.0, patience / 4))
@@ -95,9 +77,7 @@ def disturbance() -> str | None:
     if (others := machine.load()) > OTHERS:
         return f"other programs use {others:.2f} of its cores"
     best, now = roofline.ceilings(), roofline.measure(seconds=0.6)
-    for what, found, ceiling in (("GB/s", now.bandwidth, best.bandwidth), ("GFLOP/s", now.rate, best.rate)):
-        if found < REACHED * ceiling:
-            return (
-                f"it reaches {found / 1e9:.0f} of the {ceiling / 1e9:.0f} {what} that it has reached before"
-            )
+    for what, found, most in (("GB/s", now.bandwidth, best.bandwidth), ("GFLOP/s", now.rate, best.rate)):
+        if found < REACHED * most:
+            return f"it reaches {found / 1e9:.0f} of the {most / 1e9:.0f} {what} that it has reached before"
     return None

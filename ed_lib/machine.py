@@ -82,7 +82,7 @@ def facts(device: str = "cpu") -> dict:
 
     keys = ("internal_api", "version", "architecture", "num_threads")
     blas = [[pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    found = {"machine": slug(device), "device": name(device), "cpu": name(), "flags": flags()}
+    found: dict = {"machine": slug(device), "device": name(device), "cpu": name(), "flags": flags()}
     found |= {"threads": torch.get_num_threads(), "blas": blas, "os": platform.platform(), "gpu": None}
     found |= {"versions": versions(), "torch_kernels": torch.backends.cpu.get_cpu_capability()}
     found["forced"] = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}

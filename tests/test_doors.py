@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib import data, models, training
+from ed_lib import data, figures, machine, models, notebook, roofline, timing, training
+from ed_lib.roofline import Ceilings
 from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
@@ -34,11 +35,34 @@ GROUND = [
      ValueError, "there are 3 images and 2 labels; wanted a label for each"),
 ]  # fmt: skip
 
+MEASURE = [
+    *((f"machine: {device!r}", lambda device=device: machine.memory(device), ValueError, "wanted")
+      for device in ("tpu", "cuda:99", "cuda:x", None, 0)),
+    ("machine: no GPU", lambda: machine.name("cuda:99"), ValueError, "device is 'cuda:99'; wanted a GPU"),
+    ("floor: below 0", lambda: ROOF.floor(-1, 0), ValueError, "bytes is -1; wanted a"),
+    ("floor: NaN", lambda: ROOF.floor(0, float("nan")), ValueError, "flops is nan; wanted a"),
+    ("floor: text", lambda: ROOF.floor("1", 0), TypeError, "bytes is '1'; wanted a"),
+    ("ceilings: 0", lambda: Ceilings("x", "float32", 0, 1), ValueError, "bandwidth is 0"),
+    ("ceilings: device", lambda: roofline.measure("tpu"), ValueError, "device is 'tpu'; wanted"),
+    ("ceilings: dtype", lambda: roofline.measure(dtype="int8"), ValueError, "dtype is 'int8'; wanted"),
+    ("ceilings: seconds", lambda: roofline.measure(seconds=0), ValueError, "seconds is 0; wanted"),
+    ("cache_rate: threads", lambda: roofline.cache_rate(1e6, 1000), ValueError, "threads is 1000; wanted at"),
+    ("cache_rate: size", lambda: roofline.cache_rate(100), ValueError, "size is 100; wanted at least 1024"),
+    ("compare: rounds", lambda: timing.compare({}, rounds=0), ValueError, "rounds is 0"),
+    ("compare: half a round", lambda: timing.compare({}, rounds=2.5), TypeError, "rounds is 2.5"),
+    ("measure: no time", lambda: timing.measure(int, min_seconds=0), ValueError, "min_seconds is 0; wanted"),
+    ("apart: text", lambda: timing.apart(int, min_seconds="1"), TypeError, "min_seconds is '1'; wanted"),
+    ("apart: runs", lambda: timing.apart(int, min_runs=0), ValueError, "min_runs is 0; wanted at least 1"),
+    ("figure: no text", lambda: figures.to_html(None, "  "), ValueError, "alt is empty"),
+    ("table: no rows", lambda: notebook.table([], "nothing"), ValueError, "rows is empty"),
+]  # fmt: skip
+ROOF = Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
+
 ED = []
 
 TOOLS = []
 
-DOORS = [*GROUND, *ED, *PARALLEL, *PRECISION, *LSTM, *TOOLS]
+DOORS = [*GROUND, *MEASURE, *ED, *PARALLEL, *PRECISION, *LSTM, *TOOLS]
 
 
 @pytest.mark.parametrize("what, call, error, words", DOORS, ids=[door[0] for door in DOORS])
