@@ -99,17 +99,14 @@ def recommend(job: Job, devices: Devices) -> tuple[Plan, list[str]]:
     possible, with the obstacle of each.
     """
     every = plans(job, devices)
-    possible = sorted((plan for plan in every if not plan.obstacle), key=_worth)
+    possible = [plan for plan in every if not plan.obstacle]
+    possible.sort(key=lambda plan: plan.seconds * (WORTH if plan.name == "one device" else 1))
     if not possible:
         raise ValueError("no way to do this job: " + "; ".join(map(str, every)))
     best = possible[0]
     because = [f"{best}."]
     because += [f"{plan}: {plan.seconds / best.seconds:.2g} times as long." for plan in possible[1:]]
     return best, because + [f"{plan}." for plan in every if plan.obstacle]
-
-
-def _worth(plan):
-    return plan.seconds * (WORTH if plan.name == "one device" else 1)
 
 
 def layer(job: Job, devices: Devices, rows: float, cells: float) -> float:
@@ -146,9 +143,7 @@ def sharded(job: Job, devices: Devices) -> Plan:
     forward = layer(job, devices, job.batch / p, job.width)  # of one layer; backward takes twice that
     of_layer = job.parameters / job.layers
     half = costs.all_reduce("ring", of_layer, p, devices.link) / 2
-    seconds = (
-        job.layers * (max(forward, half) + max(2 * forward, 2 * half)) + 2 * half
-    )  # first and last alone
+    seconds = 3 * job.layers * max(forward, half) + 2 * half  # the first and the last alone
     memory = (job.state + job.layers * job.activations) / p + 2 * of_layer  # the layer at work, and the next
     return _plan(name, seconds, 3 * job.layers * forward, memory, devices, (job.batch, "samples"))
 
@@ -170,16 +165,10 @@ def _stage(job, devices, m):
 
 
 def _one_f_one_b(job, devices, m):
-    forward = _stage(job, devices, m)
-    size = job.activations / m
-    return simulate(
-        schedules.one_f_one_b,
-        devices.count,
-        m,
-        {"forward": forward, "backward": 2 * forward},
-        devices.link,
-        {"activation": size, "gradient": size},
-    ).seconds
+    forward, size = _stage(job, devices, m), job.activations / m
+    seconds = {"forward": forward, "backward": 2 * forward}
+    sizes = {"activation": size, "gradient": size}
+    return simulate(schedules.one_f_one_b, devices.count, m, seconds, devices.link, sizes).seconds
 
 
 def tensor(job: Job, devices: Devices) -> Plan:

@@ -3,6 +3,7 @@
 JAX's part of the book. It needs jax, and as many devices as a layout names; a CPU makes any number of them.
 """
 
+import math
 import os
 import re
 from typing import Any
@@ -30,10 +31,8 @@ def simulate_devices(count: int) -> Any:
     except ImportError as error:
         raise ImportError("jax is missing; install it with: pip install jax") from error
     jax.config.update("jax_enable_x64", True)
-    if len(jax.devices()) < count:
-        raise RuntimeError(
-            f"jax has {len(jax.devices())} devices; wanted {count}. It was imported before, so start again"
-        )
+    if (here := len(jax.devices())) < count:
+        raise RuntimeError(f"jax has {here} devices; wanted {count}. It was imported before, so start again")
     return jax
 
 
@@ -44,15 +43,9 @@ def collectives(compiled: Any, ranks: int) -> list[Collective]:
     """
     found = []
     for shapes, name in LINE.findall(compiled.as_text()):
-        size = sum(_bytes(*shape) for shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes))
+        parts = re.findall(r"(\w+)\[([\d,]*)\]", shapes)  # such as ("f32", "256,784")
+        size = sum(BYTES[dtype] * math.prod(map(int, filter(None, n.split(",")))) for dtype, n in parts)
         if name == "reduce-scatter":  # it gives a rank's part
             size *= ranks
         found.append(Collective(name.replace("-", "_"), size, ranks))
     return found
-
-
-def _bytes(dtype, lengths):
-    size = BYTES[dtype]
-    for length in filter(None, lengths.split(",")):
-        size *= int(length)
-    return size

@@ -48,15 +48,11 @@ def pipelines():
         pipeline = EDPipeline(network(**options))
         outputs = [pipeline.step(x, target, microbatches) for x, target in batches(4, 10)]
         found[name] = pipeline.stage.params, outputs, pipeline.traffic
-    pipeline = EDPipeline(network())
-    found["stream"] = pipeline.stage.params, pipeline.stream(batches(12, 3)), pipeline.traffic
-    found["errors"] = errors(pipeline)
+    found["errors"] = errors(EDPipeline(network()))
     for m, rule in BELOW:
         pipeline = EDPipeline(far(rule))
         outputs = [pipeline.step(x, target, m) for x, target in batches(4, 10, -0.5)]
         found[m, rule] = pipeline.stage.params, outputs
-    pipeline = EDPipeline(far())
-    found["stream below 0"] = pipeline.stage.params, pipeline.stream(batches(12, 3, -0.5))
     return found
 
 
@@ -67,7 +63,6 @@ def errors(pipeline):
         lambda: pipeline.step(x[:, 1:], target),
         lambda: pipeline.step(x, 2 * target),
         lambda: pipeline.step(x, target, 11),
-        lambda: pipeline.stream([(x, target), (x, target - 9)]),
         lambda: EDPipeline(network(depth=1)),
         lambda: EDPipeline(EDNetwork(7, 6, 5)),
     ):

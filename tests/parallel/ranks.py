@@ -1,6 +1,5 @@
 """What the tests launch: functions that other processes can import; and worlds of several sizes."""
 
-import functools
 import itertools
 import os
 import signal
@@ -148,41 +147,40 @@ STRIDED = (
 
 
 def check_strided(p, group):
-    """Views, on some ranks or on all: each collective does in place what it does with contiguous tensors, and
-    sends as much. The sums are torch.distributed's, of copies: gloo itself sums other numbers than a view's.
+    """Views, on some ranks or on all: summed in place as contiguous tensors are, with as much sent. The sums
+    are torch.distributed's, of copies: gloo itself sums other numbers than a view's.
     """
-    calls = {a: functools.partial(collectives.all_reduce, algorithm=a) for a in collectives.ALGORITHMS}
-    calls |= {name: getattr(collectives, name) for name in ("reduce_scatter", "all_gather")}
     rank = dist.get_rank()
-    for (name, call), view in itertools.product(calls.items(), STRIDED):
+    for name, view in itertools.product(collectives.ALGORITHMS, STRIDED):
         for strided in (range(p), range(0, p, 2)):  # the ranks on which it is
             base = torch.arange(60.0).view(6, 10) + 1000 * rank
             tensor, kept = view(base), base.clone()
             right, total = (tensor.clone(memory_format=torch.contiguous_format) for _ in range(2))
             tensor = tensor if rank in strided else right.clone()
-            sent = call(right, group=group)
-            assert call(tensor, group=group) == sent, name
+            sent = collectives.all_reduce(right, name, group)
+            assert collectives.all_reduce(tensor, name, group) == sent, name
             assert torch.equal(tensor, right), name
             view(kept).copy_(view(base))
             assert torch.equal(base, kept), "changed what does not belong to the view"
             dist.all_reduce(total, group=group)
-            assert name not in collectives.ALGORITHMS or torch.equal(tensor, total), name
+            assert torch.equal(tensor, total), name
 
 
 def check_parts(p, group):
-    """reduce_scatter and all_gather against what they should leave, and their traffic."""
+    """The two halves of a ring against what they should leave, and the traffic of the second."""
     rank = dist.get_rank()
     for n in (0, 3, 840, 1001):
         tensor = torch.arange(n) + 1000 * rank
-        collectives.reduce_scatter(tensor, group)
+        collectives.ring_reduce_scatter(tensor, collectives.Wire(group))
         right = p * torch.arange(n) + 1000 * sum(range(p))
         assert torch.equal(tensor.tensor_split(p)[rank], right.tensor_split(p)[rank])
         tensor = torch.arange(n) + 1000 * rank
-        sent = collectives.all_gather(tensor, group)
+        wire = collectives.Wire(group)
+        collectives.ring_all_gather(tensor, wire)
         owner = torch.cat([torch.full_like(part, r) for r, part in enumerate(tensor.tensor_split(p))])
         assert torch.equal(tensor, torch.arange(n) + 1000 * owner)
         if n % p == 0:
-            assert sent.bytes == (p - 1) * n // p * 8
+            assert wire.traffic.bytes == (p - 1) * n // p * 8
 
 
 def check_two_levels(each):

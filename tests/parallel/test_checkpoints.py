@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from ed_lib.parallel import RankError, launch
 from ed_lib.parallel.ranks import launcher
-from ed_lib.parallel.sharded import checkpoints, shard
+from ed_lib.parallel.sharded import checkpoints
 from ed_lib.parallel.sharded.transformer import GPT
+from ed_lib.parallel.sharded.zero import shard
 from tests.parallel.test_sharded import ADAM, batches, net, summed, train, weights
 
 STAGES = (0, 1, 2, 3)

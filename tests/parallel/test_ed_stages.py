@@ -79,20 +79,6 @@ def test_a_stage_by_itself_stops_after_the_whole_batch_and_not_before():
             torch.testing.assert_close(value, serial.parameters[name], rtol=0, atol=1e-12)
 
 
-def test_streaming_stops_weights_after_each_update(found):
-    net = ed_ranks.far()
-    late, merged = Delayed(net, "ed", "sgd", net.alpha, late=delays(net.depth, len(found))), ed_ranks.far()
-    right = []
-    for x, target in ed_ranks.batches(12, 3, -0.5):
-        right.append(late.step(x, target))
-        assert not parted(net.parameters)
-    torch.testing.assert_close(found[-1]["stream below 0"][1], torch.cat(right), rtol=0, atol=1e-12)
-    if len(found) == 1:  # otherwise the first stages have made the late updates, and the reference has not
-        merge(merged, [rank["stream below 0"][0] for rank in found])
-        for name, value in net.state_dict().items():
-            np.testing.assert_allclose(merged.state_dict()[name], value, rtol=0, atol=1e-12)
-
-
 def test_only_activations_go_forward_and_one_error_a_sample_comes_back(found):
     p, steps, batch = len(found), 4, 10
     for case, (microbatches, options) in ed_ranks.CASES.items():
@@ -115,20 +101,12 @@ def test_the_messages_are_those_of_the_simulator(found):
             assert traffic.messages == 4 * count  # four steps
 
 
-def test_streaming_equals_learning_from_late_directions_on_one_device(found):
-    p, net = len(found), ed_ranks.network()
-    late = Delayed(net, "ed", "sgd", net.alpha, late=delays(net.depth, p))
-    right = torch.cat([late.step(x, target) for x, target in ed_ranks.batches(12, 3)])
-    torch.testing.assert_close(found[-1]["stream"][1], right, rtol=0, atol=1e-12)
-    assert found[-1]["stream"][1].shape == (36, 2)
-
-
 def test_bad_calls_are_errors_on_every_rank(found):
     p = len(found)
     for rank in found:
-        shape, target, microbatches, stream, shallow, backend = rank["errors"]
+        shape, target, microbatches, shallow, backend = rank["errors"]
         assert shape == "x has the shape (10, 6); wanted (B, 7)"
-        assert "outside [0, 1]" in target and stream == target
+        assert "outside [0, 1]" in target
         assert microbatches == "microbatches is 11; wanted at most 10, the samples of the batch"
         assert p == 1 or shallow == f"stages is {p}; wanted at most 1, one hidden layer for each"
         assert backend == "net's backend is 'numpy'; wanted one of 'torch'"

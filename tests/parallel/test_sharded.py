@@ -14,8 +14,9 @@ from torch import nn
 from ed_lib.parallel import RankError, launch
 from ed_lib.parallel.data_parallel.replica import shard as rows_of
 from ed_lib.parallel.ranks.collectives import Traffic
-from ed_lib.parallel.sharded import STAGES, ledger, shard, units, zero
+from ed_lib.parallel.sharded import ledger, units, zero
 from ed_lib.parallel.sharded.transformer import GPT
+from ed_lib.parallel.sharded.zero import STAGES, shard
 from tests.parallel import ranks
 
 ADAM = partial(torch.optim.Adam, lr=1e-2)

@@ -16,8 +16,9 @@ from tests.parallel import ranks
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--images", "150", "--batch", "64", "--epochs", "2", "--lr", "0.5", "--offline"]
 ARGUMENTS = 64, 0.5, 2, 150, 0, True
-SCRIPT = ["-m", "ed_lib.parallel.data_parallel.training", *SMALL]
-SHARDED = ["-m", "ed_lib.parallel.sharded.training", "--steps", "3", "--batch", "5"]
+MODULE = "ed_lib.parallel.data_parallel.training"
+SCRIPT = ["-m", MODULE, "lenet", *SMALL]
+SHARDED = ["-m", MODULE, "gpt", "--steps", "3", "--batch", "5"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -34,12 +35,12 @@ def weights(text):
     return found[0]
 
 
-def in_a_notebook(p, package="data_parallel", arguments=ARGUMENTS):
+def in_a_notebook(p, function="train", arguments=ARGUMENTS):
     """The same call from a cell of a Jupyter kernel."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cell = f"""from ed_lib.parallel import launch
-from ed_lib.parallel.{package} import training
-print("weights:", *{{r["sha256"] for r in launch(training.train, {p}, *{arguments}, timeout=120.0)}})"""
+from ed_lib.parallel.data_parallel import training
+print("weights:", *{{r["sha256"] for r in launch(training.{function}, {p}, *{arguments}, timeout=120.0)}})"""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     where = {"metadata": {"path": str(ROOT)}}
     client = nbclient.NotebookClient(nb, timeout=200, kernel_name="python3", resources=where)
@@ -62,7 +63,7 @@ def test_the_sharded_script_gives_the_same_weights_everywhere_and_by_every_stage
     by_python = weights(shown([sys.executable, *SHARDED, "--ranks", "2", "--stage", "3"]))
     by_torchrun = [*TORCHRUN, "2", *SHARDED, "--ranks", "2", "--stage", "prefetching"]
     assert weights(shown(by_torchrun)) == by_python
-    assert weights(in_a_notebook(2, "sharded", (1, 3, 5))) == by_python
+    assert weights(in_a_notebook(2, "train_sharded", (1, 3, 5))) == by_python
 
 
 IMAGES = 130  # two are left for the last step, of three ranks too

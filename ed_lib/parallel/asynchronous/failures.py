@@ -24,8 +24,6 @@ def goodput(
     """
     for name, value in {"interval": interval, "save": save, "between": between}.items():
         check.positive(name, value)
-    alive = np.random.default_rng(seed).exponential(
-        between, check.count("failures", failures)
-    )  # seconds each
+    alive = np.random.default_rng(seed).exponential(between, check.count("failures", failures))  # seconds
     whole = alive // (interval + save)  # checkpoints that were finished before each failure
     return float(whole.sum() * interval / (alive.sum() + failures * restart))

@@ -78,11 +78,8 @@ def train(
 ) -> tuple[torch.Tensor, collectives.Traffic]:  # fmt: skip
     """The same with a worker on each rank → the parameters (P,), and what this rank sent."""
     rank, p = dist.get_rank(), dist.get_world_size()
-    outer, worker, traffic = (
-        Outer(start, rate, momentum),
-        Worker(start, gradient, inner),
-        collectives.Traffic(),
-    )
+    outer, worker = Outer(start, rate, momentum), Worker(start, gradient, inner)
+    traffic = collectives.Traffic()
     for meeting in range(rounds):
         moves = worker.move(outer.params, tasks_of(rank, p, meeting, steps))
         traffic += collectives.all_reduce(moves)

@@ -33,14 +33,9 @@ class Perceptron:
     """
 
     def __init__(
-        self,
-        images: Array,
-        labels: Array,
-        hidden: int = 32,
-        batch: int = 32,
-        n_classes: int = 10,
+        self, images: Array, labels: Array, hidden: int = 32, batch: int = 32, n_classes: int = 10,
         seed: int = 0,
-    ):
+    ):  # fmt: skip
         self.images = torch.as_tensor(images)  # (N, I)
         self.labels = torch.as_tensor(labels).long()  # (N,)
         self.batch, self.seed = batch, seed

@@ -15,15 +15,9 @@ from ed_lib.parallel.asynchronous.servers import Dispatcher, ParameterServer, Ru
 
 
 def simulate(
-    server: ParameterServer,
-    gradient: Callable,
-    n_tasks: int,
-    seconds: Sequence[float],
-    *,
-    spread: float = 0.0,
-    dies: dict[int, float] | None = None,
-    seed: int = 0,
-) -> Run:
+    server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], *,
+    spread: float = 0.0, dies: dict[int, float] | None = None, seed: int = 0,
+) -> Run:  # fmt: skip
     """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → a :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each

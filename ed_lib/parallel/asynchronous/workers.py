@@ -26,14 +26,9 @@ class WorkerError(RuntimeError):
 
 
 def train(
-    server: ParameterServer,
-    gradient: Callable,
-    n_tasks: int,
-    n_workers: int,
-    *,
-    pause: float | Sequence[float] = 0.0,
-    timeout: float = 60.0,
-) -> Run:
+    server: ParameterServer, gradient: Callable, n_tasks: int, n_workers: int, *,
+    pause: float | Sequence[float] = 0.0, timeout: float = 60.0,
+) -> Run:  # fmt: skip
     """Runs tasks 0 … n_tasks − 1 in ``n_workers`` processes → a :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss; anything that can be called, and
@@ -93,7 +88,7 @@ class Worker:
             self.is_alive = False
             return None
         if kind == "raised":
-            raise WorkerError(f"worker {self.number} raised an error:\n{value[1]}")
+            raise WorkerError(f"worker {self.number} {value[1]}")
         return value
 
 

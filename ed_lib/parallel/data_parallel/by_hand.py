@@ -120,15 +120,9 @@ def train_batch(
 
 
 def train(
-    devices: Sequence[str | torch.device],
-    batch_size: int,
-    lr: float | Callable[[int], float],
-    epochs: int,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    test: tuple[torch.Tensor, torch.Tensor],
-    seed: int = 0,
-) -> History:
+    devices: Sequence[str | torch.device], batch_size: int, lr: float | Callable[[int], float], epochs: int,
+    images: torch.Tensor, labels: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], seed: int = 0,
+) -> History:  # fmt: skip
     """Trains LeNet on a list of devices → :class:`History`.
 
     images (N, 1, 28, 28) and labels (N,), tensors, and test, a pair of such. lr: a number, or a function of
@@ -158,11 +152,9 @@ def train(
 
 
 def accuracy(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    device_params: Sequence[list[torch.Tensor]],
+    x: torch.Tensor, y: torch.Tensor, device_params: Sequence[list[torch.Tensor]],
     devices: Sequence[str | torch.device],
-) -> float:
+) -> float:  # fmt: skip
     """The share of samples that p devices together classify rightly: each counts on its shard.
 
     Counts are added up, and divided once: the mean of the devices' shares would be wrong for uneven shards.

@@ -27,9 +27,7 @@ class Bucket:
 
     flat: torch.Tensor
     views: dict[torch.Tensor, torch.Tensor] = field(repr=False)  # {parameter: view}
-    awaited: set[torch.Tensor] = field(
-        repr=False
-    )  # the parameters whose gradient this step has not computed yet
+    awaited: set[torch.Tensor] = field(repr=False)  # those whose gradient this step has not computed yet
 
     @property
     def bytes(self) -> int:

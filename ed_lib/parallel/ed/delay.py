@@ -36,20 +36,13 @@ class Delayed(learner.Learner):
     """
 
     def __init__(
-        self,
-        net: EDNetwork,
-        method: str = "ed",
-        optimizer: str = "sgd",
-        rate: float = 0.1,
-        *,
+        self, net: EDNetwork, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
         late: Sequence[int] | np.ndarray,
-    ):
+    ):  # fmt: skip
         super().__init__(net, method, optimizer, rate)
         check.shape("late", np.shape(late), (net.depth + 2,))
         self.late = [check.count("late", n, least=0) for n in late]
-        self.found: deque[dict[str, torch.Tensor]] = deque(
-            maxlen=max(self.late) + 1
-        )  # the directions of the last steps
+        self.found: deque[dict[str, torch.Tensor]] = deque(maxlen=max(self.late) + 1)  # the last directions
 
     def find_direction(self, error: torch.Tensor) -> None:
         """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""

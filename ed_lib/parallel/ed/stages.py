@@ -23,10 +23,8 @@ class EDStage:
 
     def __init__(self, net: EDNetwork, number: int, stages: int):
         check.choice("net's backend", net.space.backend, ["torch"])
-        if stages > max(1, net.depth):
-            raise ValueError(
-                f"stages is {stages}; wanted at most {max(1, net.depth)}, one hidden layer for each"
-            )
+        if stages > (most := max(1, net.depth)):
+            raise ValueError(f"stages is {stages}; wanted at most {most}, one hidden layer for each")
         self.net, self.number = net, number
         self.is_first, self.is_last = number == 0, number == stages - 1
         hidden = np.array_split(np.arange(net.depth), stages)[number].tolist()  # its hidden layers
@@ -102,28 +100,16 @@ class EDPipeline:
         """
         x = self.net.space.check("x", x, ("B", self.net.n_inputs))
         target = check_target(self.net, target, len(x))
-        if check.count("microbatches", microbatches) > len(x):
-            raise ValueError(
-                f"microbatches is {microbatches}; wanted at most {len(x)}, the samples of the batch"
-            )
+        if (m := check.count("microbatches", microbatches)) > len(x):
+            raise ValueError(f"microbatches is {m}; wanted at most {len(x)}, the samples of the batch")
         parts = zip(x.tensor_split(microbatches), target.tensor_split(microbatches), strict=True)
-        return self._run(schedules.ed, [(*part, len(x)) for part in parts])
+        return self._run([(*part, len(x)) for part in parts])
 
-    def stream(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
-        """Streaming ED over a list of batches (x, target), without waiting between them.
-
-        Stage s updates for a batch after it has gone forward with some later ones: see
-        :func:`ed_lib.parallel.ed.delay.delays`. All outputs (N, K) on the last stage.
-        """
-        checked = [(self.net.space.check("x", x, ("B", self.net.n_inputs)), t, len(x)) for x, t in batches]
-        parts = [(x, check_target(self.net, target, n), n) for x, target, n in checked]
-        return self._run(schedules.ed_streaming, parts)
-
-    def _run(self, schedule, parts):
-        """Follows a schedule over micro-batches (x, target, samples to divide by)."""
+    def _run(self, parts):
+        """Follows the schedule over micro-batches (x, target, samples to divide by)."""
         inbox, outbox = {}, {}  # {(what, micro-batch): tensor}
         outputs, requests = [], []
-        for do in schedule(self.number, self.stages, len(parts)):
+        for do in schedules.ed(self.number, self.stages, len(parts)):
             i, (x, target, batch) = do.microbatch, parts[do.microbatch]
             if do.op == "receive":
                 inbox[do.what, i] = self._receive(do, len(x))

@@ -51,13 +51,10 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        parts: Sequence[torch.nn.Module | None],
+        self, parts: Sequence[torch.nn.Module | None],
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        shape: Sequence[int],
-        microbatches: int,
-        schedule: Schedule,
-    ):
+        shape: Sequence[int], microbatches: int, schedule: Schedule,
+    ):  # fmt: skip
         self.rank, stages = dist.get_rank(), dist.get_world_size()
         self.shape, m = tuple(shape), check.count("microbatches", microbatches)
         if len(parts) % stages or not parts:
@@ -204,13 +201,9 @@ class Pipeline:
 
 
 def one_batch(
-    model: torch.nn.Sequential,
-    loss: Callable,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    microbatches: int,
-    schedules: Sequence[Schedule],
-) -> list[tuple[Report, dict[str, torch.Tensor]]]:
+    model: torch.nn.Sequential, loss: Callable, inputs: torch.Tensor, targets: torch.Tensor,
+    microbatches: int, schedules: Sequence[Schedule],
+) -> list[tuple[Report, dict[str, torch.Tensor]]]:  # fmt: skip
     """For ``launch``: a batch under each of several schedules, on a cut model.
 
     → for each schedule: (:class:`Report`, {parameter's name in the model: gradient}), those of this rank.
@@ -234,7 +227,9 @@ def cut(
     """
     if check.count("parts", parts) > len(model):
         raise ValueError(f"parts is {parts}; wanted at most {len(model)}, the number of layers")
-    ends = [0, *balance([1.0] * len(model) if costs is None else costs, parts)]
+    costs = [1.0] * len(model) if costs is None else costs
+    check.shape("costs", (len(costs),), (len(model),))
+    ends = [0, *balance(costs, parts)]
     found = [model[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
     if sum(len(set(part.parameters())) for part in found) > len(set(model.parameters())):
         raise ValueError("model has a parameter in two of the parts; wanted each in one")
@@ -243,9 +238,7 @@ def cut(
 
 def balance(costs: Sequence[float], parts: int) -> list[int]:
     """Where each of ``parts`` consecutive parts of ``costs`` ends, so that the largest sum is least."""
-    best: dict[int, tuple[float, list[int]]] = {
-        0: (0.0, [])
-    }  # {layers so far: (largest sum, ends)}, with as many parts as were cut
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # {layers so far: (largest sum, ends)}
     for part in range(1, parts + 1):
         best = {
             end: min((max(best[at][0], sum(costs[at:end])), [*best[at][1], end]) for at in best if at < end)

@@ -179,10 +179,8 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
     def repeated(stage, stages, microbatches):
         for batch in range(batches):
             for instruction in schedule(stage, stages, microbatches):
-                number = instruction.microbatch
-                yield instruction._replace(
-                    microbatch=number + batch * microbatches if number >= 0 else number
-                )
+                first = batch * microbatches if instruction.microbatch >= 0 else 0
+                yield instruction._replace(microbatch=instruction.microbatch + first)
 
     return repeated
 

@@ -89,11 +89,9 @@ class ParallelMLP(nn.Module):
     """
 
     def __init__(
-        self,
-        first: nn.Linear,
-        second: nn.Linear,
+        self, first: nn.Linear, second: nn.Linear,
         activation: Callable[[torch.Tensor], torch.Tensor] = torch.relu,
-    ):
+    ):  # fmt: skip
         super().__init__()
         if not dist.get_world_size() <= first.out_features == second.in_features:
             came = f"first gives {first.out_features} features and second takes {second.in_features}"

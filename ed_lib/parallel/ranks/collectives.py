@@ -43,20 +43,19 @@ def all_reduce(
     or algorithms differ, all of them get a ValueError, where they would wait for each other for ever.
     """
     check.choice("algorithm", algorithm, ALGORITHMS)
-    return _run(ALGORITHMS[algorithm], tensor, group, f"all_reduce by {algorithm!r}")
-
-
-def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Traffic:
-    """Sums the tensors; afterwards rank r holds the sum of part r, and partial sums elsewhere.
-
-    Part r is ``tensor.flatten().tensor_split(p)[r]``. By a ring.
-    """
-    return _run(ring_reduce_scatter, tensor, group, "reduce_scatter")
-
-
-def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Traffic:
-    """Copies part r of rank r's tensor to all ranks; parts and algorithm as ``reduce_scatter``."""
-    return _run(ring_all_gather, tensor, group, "all_gather")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
+    kind = arrays.dtype_name(tensor.dtype)
+    agree(f"all_reduce by {algorithm!r} of {kind} {tuple(tensor.shape)}", group)
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
+    wire = Wire(group)
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().view(-1)  # the same memory, if the tensor is contiguous
+        ALGORITHMS[algorithm](flat, wire)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view_as(tensor))
+    return wire.traffic
 
 
 class Wire:
@@ -83,12 +82,9 @@ class Wire:
             request.wait()
 
     def start(
-        self,
-        sent: torch.Tensor | None,
-        to: int | None,
-        received: torch.Tensor | None = None,
-        source: int | None = None,
-    ) -> list:
+        self, sent: torch.Tensor | None, to: int | None,
+        received: torch.Tensor | None = None, source: int | None = None,
+    ) -> list:  # fmt: skip
         """The same without waiting → the requests to wait for. Until then the tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
@@ -128,11 +124,6 @@ def tree(flat: torch.Tensor, wire: Wire) -> None:
             wire.receive(other, wire.rank + step)
             flat += other
         step *= 2
-    tree_broadcast(flat, wire)
-
-
-def tree_broadcast(flat: torch.Tensor, wire: Wire) -> None:
-    """Copies rank 0's down a binomial tree: in every round, each rank that has it sends it to one without."""
     step = 1 << (wire.size - 1).bit_length()  # the first power of two ≥ p
     while (step := step // 2) >= 1:
         if wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
@@ -211,28 +202,8 @@ def _halve_and_double(flat, wire, q):
         wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
 
 
-ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]] = {
-    "naive": naive,
-    "tree": tree,
-    "ring": ring,
-    "halving_doubling": halving_doubling,
-}
-
-
-def _run(algorithm, tensor, group, call):
-    """``algorithm`` on the tensor as one contiguous row, once all ranks agree → :class:`Traffic`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
-    agree(f"{call} of {arrays.dtype_name(tensor.dtype)} {tuple(tensor.shape)}", group)
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
-    wire = Wire(group)
-    with torch.no_grad():
-        flat = tensor.detach().contiguous().view(-1)  # the same memory, if the tensor is contiguous
-        algorithm(flat, wire)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat.view_as(tensor))
-    return wire.traffic
+ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]]
+ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
 
 
 def agree(call: str, group: dist.ProcessGroup | None = None) -> None:

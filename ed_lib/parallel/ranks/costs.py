@@ -158,10 +158,16 @@ def measure(sizes: Sequence[int], repeats: int = 20) -> tuple[Link, list[float]]
     Contention is that of two messages of the largest size, one in each direction; γ is for float32 numbers.
     To be called by both ranks of a group of two.
     """
-    seconds = ping_pong(sizes, repeats)
-    link, largest = fit(sizes, seconds), max(sizes)
-    contention = max(1.0, both_ways(largest, repeats) / seconds[list(sizes).index(largest)])
-    return Link(link.alpha, link.beta, addition(largest, repeats) / largest, contention), seconds
+    seconds, wire, largest = ping_pong(sizes, repeats), Wire(), max(sizes)
+    sent, received = torch.zeros(2, largest, dtype=torch.uint8, device=device())
+    total, other = torch.zeros(2, largest // 4, device=device())
+    calls = {
+        "both ways": lambda: wire.exchange(sent, 1 - wire.rank, received, 1 - wire.rank),
+        "addition": lambda: total.add_(other),
+    }
+    took, link = _quartiles(calls, repeats), fit(sizes, seconds)
+    contention = max(1.0, took["both ways"] / seconds[list(sizes).index(largest)])
+    return Link(link.alpha, link.beta, took["addition"] / largest, contention), seconds
 
 
 def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
@@ -183,20 +189,6 @@ def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
 
         found.append(_quartiles({"": there_and_back}, repeats)[""] / 2)
     return found
-
-
-def both_ways(bytes: int, repeats: int = 20) -> float:
-    """What ranks 0 and 1 measure: the seconds of two messages of so many bytes, one in each direction."""
-    wire = Wire()
-    sent, received = torch.zeros(2, bytes, dtype=torch.uint8, device=device())
-    other = 1 - wire.rank
-    return _quartiles({"": lambda: wire.exchange(sent, other, received, other)}, repeats)[""]
-
-
-def addition(bytes: int, repeats: int = 20) -> float:
-    """The seconds that a rank needs to add so many bytes of float32 numbers to as many others."""
-    total, other = torch.zeros(2, bytes // 4, device=device())
-    return _quartiles({"": lambda: total.add_(other)}, repeats)[""]
 
 
 def time_all_reduces(sizes: Sequence[int], repeats: int = 10) -> dict[str, list[float]]:

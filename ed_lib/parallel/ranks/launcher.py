@@ -79,13 +79,7 @@ def launch(
             (folder, number, world_size, backend, store.port, timeout, end) for number in range(world_size)
         ]
         with team("rank", _run, calls, folder) as ranks:
-            reports = _reports(ranks, folder, end)
-            if failures := [report[1:] for report in reports.values() if report[0] == "failed"]:
-                _, number, text = min(failures)  # the first; others may have failed since it did
-                raise RankError(number, f"rank {number} {text}")
-            if len(reports) < world_size:
-                raise _too_late(set(range(world_size)) - set(reports), folder, timeout)
-    return [reports[number][1] for number in range(world_size)]
+            return _results(ranks, folder, end, timeout)
 
 
 def device() -> torch.device:
@@ -166,11 +160,11 @@ def ending(process: Any) -> str:
 
 
 def attempt(function: Callable, *args: Any) -> bytes:
-    """A call's report, as bytes: ("done", what it returned), or ("raised", (when, its traceback))."""
+    """A call's report, as bytes: ("done", what it returned), or ("raised", (when, how, with a traceback))."""
     try:
         return pickle.dumps(("done", function(*args)))
     except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
-        return pickle.dumps(("raised", (time.monotonic(), traceback.format_exc())))
+        return pickle.dumps(("raised", (time.monotonic(), f"raised an error:\n{traceback.format_exc()}")))
 
 
 def one_thread() -> None:
@@ -186,24 +180,28 @@ def _store_here():
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
-def _reports(ranks, folder, end):
-    """{number: ("done", result) or ("failed", when, number, text)} of the ranks that have ended in time."""
-    reports, waiting = {}, {rank.sentinel: number for number, rank in enumerate(ranks)}
+def _results(ranks, folder, end, timeout):
+    """What each rank returned. RankError for the first that failed, or for those that do not end in time."""
+    results, failures, waiting = {}, [], {rank.sentinel: number for number, rank in enumerate(ranks)}
     while waiting and (since := time.monotonic()) < end:
         for sentinel in connection.wait(waiting, end - since):
             number = waiting.pop(sentinel)
-            try:
-                kind, value = pickle.loads(Path(folder, f"report {number}").read_bytes())
-            except FileNotFoundError:  # dated before the errors of others, which it causes
-                kind, value = "ended", (since, ending(ranks[number]))
+            report, how = Path(folder, f"report {number}"), ending(ranks[number])
+            if report.exists() and ranks[number].exitcode == 0:
+                kind, value = pickle.loads(report.read_bytes())
+            else:  # dated before the errors of others, which it causes
+                kind, value = "ended", (since, how)
             if kind == "done":
-                reports[number] = kind, value
+                results[number] = value
             else:
-                when, text = value
-                text = f"raised an error:\n{text}" if kind == "raised" else text
-                reports[number] = "failed", when, number, text
+                failures.append((value[0], number, value[1]))
                 end = min(end, time.monotonic() + GRACE)
-    return reports
+    if failures:
+        _, number, how = min(failures)
+        raise RankError(number, f"rank {number} {how}")
+    if waiting:
+        raise _too_late(waiting.values(), folder, timeout)
+    return [results[number] for number in range(len(ranks))]
 
 
 def _too_late(numbers, folder, timeout):
@@ -221,9 +219,7 @@ def _run(folder, number, world_size, backend, port, timeout, end):
     with open(Path(folder, f"where {number}"), "w") as where:
         faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
         report = attempt(_result, folder, number, world_size, backend, port, timeout)
-        unfinished = Path(folder, f"unfinished {number}")
-        unfinished.write_bytes(report)
-        unfinished.rename(Path(folder, f"report {number}"))
+        Path(folder, f"report {number}").write_bytes(report)
         sys.stdout.flush()
         os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
 

@@ -16,12 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
 
-HALVES = {
-    "all_reduce": 2,
-    "all_gather": 1,
-    "reduce_scatter": 1,
-    "all_to_all": 1,
-}  # of a ring, in each of which a rank sends (p − 1)/p
+# of a ring, in each of which a rank sends (p − 1)/p
+HALVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
 @dataclass(frozen=True)

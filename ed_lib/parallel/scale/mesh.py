@@ -155,17 +155,10 @@ class Efficiency:
 
     def of(self, machine: Machine) -> Machine:
         """The machine as slow as that."""
-        inside, between = (
-            dataclasses.replace(link, beta=link.beta / self.links)
-            for link in (machine.inside, machine.between)
-        )
-        return dataclasses.replace(
-            machine,
-            rate=machine.rate * self.products,
-            memory=machine.memory * self.memory,
-            inside=inside,
-            between=between,
-        )
+        links = {"inside": machine.inside, "between": machine.between}
+        slow = {name: dataclasses.replace(link, beta=link.beta / self.links) for name, link in links.items()}
+        rates = {"rate": machine.rate * self.products, "memory": machine.memory * self.memory}
+        return dataclasses.replace(machine, **rates, **slow)
 
 
 def traffic(model: Model, layout: Layout, n: int) -> float:
@@ -239,9 +232,7 @@ def _gradients(machine, layout, own, chunk, layers):
     """
     p, stride = layout.pipeline, layout.tensor * layout.context * layout.pipeline
     ranks = layout.data * layout.context  # all of them have the same weights
-    size = (
-        (layout.gradient + 2) / 2 if layout.sharded else layout.gradient
-    )  # sharded, weights come back in 16
+    size = (layout.gradient + 2) / 2 if layout.sharded else layout.gradient  # weights come back in 16 bits
     pieces = 1 if not layout.overlap else layout.chunks if p > 1 else layers
     piece = machine.all_reduce(own * size / pieces, ranks, stride if layout.context == 1 else layout.tensor)
     window = chunk * (2 / 3) * p * (1 if p > 1 else 1 / layers)

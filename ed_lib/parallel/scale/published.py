@@ -34,23 +34,15 @@ class Run:
 
     def predicted(self, efficiency: Efficiency) -> float:
         """FLOP/s of a device, by the model."""
-        return rate(
-            self.model, self.layout, sum(step(self.model, self.machine, self.layout, efficiency).values())
-        )
+        seconds = sum(step(self.model, self.machine, self.layout, efficiency).values())
+        return rate(self.model, self.layout, seconds)
 
 
 def _megatron(size, layers, hidden, heads, tensor, pipeline, devices, batch, micro, chunks, tera):
     model = Model(layers, hidden, heads, 2048, 51_200, wide=4 * hidden, kv_heads=heads)
-    layout = Layout(
-        devices,
-        tensor,
-        pipeline,
-        batch,
-        micro=micro,
-        chunks=chunks,
-        recompute=True,
-        overlap=pipeline == 1,  # PyTorch's DDP; with a pipeline sums came after it
-    )
+    overlap = pipeline == 1  # PyTorch's DDP; with a pipeline sums came after it
+    options = {"micro": micro, "chunks": chunks, "recompute": True, "overlap": overlap}
+    layout = Layout(devices, tensor, pipeline, batch, **options)
     return Run(f"Megatron {size}", model, A100, layout, tera * 1e12)
 
 

@@ -109,11 +109,8 @@ def load(sharded: Stage0, place: Path | str) -> int:
         raise CheckpointError(next(filter(None, problems)))
     state = sharded.optimizer.state_dict()
     for n, unit in enumerate(sharded.units):
-        mine = {
-            name.split(" ", 1)[0]: tensor
-            for name, tensor in found.items()
-            if name.endswith(f" of {unit.name}")
-        }
+        names = [name for name in found if name.endswith(f" of {unit.name}")]
+        mine = {name.split(" ", 1)[0]: found[name] for name in names}
         unit.kept.copy_(mine.pop("weights"))
         state["state"][n] = mine
     sharded.optimizer.load_state_dict(state)

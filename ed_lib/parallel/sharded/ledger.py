@@ -33,9 +33,8 @@ def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) ->
     """
     check.choice("stage", stage, (0, 1, 2, 3))
     parts = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which stage on it is shared
-    return {
-        name: parameters * getattr(each, name) / (p if stage >= since else 1) for name, since in parts.items()
-    }
+    shared = {name: p if stage >= since else 1 for name, since in parts.items()}
+    return {name: parameters * getattr(each, name) / shared[name] for name in parts}
 
 
 def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:

@@ -68,10 +68,8 @@ def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Uni
         mine = [(name, p) for name, p in part.named_parameters() if p.requires_grad]
         for name, p in mine:
             if p in owner:
-                place = f"{names[part]}.{name}".strip(".")
-                raise ValueError(
-                    f"the parameter {place} is {owner[p]} too; wanted it in one unit: leave both modules out"
-                )
+                said = f"the parameter {f'{names[part]}.{name}'.strip('.')} is {owner[p]} too"
+                raise ValueError(f"{said}; wanted it in one unit: leave both modules out")
             owner[p] = f"{names[part]}.{name}".strip(".")
         of.append((names[part], part, [p for _, p in mine]))
     rest = [p for p in module.parameters() if p.requires_grad and p not in owner]

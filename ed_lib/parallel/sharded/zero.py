@@ -77,12 +77,10 @@ class Stage0:
         """The bytes that this rank holds now: {"weights", "gradients", "optimizer": bytes}."""
         state = self.optimizer.state.values()
         moments = [t for of in state for t in of.values() if isinstance(t, torch.Tensor) and t.dim()]
-        whole = [p.grad for unit in self.units for p in unit.parameters]
+        grads = [p.grad for unit in self.units for p in (*unit.parameters, unit.kept)]
         return {
             "weights": sum(nbytes([unit.weights, unit.kept]) for unit in self.units),
-            "gradients": nbytes(
-                g for g in (*whole, *(unit.kept.grad for unit in self.units)) if g is not None
-            ),
+            "gradients": nbytes(gradient for gradient in grads if gradient is not None),
             "optimizer": nbytes(moments),
         }
 
