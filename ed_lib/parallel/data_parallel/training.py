@@ -168,7 +168,8 @@ def report(results: Sequence[dict]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ed_lib.parallel.data_parallel.training")
     networks = parser.add_subparsers(required=True)
-    for name, function in {"lenet": train, "gpt": train_sharded}.items():
+    functions: dict[str, Callable] = {"lenet": train, "gpt": train_sharded}
+    for name, function in functions.items():
         options = networks.add_parser(name, description=function.__doc__)
         options.set_defaults(function=function)
         options.add_argument(

@@ -12,6 +12,7 @@ recomputation in large transformer models" (2022); A. Grattafiori et al., "The L
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from ed_lib import check
 from ed_lib.parallel.ranks import costs
@@ -155,10 +156,10 @@ class Efficiency:
 
     def of(self, machine: Machine) -> Machine:
         """The machine as slow as that."""
-        links = {"inside": machine.inside, "between": machine.between}
-        slow = {name: dataclasses.replace(link, beta=link.beta / self.links) for name, link in links.items()}
-        rates = {"rate": machine.rate * self.products, "memory": machine.memory * self.memory}
-        return dataclasses.replace(machine, **rates, **slow)
+        both = machine.inside, machine.between
+        inside, between = (dataclasses.replace(link, beta=link.beta / self.links) for link in both)
+        rates: dict[str, Any] = {"rate": machine.rate * self.products, "memory": machine.memory * self.memory}
+        return dataclasses.replace(machine, inside=inside, between=between, **rates)
 
 
 def traffic(model: Model, layout: Layout, n: int) -> float:

@@ -8,6 +8,7 @@ output: so a chunk is one layer, 126 layers and two that are missing on 16 stage
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Run:
 def _megatron(size, layers, hidden, heads, tensor, pipeline, devices, batch, micro, chunks, tera):
     model = Model(layers, hidden, heads, 2048, 51_200, wide=4 * hidden, kv_heads=heads)
     overlap = pipeline == 1  # PyTorch's DDP; with a pipeline sums came after it
-    options = {"micro": micro, "chunks": chunks, "recompute": True, "overlap": overlap}
+    options: dict[str, Any] = {"micro": micro, "chunks": chunks, "recompute": True, "overlap": overlap}
     layout = Layout(devices, tensor, pipeline, batch, **options)
     return Run(f"Megatron {size}", model, A100, layout, tera * 1e12)
 
