@@ -9,6 +9,7 @@ import torch
 
 from ed_lib import data, figures, machine, models, notebook, roofline, timing, training
 from ed_lib.roofline import Ceilings
+from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
@@ -57,8 +58,6 @@ MEASURE = [
     ("table: no rows", lambda: notebook.table([], "nothing"), ValueError, "rows is empty"),
 ]  # fmt: skip
 ROOF = Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
-
-ED = []
 
 TOOLS = []
 

@@ -187,20 +187,3 @@ def test_how_far_each_layer_moved(rng):
     wanted = [np.sqrt(((b - a) ** 2).sum() / (a**2).sum()) for a, b in zip(*layers, strict=True)]
     np.testing.assert_allclose(analysis.moved(before, after), wanted, rtol=1e-12)
     assert (analysis.moved(after, after) == 0).all()
-
-
-BAD = [
-    (lambda x, t: (x * np.nan, t), "x holds NaN or infinity"),
-    (lambda x, t: (x[:, :3], t), r"x has the shape \(6, 3\); wanted \(B, 5\)"),
-    (lambda x, t: (x, t[:, :1]), r"target has the shape \(6, 1\); wanted \(6, 2\)"),
-    (lambda x, t: (x, t, "hinge"), "loss is 'hinge'; wanted one of 'squared', 'cross_entropy'"),
-]
-
-
-@pytest.mark.parametrize("spoil, message", BAD)
-def test_bad_input_is_named(spoil, message, rng):
-    net = a_net()
-    with pytest.raises(ValueError, match=message):
-        analysis.agreement(net, *spoil(*batch(rng, net)))
-    with pytest.raises(RuntimeError, match="it never ran; call forward"):
-        analysis.votes(net)

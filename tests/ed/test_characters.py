@@ -66,17 +66,3 @@ def test_counting_follows_a_plain_loop():
                 seen[train[k]] += 1
         total -= math.log(seen[held_out[at]] / sum(seen))
     assert characters.counting_loss(train, held_out, 2, 3, more=0.5) == pytest.approx(total / 18)
-
-
-def test_what_is_wrong_is_named():
-    with pytest.raises(ValueError, match="text has 'x', 'é'; wanted only the 5 characters"):
-        characters.encode("axéa", "abcde")
-    model = WindowModel(**OPTIONS)
-    with pytest.raises(ValueError, match="start has 2 characters; wanted at least 3"):
-        characters.sample(model, "ab", 3, "abcde")
-    with pytest.raises(ValueError, match="temperature is 0"):
-        characters.sample(model, "abc", 3, "abcde", temperature=0)
-    with pytest.raises(ValueError, match="x runs from 0 to 7; wanted the numbers of 5 characters"):
-        model.scores(torch.tensor([[0, 1, 7]]))
-    with pytest.raises(ValueError, match="x has 2 characters in a row; wanted 3"):
-        model.read(torch.tensor([[0, 1]]))

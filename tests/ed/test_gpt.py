@@ -146,29 +146,6 @@ def test_it_learns_what_follows_and_keeps_its_signs(rules):
         assert (net.parameters[name] * sign >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention": "guess"}, "attention is 'guess'"),
-        ({"mlp": "guess"}, "mlp is 'guess'"),
-        ({"heads": 3}, "heads is 3; wanted a divisor of the width, 8"),
-        ({"layers": 0}, "layers is 0"),
-        ({"rate": 0.0}, "rate is 0"),
-    ],
-)
-def test_what_is_wrong_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        Transformer(**{"vocabulary": V, "context": T, "layers": 1, "heads": 2, "width": C} | options)
-
-
-def test_texts_too_long_or_unknown_are_refused():
-    net = network()
-    with pytest.raises(ValueError, match=r"x has shape \(1, 7\); wanted \(B, T\) with T of at most 6"):
-        net.forward(torch.zeros(1, T + 1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="x runs from 0 to 5; wanted the numbers of 5 characters"):
-        net.forward(torch.arange(6)[None])
-
-
 def test_signs_are_known_where_nothing_breaks_them(monkeypatch):
     """Without layer norm each channel raises or lowers the scores as its sign says; with it, many do not."""
     net, (x, _) = network(one_signed=True), batch()
@@ -179,8 +156,3 @@ def test_signs_are_known_where_nothing_breaks_them(monkeypatch):
     for n in range(LAYERS):  # nor attention
         net.parameters[f"{n}.answer"].data.zero_()
     assert set(known_signs(net, x).values()) == {1.0}
-
-
-def test_a_network_of_free_weights_has_no_signs_to_know():
-    with pytest.raises(ValueError, match="net has weights of any sign; wanted one with one_signed=True"):
-        known_signs(network(), batch()[0])

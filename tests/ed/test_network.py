@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ed_lib import arrays
-from ed_lib.ed import EDNetwork
+from ed_lib.ed import EDNetwork, network
+from tests.ed import doors
 from tests.ed.test_rules import loop_layer, loop_update
 
 shapes = st.fixed_dictionaries(
@@ -170,75 +172,21 @@ def test_state_survives_a_round_trip_and_is_a_copy(backend, rng):
     assert (state["input.weight"] != other.state_dict()["input.weight"]).any()
 
 
-GOOD = dict(n_inputs=3, width=2, depth=1)
-BAD_ARGUMENTS = [
-    (dict(n_inputs=0), ValueError, "n_inputs is 0; wanted at least 1"),
-    (dict(width=2.0), TypeError, "width is 2.0; wanted a whole number"),
-    (dict(depth=-1), ValueError, "depth is -1; wanted at least 0"),
-    (dict(depth=True), TypeError, "depth is True"),
-    (dict(n_outputs=0), ValueError, "n_outputs is 0"),
-    (dict(rule="hebb"), ValueError, "rule is 'hebb'; wanted one of 'kaneko', 'signed'"),
-    (dict(init="xavier"), ValueError, "init is 'xavier'"),
-    (dict(bias="none"), ValueError, "bias is 'none'"),
-    (dict(backend="jax"), ValueError, "backend is 'jax'"),
-    (dict(dtype="float16"), ValueError, "dtype is 'float16'"),
-    (dict(device="cuda"), ValueError, "device 'cuda' with the backend 'numpy'"),
-    (dict(backend="torch", device="cuda:99"), ValueError, "device is 'cuda:99'; torch sees"),
-    (dict(alpha=float("nan")), ValueError, "alpha is nan"),
-    (dict(u0="0.4"), TypeError, "u0 is '0.4'"),
-    (dict(seed=-1), ValueError, "seed is -1"),
-]
-
-
-@pytest.mark.parametrize("argument, error, message", BAD_ARGUMENTS)
-def test_a_bad_argument_is_named(argument, error, message):
-    with pytest.raises(error, match=message):
-        EDNetwork(**{**GOOD, **argument})
-
-
-X, T = np.full((4, 3), 0.5), np.ones((4, 1))
-STATE = EDNetwork(**GOOD).state_dict()
-FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
-BAD_CALLS = [
-    (lambda net: net.step(X[:, :2], T), ValueError, r"x has the shape \(4, 2\); wanted \(B, 3\)"),
-    (lambda net: net.step(X[:0], T[:0]), ValueError, r"x has the shape \(0, 3\)"),
-    (lambda net: net.step(X, T[:3]), ValueError, r"target has the shape \(3, 1\); wanted \(4, 1\)"),
-    (lambda net: net.step(np.where(X > 0, np.inf, 0), T), ValueError, "x holds NaN or infinity"),
-    (lambda net: net.step(X, T * np.nan), ValueError, "target holds NaN or infinity"),
-    (lambda net: net.step(X, T + 0.5), ValueError, r"target has values outside \[0, 1\]"),
-    (lambda net: net.step(X.astype(complex), T), TypeError, "x has the dtype complex128"),
-    (lambda net: net.step(torch.ones(4, 3), T), TypeError, "x is a torch.Tensor; wanted .* 'numpy', as asar"),
-    (lambda net: net.update(T), RuntimeError, "needs the activations of a forward"),
-    (lambda net: (net.forward(X), net.update(T * np.inf)), ValueError, "error holds NaN"),
-    (
-        lambda net: (net.forward(X), net.update(T[:2])),
-        ValueError,
-        r"error has the shape \(2, 1\); wanted \(4",
-    ),
-    (lambda net: net.load_state_dict(FLIPPED), ValueError, "state.'hidden.weight'. has weights of the wrong"),
-    (
-        lambda net: net.load_state_dict(STATE | {"input.bias": T * np.nan}),
-        ValueError,
-        "state.'input.bias'. has",
-    ),
-    (lambda net: net.load_state_dict({"input.bias": T}), ValueError, "state has the keys"),
-]
-
-
-@pytest.mark.parametrize("call, error, message", BAD_CALLS)
-def test_a_bad_call_is_named_and_changes_nothing(call, error, message):
-    net = EDNetwork(**GOOD)
-    with pytest.raises(error, match=message):
-        call(net)
-    assert all((STATE[n] == v).all() for n, v in net.state_dict().items())
+def test_what_is_refused_changes_nothing():
+    kept = doors.TORCH.state_dict()
+    for what, call, error, _ in doors.ED:
+        with pytest.raises(error):
+            call()
+        for net, state in ((doors.NUMPY, doors.STATE), (doors.TORCH, kept)):
+            assert all((state[n] == v).all() for n, v in net.state_dict().items()), what
 
 
 def test_the_signed_rule_takes_over_any_signs():
-    EDNetwork(**GOOD, rule="signed").load_state_dict(FLIPPED)
+    doors.network(rule="signed").load_state_dict(doors.FLIPPED)
 
 
 def test_a_tensor_that_autograd_follows_leaves_no_graph_behind():
-    net = EDNetwork(**GOOD, backend="torch")
+    net = EDNetwork(3, 2, 1, backend="torch")
     output = net.step(torch.ones(4, 3, requires_grad=True), torch.ones(4, 1))
     assert not output.requires_grad and not net.parameters["input.weight"].requires_grad
 
@@ -268,3 +216,69 @@ def test_copies_are_whole_and_share_no_weight(how, backend):
     net.step(x, target)
     for name, value in net.state_dict().items():
         np.testing.assert_array_equal(value, other.state_dict()[name])
+
+
+def twins(path, width, depth, k, *, rule="kaneko", bias="free", backend="numpy", device="cpu"):
+    """The same network by the path "layers" in float64, and by ``path`` in float32."""
+    options = dict(rule=rule, bias=bias, init="fan_in", seed=3)
+    exact = EDNetwork(6, width, depth, k, **options, dtype="float64", path="layers")
+    return exact, EDNetwork(6, width, depth, k, **options, backend=backend, device=device, path=path)
+
+
+def assert_same_after_steps(exact, net, batch, steps=2):
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        x, target = rng.random((batch, 6)), rng.integers(0, 2, (batch, exact.n_outputs)).astype(float)
+        output = net.step(net.asarray(x), net.asarray(target))
+        np.testing.assert_allclose(arrays.to_numpy(output), exact.step(x, target), rtol=5e-5, atol=1e-6)
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(value, exact.state_dict()[name], rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "width, depth, k, batch", [(1, 5, 3, 1), (17, 1, 1, 63), (65, 5, 2, 130), (4, 0, 3, 130)]
+)
+@pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
+def test_numbas_kernels_on_a_cpu(width, depth, k, batch, rule, bias, backend):
+    pytest.importorskip("numba")
+    assert_same_after_steps(*twins("kernel", width, depth, k, rule=rule, bias=bias, backend=backend), batch)
+
+
+def test_large_sums_become_zero_or_one_and_never_nan():
+    pytest.importorskip("numba")
+    exact, net = (EDNetwork(6, 5, 20, path=path) for path in ("layers", "kernel"))
+    x = np.full((40, 6), 1e6, np.float32)
+    np.testing.assert_allclose(net.forward(x), exact.forward(x), atol=1e-6)
+    assert np.isfinite(net.states).all()
+
+
+def test_a_new_batch_size_and_a_new_state_are_taken_over():
+    pytest.importorskip("numba")
+    exact, net = twins("kernel", 5, 20, 2)
+    for batch in (7, 40, 7):
+        assert_same_after_steps(exact, net, batch, steps=1)
+    fresh = EDNetwork(6, 5, 20, 2, init="fan_in", seed=9, dtype="float64", path="layers")
+    exact.load_state_dict(fresh.state_dict())
+    net.load_state_dict(fresh.state_dict())
+    assert_same_after_steps(exact, net, 7)
+
+
+def test_on_a_cpu_deep_networks_take_the_kernel_and_others_the_layers():
+    pytest.importorskip("numba")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EDNetwork(3, 2, 2).path == "layers"
+        assert EDNetwork(3, 2, 2, dtype="float64").path == "layers"
+        assert EDNetwork(3, 2, 100).path == "kernel"
+    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs float32 on a CPU"):
+        assert EDNetwork(3, 2, 100, dtype="float64").path == "layers"
+
+
+def test_a_missing_compiler_is_said_and_the_next_best_path_taken(monkeypatch):
+    monkeypatch.setattr(network.importlib.util, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs numba: pip install numba"):
+        assert EDNetwork(3, 2, 100).path == "layers"
+    on_gpu = arrays.Space("torch", torch, "cuda:0", torch.float32)
+    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs triton: pip install triton"):
+        assert network.choose("auto", on_gpu, 32, 2) == "layers"

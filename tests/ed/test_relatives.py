@@ -123,21 +123,6 @@ def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
             assert (slope * signs >= 0).all() and (slope * signs > 0).any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (dict(rule="guess"), ValueError, "rule is 'guess'"),
-        (dict(widths=(3,)), ValueError, r"widths is \[3\]"),
-        (dict(widths=(3, 0, 2)), ValueError, "widths is 0"),
-        (dict(rate=0), ValueError, "rate is 0"),
-        (dict(steps=0), ValueError, "steps is 0"),
-    ],
-)
-def test_bad_arguments_are_errors_that_name_them(arguments, error, message):
-    with pytest.raises(error, match=message):
-        Perceptron(**{"widths": (3, 4, 2)} | arguments)
-
-
 @pytest.mark.oracle
 def test_without_hidden_layers_it_is_a_linear_model():
     net = Perceptron((6, 4), rule="backprop", rate=0.01, seed=0)

@@ -98,20 +98,6 @@ def test_autograd_takes_the_same_step_as_backpropagation_by_hand(depth, k, rng):
     torch.testing.assert_close(autograd.parameters(), theirs, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    "baseline, options, message",
-    [
-        (article.ArticleNetwork, dict(n_outputs=2), "net is unlike the article's"),
-        (article.ArticleNetwork, dict(rule="kaneko"), "net is unlike the article's"),
-        (rivals.Backprop, dict(bias="cells"), "net has bias='cells'; wanted 'free'"),
-        (rivals.Autograd, dict(backend="numpy"), "wanted 'torch' and free biases"),
-    ],
-)
-def test_a_network_that_a_baseline_does_not_know_is_refused(baseline, options, message):
-    with pytest.raises(ValueError, match=message):
-        baseline(EDNetwork(3, 2, 1, **{"rule": "signed"} | options))
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("optimizer, k", [("sgd", 3), ("adam", 1)])
 def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):

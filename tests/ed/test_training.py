@@ -71,34 +71,3 @@ def test_one_output_learns_the_label_itself(capsys):
     net = EDNetwork(784, 8, 1, init="fan_in", alpha=0.2)
     assert learner.fit(net, few, few, epochs=20).accuracy[-1] > 0.99
     assert set(learner.predict(net, few[0])) == {0, 1}
-
-
-DIGITS = np.zeros((6, 784), "float32"), np.zeros(6, int)
-BAD = [
-    (
-        dict(train_set=(DIGITS[0][:, :9], DIGITS[1])),
-        r"train_set's inputs has the shape \(6, 9\); wanted \(N, 784\)",
-    ),
-    (dict(train_set=(DIGITS[0], DIGITS[1][:5])), r"train_set's labels has the shape \(5,\); wanted \(6,\)"),
-    (dict(test_set=(DIGITS[0], DIGITS[1] + 3)), "test_set's labels run from 3 to 3; wanted 0 to 2"),
-    (dict(train_set=(DIGITS[0] * np.nan, DIGITS[1])), "x holds NaN"),
-    (dict(epochs=0), "epochs is 0"),
-    (dict(batch=0), "batch is 0"),
-    (dict(every=0), "every is 0"),
-]
-
-
-@pytest.mark.parametrize("bad, message", BAD)
-def test_a_bad_argument_is_named_and_changes_nothing(bad, message):
-    net = EDNetwork(784, 2, 0, 3)
-    before = net.state_dict()
-    with pytest.raises(ValueError, match=message):
-        learner.fit(net, **{"train_set": DIGITS, "test_set": DIGITS} | bad)
-    assert all((before[n] == w).all() for n, w in net.state_dict().items())
-
-
-def test_bad_patterns_are_named():
-    x, target = learner.parity(2)
-    for a, t, message in ((x[:, :1], target, "x has the shape"), (x, target[:3], "target has the shape")):
-        with pytest.raises(ValueError, match=message):
-            learner.epochs_to_solve(EDNetwork(2, 2, 0), a, t)

@@ -72,9 +72,3 @@ def test_a_step_keeps_weights_from_going_below_zero():
     for n, (was, weight) in enumerate(zip(before, net.weights, strict=True)):
         assert not torch.equal(was, weight)
         assert n == 0 or weight.min() == 0
-
-
-@pytest.mark.parametrize("change", [{"rule": "direct"}, {"widths": (4, 2)}, {"rate": 0}, {"steps": 0}])
-def test_what_is_wrong_is_named(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        VectorPerceptron(**{"widths": (4, 5, 2)} | change)

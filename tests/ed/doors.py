@@ -1,0 +1,146 @@
+"""The messages of part I, for the table of tests/test_doors.py."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from ed_lib.ed import EDNetwork, analysis, article, characters, learner, rivals
+from ed_lib.ed.gpt import Transformer, known_signs
+from ed_lib.ed.learner import Learner, mask
+from ed_lib.ed.relatives import Perceptron, VectorPerceptron
+
+X, T, BAD_X = np.full((4, 3), 0.5), np.ones((4, 1)), np.full((4, 3), np.inf)
+NUMPY, TORCH = EDNetwork(3, 2, 1), EDNetwork(7, 4, 2, 3, backend="torch")
+STATE = NUMPY.state_dict()
+LEARNER, SEVEN, THREE = Learner(TORCH, "squared", "adam"), torch.ones(6, 7), torch.ones(6, 3)
+FLIPPED, NAN = (
+    STATE | {"hidden.weight": -STATE["hidden.weight"]},
+    STATE | {"input.bias": STATE["input.bias"] * np.nan},
+)
+WINDOW = characters.WindowModel(5, 3, (4,))
+GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
+IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
+PATTERNS, TARGETS = learner.parity(2)
+
+
+def network(**change):
+    return EDNetwork(**{"n_inputs": 3, "width": 2, "depth": 1} | change)
+
+
+def ran(net=NUMPY):
+    net.forward(X)
+    return net
+
+
+def fit(**change):
+    return learner.fit(EDNetwork(784, 2, 0, 3), **{"train_set": IMAGES, "test_set": IMAGES} | change)
+
+
+def rival(kind, **change):
+    return kind(EDNetwork(3, 2, 1, **{"rule": "signed"} | change))
+
+
+ED = [
+    ("EDNetwork: n_inputs", lambda: network(n_inputs=0), ValueError, "n_inputs is 0; wanted at least 1"),
+    ("EDNetwork: width", lambda: network(width=2.0), TypeError, "width is 2.0; wanted a whole number"),
+    ("EDNetwork: depth", lambda: network(depth=-1), ValueError, "depth is -1; wanted at least 0"),
+    ("EDNetwork: n_outputs", lambda: network(n_outputs=0), ValueError, "n_outputs is 0"),
+    ("EDNetwork: rule", lambda: network(rule="hebb"), ValueError, "rule is 'hebb'; wanted one of 'kaneko'"),
+    ("EDNetwork: init", lambda: network(init="xavier"), ValueError, "init is 'xavier'"),
+    ("EDNetwork: bias", lambda: network(bias="none"), ValueError, "bias is 'none'"),
+    ("EDNetwork: backend", lambda: network(backend="jax"), ValueError, "backend is 'jax'"),
+    ("EDNetwork: dtype", lambda: network(dtype="float16"), ValueError, "dtype is 'float16'"),
+    ("EDNetwork: device", lambda: network(device="cuda"), ValueError, "device 'cuda' with the"),
+    ("EDNetwork: no such GPU", lambda: network(backend="torch", device="cuda:99"), ValueError,
+     "device is 'cuda:99'; torch sees"),
+    ("EDNetwork: alpha", lambda: network(alpha=float("nan")), ValueError, "alpha is nan"),
+    ("EDNetwork: u0", lambda: network(u0="0.4"), TypeError, "u0 is '0.4'"),
+    ("EDNetwork: seed", lambda: network(seed=-1), ValueError, "seed is -1"),
+    ("EDNetwork: path", lambda: network(path="fast"), ValueError,
+     "path is 'fast'; wanted one of 'auto', 'layers', 'kernel', 'sweeps'"),
+    ("EDNetwork: path in float64", lambda: network(path="kernel", dtype="float64"), ValueError,
+     "path is 'kernel'; the path 'kernel' needs float32 on a CPU"),
+    ("step: x", lambda: NUMPY.step(X[:, :2], T), ValueError, "x has the shape (4, 2); wanted (B, 3)"),
+    ("step: no samples", lambda: NUMPY.step(X[:0], T[:0]), ValueError, "x has the shape (0, 3)"),
+    ("step: target", lambda: NUMPY.step(X, T[:3]), ValueError, "target has the shape (3, 1); wanted (4, 1)"),
+    ("step: infinity", lambda: NUMPY.step(BAD_X, T), ValueError, "x holds NaN or infinity"),
+    ("step: NaN", lambda: NUMPY.step(X, T * np.nan), ValueError, "target holds NaN or infinity"),
+    ("step: beyond 1", lambda: NUMPY.step(X, T + 0.5), ValueError, "target has values outside [0, 1]"),
+    ("step: complex", lambda: NUMPY.step(X.astype(complex), T), TypeError, "x has the dtype complex128"),
+    ("step: a tensor", lambda: NUMPY.step(torch.ones(4, 3), T), TypeError,
+     ["x is a torch.Tensor; wanted", "'numpy', as asarray() makes it"]),
+    ("update: first", lambda: network().update(T), RuntimeError, "needs the activations of a forward"),
+    ("update: infinity", lambda: ran().update(T * np.inf), ValueError, "error holds NaN"),
+    ("update: shape", lambda: ran().update(T[:2]), ValueError, "error has the shape (2, 1); wanted (4, 1)"),
+    ("state: signs", lambda: NUMPY.load_state_dict(FLIPPED), ValueError,
+     "state['hidden.weight'] has weights of the wrong sign"),
+    ("state: NaN", lambda: NUMPY.load_state_dict(NAN), ValueError, "state['input.bias'] holds NaN"),
+    ("state: keys", lambda: NUMPY.load_state_dict({"input.bias": T}), ValueError, "state has the keys"),
+    ("Learner: method", lambda: Learner(TORCH, "bp"), ValueError, "method is 'bp'; wanted one of 'ed'"),
+    ("Learner: optimizer", lambda: Learner(TORCH, optimizer="sdg"), ValueError, "optimizer is 'sdg'"),
+    ("Learner: rate", lambda: Learner(TORCH, rate=0), ValueError, "rate is 0; wanted a finite number"),
+    ("Learner: steps", lambda: Learner(TORCH, steps=0), ValueError, "steps is 0"),
+    ("Learner: no layers", lambda: Learner(TORCH, layers=np.zeros(4, bool)), ValueError,
+     ["layers is [False, ", "wanted one truth value for each of the 4 layers"]),
+    ("Learner: few layers", lambda: Learner(TORCH, layers=np.ones(3, bool)), ValueError, "layers is [True, True"),
+    ("Learner: numbers", lambda: Learner(TORCH, layers=[1, 0, 0, 1]), ValueError, "layers is [1, 0, 0, 1]"),
+    ("Learner: backend", lambda: Learner(NUMPY), ValueError, "net is of the backend 'numpy'; wanted 'torch'"),
+    ("Learner: NaN", lambda: LEARNER.step(SEVEN * np.nan, THREE), ValueError, "x holds NaN"),
+    ("Learner: target", lambda: LEARNER.step(SEVEN, THREE[:2]), ValueError, "target has the shape"),
+    ("Learner: beyond 1", lambda: LEARNER.step(SEVEN, THREE + 2), ValueError, "target has values outside"),
+    ("mask: name", lambda: mask(TORCH, "inputs"), ValueError,
+     "layers is 'inputs'; wanted one of 'input', 'hidden', 'output', 0, 1"),
+    ("mask: number", lambda: mask(TORCH, 4), ValueError, "layers is 4; wanted one of"),
+    ("fit: inputs", lambda: fit(train_set=(IMAGES[0][:, :9], IMAGES[1])), ValueError,
+     "train_set's inputs has the shape (6, 9); wanted (N, 784)"),
+    ("fit: labels", lambda: fit(train_set=(IMAGES[0], IMAGES[1][:5])), ValueError,
+     "train_set's labels has the shape (5,); wanted (6,)"),
+    ("fit: classes", lambda: fit(test_set=(IMAGES[0], IMAGES[1] + 3)), ValueError,
+     "test_set's labels run from 3 to 3; wanted 0 to 2"),
+    ("fit: NaN", lambda: fit(train_set=(IMAGES[0] * np.nan, IMAGES[1])), ValueError, "x holds NaN"),
+    ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
+    ("fit: batch", lambda: fit(batch=0), ValueError, "batch is 0"),
+    ("fit: every", lambda: fit(every=0), ValueError, "every is 0"),
+    ("search_rate: held_out", lambda: learner.search_rate(None, [], IMAGES, held_out=1), ValueError, "held_out is 1"),
+    ("XOR: x", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS[:, :1], TARGETS), ValueError,
+     "x has the shape"),
+    ("XOR: target", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS, TARGETS[:3]), ValueError,
+     "target has the shape"),
+    ("article: outputs", lambda: rival(article.ArticleNetwork, n_outputs=2), ValueError, "net is unlike"),
+    ("article: rule", lambda: rival(article.ArticleNetwork, rule="kaneko"), ValueError, "net is unlike"),
+    ("Backprop: bias", lambda: rival(rivals.Backprop, bias="cells"), ValueError, "net has bias='cells'; wanted"),
+    ("Autograd: backend", lambda: rival(rivals.Autograd), ValueError, "wanted 'torch' and free biases"),
+    ("Perceptron: rule", lambda: Perceptron((3, 4, 2), "guess"), ValueError, "rule is 'guess'"),
+    ("Perceptron: one width", lambda: Perceptron((3,)), ValueError, "widths is [3]"),
+    ("Perceptron: widths", lambda: Perceptron((3, 0, 2)), ValueError, "widths is 0"),
+    ("Perceptron: rate", lambda: Perceptron((3, 4, 2), rate=0), ValueError, "rate is 0"),
+    ("VectorPerceptron: rule", lambda: VectorPerceptron((4, 5, 2), "direct"), ValueError, "rule is 'direct'"),
+    ("VectorPerceptron: widths", lambda: VectorPerceptron((4, 2)), ValueError, "widths is [4, 2]"),
+    ("analysis: x", lambda: analysis.agreement(NUMPY, X * np.nan, T), ValueError, "x holds NaN or infinity"),
+    ("analysis: shape", lambda: analysis.agreement(NUMPY, X[:, :2], T), ValueError, "x has the shape (4, 2)"),
+    ("analysis: target", lambda: analysis.agreement(NUMPY, X, T[:3]), ValueError,
+     "target has the shape (3, 1); wanted (4, 1)"),
+    ("analysis: loss", lambda: analysis.agreement(NUMPY, X, T, "hinge"), ValueError, "loss is 'hinge'; wanted"),
+    ("analysis: first", lambda: analysis.votes(network()), RuntimeError, "it never ran; call forward"),
+    ("characters: unknown", lambda: characters.encode("axéa", "abcde"), ValueError,
+     "text has 'x', 'é'; wanted only the 5 characters"),
+    ("characters: start", lambda: characters.sample(WINDOW, "ab", 3, "abcde"), ValueError,
+     "start has 2 characters; wanted at least 3"),
+    ("characters: cold", lambda: characters.sample(WINDOW, "abc", 3, "abcde", temperature=0), ValueError,
+     "temperature is 0"),
+    ("characters: numbers", lambda: WINDOW.scores(torch.tensor([[0, 1, 7]])), ValueError,
+     "x runs from 0 to 7; wanted the numbers of 5 characters"),
+    ("characters: few", lambda: WINDOW.read(torch.tensor([[0, 1]])), ValueError, "x has 2 characters in a row"),
+    ("GPT: attention", lambda: GPT(attention="guess"), ValueError, "attention is 'guess'"),
+    ("GPT: mlp", lambda: GPT(mlp="guess"), ValueError, "mlp is 'guess'"),
+    ("GPT: heads", lambda: GPT(heads=3), ValueError, "heads is 3; wanted a divisor of the width, 8"),
+    ("GPT: layers", lambda: GPT(layers=0), ValueError, "layers is 0"),
+    ("GPT: rate", lambda: GPT(rate=0.0), ValueError, "rate is 0"),
+    ("GPT: long", lambda: GPT().forward(torch.zeros(1, 7, dtype=torch.int64)), ValueError,
+     "x has shape (1, 7); wanted (B, T) with T of at most 6"),
+    ("GPT: numbers", lambda: GPT().forward(torch.arange(6)[None]), ValueError,
+     "x runs from 0 to 5; wanted the numbers of 5 characters"),
+    ("GPT: free", lambda: known_signs(GPT(), torch.zeros(1, 3, dtype=torch.int64)), ValueError,
+     "net has weights of any sign; wanted one with one_signed=True"),
+]  # fmt: skip
