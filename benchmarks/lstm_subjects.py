@@ -1,4 +1,4 @@
-"""What ``benchmarks.lstm`` times: LSTMs of every kind with the same weights, and what is right in float64.
+"""What ``lstm`` and ``lstm_cpu`` time: LSTMs with the same weights, and what is right in float64.
 
 Letters: T time steps, B batch, H hidden, which is the number of inputs as well, L layers.
 """
@@ -9,20 +9,12 @@ import functools
 
 import torch
 
-from benchmarks.formats import set_float32
-from benchmarks.old_harness import Version, recorded
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, ladder
+from benchmarks.formats import captured, set_float32
+from benchmarks.harness import Version
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters
 
-OURS = (*RUNGS, *BEYOND)
 NN = "nn.LSTM"
-IN_A_ROW, AUTOCAST = "one-layer nn.LSTMs in a row", "nn.LSTM, autocast"
-DTYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-TOLERANCE = {"float32": 5e-5, "tf32": 1e-2, "bfloat16": 5e-2, "float16": 1e-2}  # relative, as in `deviation`
+TOLERANCE = {"float32": 5e-5, "tf32": 1e-2}  # relative, as in `deviation`
 
 
 class Subject:
@@ -49,40 +41,34 @@ class Subject:
         """Output and all gradients, likewise."""
         return training(copy.deepcopy(self.module).double(), self.x.double(), self.dy.double())()
 
-    def version(self, table, what, format="float32", combine=None):
-        """The :class:`Version` of one case. what: one of OURS, NN, AUTOCAST or IN_A_ROW."""
-        shape, dtype = self.shape, DTYPES[format]
-        case = {"table": table, "what": what, "layers": shape.layers, "hidden": shape.hidden}
-        case |= {"batch": shape.batch, "steps": shape.steps, "format": format, "how": "eager"}
-        case |= {} if combine is None else {"combine": combine}
-        low, float32 = torch.float32 if what == AUTOCAST else dtype, "tf32" if format == "tf32" else "ieee"
-        module, x = copy.deepcopy(self.module).to(low), self.x.to(low)
-        if what in OURS:
-            module = LSTM.from_torch(module, rung=what, **({} if combine is None else {"combine": combine}))
-        elif what == IN_A_ROW:
-            module = InARow(module)
-        else:
-            module.flatten_parameters()
-        call = training(module, x, self.dy.to(low)) if table == "training" else forward(module, x)
-        if what == AUTOCAST:
-            call = torch.autocast(torch.device(self.device).type, dtype)(call)
-        return self.checked(case, exactly(call, float32), what in OURS)
+    def version(self, what, format="float32", **options):
+        """The :class:`Version` of a pass forward by one of RUNGS or BEYOND, or NN. options: of ours."""
+        ours = what in RUNGS + BEYOND
+        call = forward(LSTM.from_torch(self.module, rung=what, **options) if ours else self.module, self.x)
 
-    def checked(self, case, call, counted=False):
+        def exactly():
+            set_float32("tf32" if format == "tf32" else "ieee")
+            return call()
+
+        return self.checked(self.case(what, format) | options, exactly, counted=ours)
+
+    def case(self, what, format="float32"):
+        sizes = {key: getattr(self.shape, key) for key in ("layers", "hidden", "batch", "steps")}
+        return {"what": what} | sizes | {"format": format, "how": "eager"}
+
+    def checked(self, case, call, *, counted=False, trained=False, tolerance=None, results=None):
         """The version whose first run is compared with what is right and, if ``counted``, watched."""
-        found, counts = [], {}
+        found, results = [], results or {}
         if counted:
-            counts = dataclasses.asdict(counters.count(lambda: found.extend(call())))
-        else:
-            found = call()
-        error = deviation(found, self.right_gradients if case["table"] == "training" else self.right)
-        results = {name: [count] for name, count in counts.items()}
-        return Version(case, call, least(case), error, TOLERANCE[case["format"]], results)
+            results = dataclasses.asdict(counters.count(lambda: found.extend(call())))
+        error = deviation(found or call(), self.right_gradients if trained else self.right)
+        tolerance = tolerance or TOLERANCE[case["format"]]
+        return Version(case, call, least(self.shape, trained), error, tolerance, results)
 
     def graph(self, version):
         """The same as a CUDA graph; None if it cannot be recorded."""
         kept, case = [], version.case | {"how": "CUDA graph"}
-        replay = recorded(case, lambda: kept.append(version.call()), self.x)
+        replay = captured(case, lambda: kept.append(version.call()), self.x)
         if replay is None:
             return None
         del kept[:-1]  # what the first run answered, before the recording
@@ -92,28 +78,6 @@ class Subject:
             return kept[-1]
 
         return self.checked(case, call)
-
-
-class InARow(torch.nn.Module):
-    """The layers of an ``nn.LSTM`` as modules of one layer each."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.layers = torch.nn.ModuleList()
-        for weights in module.all_weights:  # (4H, I), (4H, H), (4H,), (4H,)
-            like = {"device": weights[0].device, "dtype": weights[0].dtype}
-            self.layers.append(torch.nn.LSTM(weights[0].shape[1], module.hidden_size, **like))
-            with torch.no_grad():
-                for mine, weight in zip(self.layers[-1].all_weights[0], weights, strict=True):
-                    mine.copy_(weight)
-
-    def forward(self, x):
-        states = []
-        for layer in self.layers:
-            x, state = layer(x)
-            states.append(state)
-        h, c = map(torch.cat, zip(*states, strict=True))  # (L, B, H) each
-        return x, (h, c)
 
 
 def forward(module, x):
@@ -138,29 +102,16 @@ def training(module, x, dy):
     return call
 
 
-def exactly(call, how):
-    """A call with float32 multiplied like this."""
-
-    def exact():
-        set_float32(how)
-        return call()
-
-    return exact
-
-
 def deviation(found, right):
     """The largest deviation of a tensor's numbers relative to its largest number, over all tensors."""
     pairs = zip(found, right, strict=True)
     return max(float((mine.double() - other).abs().max() / other.abs().max()) for mine, other in pairs)
 
 
-def least(case):
-    """(bytes, FLOPs) that a case cannot do without; those of ``ladder.Shape`` on a way forward.
+def least(shape, trained=False):
+    """(bytes, FLOPs) that a pass cannot do without: those of a ``ladder.Shape``.
 
     The way back multiplies twice as much, for the gradients of weights and of inputs; it reads weights and dy
     and writes their gradients and dx, which are the bytes of the way forward once more.
     """
-    sizes = {key: case[key] for key in ("steps", "batch", "hidden", "layers")}
-    shape = ladder.Shape(inputs=case["hidden"], itemsize=DTYPES[case["format"]].itemsize, **sizes)
-    ways = (2, 3) if case["table"] == "training" else (1, 1)
-    return ways[0] * shape.least_bytes, ways[1] * shape.flops
+    return shape.least_bytes * (2 if trained else 1), shape.flops * (3 if trained else 1)

@@ -17,18 +17,15 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # their sha
 
 @dataclass
 class Counts:
-    """``products``: matrix products; ``pointwise``: all other launches, copies among them; ``bytes``: what
-    they read and write, summed over the launches; ``waits``: how many of them the host waits for.
-    """
+    """``bytes`` are summed over the launches; ``waits``: how many of these the host waits for."""
 
-    products: int = 0
-    pointwise: int = 0
+    products: int = 0  # of matrices
+    pointwise: int = 0  # all other launches, copies among them
     bytes: int = 0
     waits: int = 0
 
     @property
     def launches(self) -> int:
-        """Products and pointwise launches together."""
         return self.products + self.pointwise
 
 
@@ -85,7 +82,7 @@ def _touched(function, args, kwargs, result):
         tensors = tree_leaves(args[n] if n < len(args) else kwargs.get(argument.name))
         changed = argument.alias_info is not None and argument.alias_info.is_write
         written += tensors if changed else []
-        only_written = changed and (argument.kwarg_only or function.name().startswith("aten::copy_"))
-        read += [] if only_written else tensors
+        if not changed or not (argument.kwarg_only or function.name().startswith("aten::copy_")):
+            read += tensors
     moved = read + (written or tree_leaves(result))
     return sum(tensor.nbytes for tensor in moved if isinstance(tensor, torch.Tensor))

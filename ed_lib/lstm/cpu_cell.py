@@ -53,14 +53,8 @@ def cell(gates, sums, scale, before, after, h, first):
 @njit(**FAST)
 def four(gates, size, first, last):
     """The four gates of a part: (4H,) → four of (last − first,)."""
-    at = first, size + first, 2 * size + first, 3 * size + first
-    n = last - first
-    return (
-        gates[at[0] : at[0] + n],
-        gates[at[1] : at[1] + n],
-        gates[at[2] : at[2] + n],
-        gates[at[3] : at[3] + n],
-    )
+    n, f, g, o = last - first, size + first, 2 * size + first, 3 * size + first
+    return gates[first:last], gates[f : f + n], gates[g : g + n], gates[o : o + n]
 
 
 @njit(**FAST)

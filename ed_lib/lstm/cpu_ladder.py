@@ -76,10 +76,8 @@ def chain_backward(
     dgates = torch.empty_like(kept.gates)
     dh, dc = (gradient.clone(memory_format=torch.contiguous_format) for gradient in (dh, dc))
     arrays = (kept.gates, kept.cells, dy.contiguous(), dh, dc, dgates)
-    w, counters = (
-        packing.pack_back(kept.w_hh.numpy(), threads),
-        np.zeros((threads, cpu_kernels.LINE), np.int64),
-    )
+    w = packing.pack_back(kept.w_hh.numpy(), threads)
+    counters = np.zeros((threads, cpu_kernels.LINE), np.int64)
     with blas.alone():
         arrived(cpu_kernels.backward(*(array.numpy() for array in arrays), w, counters))
     return dgates, dh, dc

@@ -45,18 +45,16 @@ class Kept(NamedTuple):
 
 @dataclass
 class Layer:
-    """One layer in one direction, and the memory that its steps fill.
-
-    x (T, B, I); w_ih (4H, I), w_hh (4H, H), b_ih and b_hh (4H,); h, c (B, H): the state to start from.
+    """One layer in one direction, and the memory that its steps fill. h, c (B, H): the state to start from.
     output (T, B, H): a part of what the layer above reads, so its rows may lie apart. reverse: from the last
     step to the first.
     """
 
-    x: torch.Tensor
-    w_ih: torch.Tensor
-    w_hh: torch.Tensor
-    b_ih: torch.Tensor
-    b_hh: torch.Tensor
+    x: torch.Tensor  # (T, B, I)
+    w_ih: torch.Tensor  # (4H, I)
+    w_hh: torch.Tensor  # (4H, H)
+    b_ih: torch.Tensor  # (4H,)
+    b_hh: torch.Tensor  # (4H,)
     h: InitVar[torch.Tensor]
     c: InitVar[torch.Tensor]
     output: torch.Tensor
@@ -81,7 +79,6 @@ class Layer:
         return Kept(self.x, self.w_ih, self.w_hh, self.gates, self.hidden, self.cells)
 
     def steps(self) -> list[Step]:
-        """The steps in order: see the function ``steps``."""
         return steps(len(self.x), self.reverse)
 
     def blocks(self, length: int) -> list[list[Step]]:
@@ -249,24 +246,19 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Numbers in all weights and biases: 4H (I + H + 2) for each layer and direction, where a layer above
-        another has its D · H answers as inputs.
-        """
+        """Numbers in all weights and biases: 4H (I + H + 2) for each layer and direction."""
         inputs = self.inputs + (self.layers - 1) * self.directions * self.hidden  # of all layers
         return self.directions * 4 * self.hidden * (inputs + self.layers * (self.hidden + 2))
 
     @property
     def flops(self) -> int:
-        """FLOPs of a forward pass' products: two for each weight, step and sample, biases among the weights;
-        the pointwise work is not counted. One layer of H inputs: 16 T B H (H + 1). NVIDIA's published times
-        and rates agree with this to one per cent, which does not tell whether the biases, 0.2 %, are in.
+        """Of a forward pass' products: two for each weight, step and sample, biases among the weights. With
+        NVIDIA's times and rates this agrees to a per cent; whether biases, 0.2 %, are in, that does not tell.
         """
         return 2 * self.steps * self.batch * self.weights
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that it moves at the least: all weights and the input once, the output once. Nothing between
-        the layers and nothing of the state need leave the chip.
-        """
+        """All weights and the input once, the output once; nothing in between need leave the chip."""
         rows = self.steps * self.batch
         return self.itemsize * (self.weights + rows * (self.inputs + self.directions * self.hidden))

@@ -5,11 +5,9 @@ logarithms of its appendix. Letters: T time steps, B batch, I inputs, H hidden.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ed_lib.lstm import scans
-
-Tensor = torch.Tensor
 
 
 class MinGRU(nn.Module):

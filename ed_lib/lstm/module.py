@@ -76,8 +76,8 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, how, x, h0, c0, *weights):
         groups = [weights[n : n + 4] for n in range(0, len(weights), 4)]
-        rung, directions, combine, threads = how
-        output, layers = run(rung, x, h0, c0, groups, directions, combine, threads)
+        rung, directions, _, threads = how
+        output, layers = run(rung, x, h0, c0, groups, *how[1:])
         ctx.directions, ctx.threads = directions, threads if rung == "one_call" else None
         ctx.save_for_backward(*(tensor for kept in layers for tensor in kept))
         ends = (-1 if n % directions == 0 else 0 for n in range(len(layers)))
@@ -195,22 +195,14 @@ def check_threads(threads: int) -> int:
 
 def checked(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, int]) -> tuple:
     """x (T, B, I), contiguous, and the state, once it is known that they fit: to W_ih, and (L · D, H)."""
-    check_tensor("x", x, w_ih, ("T", "B", w_ih.shape[1]))
-    shape = sizes[0], x.shape[1], sizes[1]
-    if state is None:
-        zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)
-        return x.contiguous(), (zeros, zeros)
-    if not isinstance(state, tuple | list) or len(state) != 2:
+    if state is not None and (not isinstance(state, tuple | list) or len(state) != 2):
         raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
-    for name, tensor in zip(("h0", "c0"), state, strict=True):
-        check_tensor(name, tensor, w_ih, shape)
-    return x.contiguous(), state
-
-
-def check_tensor(name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple) -> None:
-    """TypeError or ValueError unless a tensor has this shape, and the dtype and device of ``like``."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-    check.shape(name, tuple(tensor.shape), shape)
-    check.choice(f"{name}.dtype", tensor.dtype, (like.dtype,))
-    check.choice(f"{name}.device", tensor.device, (like.device,))
+    for name, tensor in zip(("x", "h0", "c0"), (x, *(state or ())), strict=False):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
+        wanted = ("T", "B", w_ih.shape[1]) if name == "x" else (sizes[0], x.shape[1], sizes[1])
+        check.shape(name, tuple(tensor.shape), wanted)
+        check.choice(f"{name}.dtype", tensor.dtype, (w_ih.dtype,))
+        check.choice(f"{name}.device", tensor.device, (w_ih.device,))
+    shape = sizes[0], x.shape[1], sizes[1]
+    return x.contiguous(), state or (torch.zeros(shape, dtype=x.dtype, device=x.device),) * 2

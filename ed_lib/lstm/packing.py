@@ -37,10 +37,8 @@ def stack(layers: Sequence[Packed]) -> tuple[np.ndarray, ...]:
     others (L − 1, H, 4H), W_hh (L, H, 4H) and its scale (L, 4H).
     """
     size = layers[0].w_hh.shape[1]
-    upward = [
-        np.zeros((0, size, 4 * size), layers[0].w_ih.dtype),
-        *(layer.w_ih[None] for layer in layers[1:]),
-    ]
+    none = np.zeros((0, size, 4 * size), layers[0].w_ih.dtype)
+    upward = [none, *(layer.w_ih[None] for layer in layers[1:])]
     w, scale = (np.concatenate(arrays) for arrays in list(zip(*layers, strict=True))[2:])
     return layers[0].w_ih, np.stack([layer.bias for layer in layers]), np.concatenate(upward), w, scale
 

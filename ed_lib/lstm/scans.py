@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 
 def step_by_step(a: Tensor, b: Tensor, h: Tensor) -> Tensor:

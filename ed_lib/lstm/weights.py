@@ -11,8 +11,8 @@ Keras          kernel (I, G·H), recurrent kernel (H, G·H), and a bias of its o
 =============  ====================================================================================
 
 I inputs, H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
-cuDNN calls its buffer opaque and offers cudnnGetRNNWeightParams to look into it. The order here is the one
-that JAX's documentation describes (jax.experimental.rnn); on a GPU a test compares PyTorch's views with it.
+The order of cuDNN's buffer, which it calls opaque, is the one that JAX's documentation describes
+(jax.experimental.rnn); on a GPU a test compares PyTorch's views with it.
 """
 
 import itertools
@@ -53,10 +53,9 @@ def layout(
 ) -> list[Piece]:
     """The table of cuDNN's flat buffer for a cell, "lstm" or "gru", in order.
 
-    First the matrices of all layers, then the biases of all layers. In a layer: the
-    forward direction, then the reverse one; in a direction what multiplies the input,
-    then what multiplies the state; in these the gates in cuDNN's order. Every matrix
-    is (H, columns), row after row.
+    All layers' matrices, then all layers' biases. In a layer: the forward direction,
+    then the reverse one; in these what multiplies the input, then what multiplies the
+    state; in these the gates in cuDNN's order. A matrix is (H, columns), row by row.
     """
     check.choice("cell", cell, CELLS)
     i = check.count("input_size", input_size)
@@ -86,7 +85,7 @@ def pack(pieces: list[Piece], gates: Tensors) -> torch.Tensor:
 
 
 def unpack(pieces: list[Piece], flat: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The separate gates {name: tensor} of a flat buffer: views, so that what writes one writes both."""
+    """The separate gates {name: tensor} of a flat buffer: views of it."""
     check.shape("flat", tuple(flat.shape), (pieces[-1].end,))
     return {piece.name: flat[piece.offset : piece.end].view(piece.shape) for piece in pieces}
 
@@ -116,11 +115,10 @@ def reorder(cell: str, stacked: torch.Tensor, source: str, target: str) -> torch
 def from_keras(cell: str, weights: Sequence[np.ndarray], suffix: str = "l0") -> dict[str, torch.Tensor]:
     """Parameters of one layer and direction from a Keras layer's ``get_weights()``.
 
-    ``weights`` are NumPy arrays: kernel (I, G·H), recurrent kernel (H, G·H), and a
-    bias: (4·H,) for an LSTM, (2, 3·H) for a GRU. ``suffix`` ends the parameters'
-    names: "l0", "l1_reverse". An LSTM's one bias becomes the input's, and the state's
-    is zero. A GRU made with ``reset_after=False`` has one bias as well, and is refused:
-    it is another cell, and cuDNN has no such one.
+    ``weights``: kernel (I, G·H), recurrent kernel (H, G·H), and a bias: (4·H,) for an
+    LSTM, which becomes the input's beside a zero, (2, 3·H) for a GRU. ``suffix`` ends
+    the parameters' names: "l0", "l1_reverse". A GRU made with ``reset_after=False``
+    has one bias as well, and is refused: cuDNN has no such cell.
     """
     kernel, recurrent, bias = (torch.as_tensor(array) for array in weights)
     h, rows = len(recurrent), len(ORDERS["keras"][cell]) * len(recurrent)  # H, G·H

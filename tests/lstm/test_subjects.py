@@ -1,0 +1,129 @@
+"""What the benchmarks of part IV time: counts against torch's, and what is wrong or stands beside what."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import lstm, lstm_cpu, recurrences
+from benchmarks import lstm_subjects as subjects
+from benchmarks.lstm_subjects import NN, Subject
+from ed_lib import roofline
+from ed_lib.lstm import LSTM, RUNGS, ladder
+
+
+def tiny(layers=2):
+    return lstm.TINY.subject("cpu", layers)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("layers", [1, 3])
+def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
+    subject = tiny(layers)
+    biases = 2 * subject.shape.steps * subject.shape.batch * layers * 8 * subject.shape.hidden
+    x, ours = subject.x.requires_grad_(), LSTM.from_torch(subject.module, rung="pretransposed")
+    with FlopCounterMode(display=False) as counter:
+        output, _ = ours(x)
+        assert subjects.least(subject.shape)[1] == counter.get_total_flops() + biases
+        output.backward(subject.dy)  # the counter cannot watch torch.autograd.grad
+        assert subjects.least(subject.shape, trained=True)[1] == counter.get_total_flops() + 3 * biases
+
+
+@pytest.mark.oracle
+def test_bytes_are_those_of_the_arrays():
+    subject = tiny(3)
+    arrays = *subject.module.parameters(), subject.x, subject.dy
+    assert subjects.least(subject.shape)[0] == sum(array.nbytes for array in arrays)
+    assert subjects.least(subject.shape, trained=True)[0] == 2 * sum(array.nbytes for array in arrays)
+
+
+def test_what_is_wrong_gets_no_row(monkeypatch, capsys):
+    right = ladder.pretransposed
+
+    def wrong(layer):
+        right(layer)
+        layer.output[-1, -1, -1] += 1e-2
+
+    monkeypatch.setattr(ladder, "pretransposed", wrong)
+    subject = tiny()
+    versions = [subject.version(what) for what in ("pretransposed", "combined_gemms")]
+    rows = lstm.measured(subject, versions, 0.001)
+    assert [row["what"] for row in rows] == ["combined_gemms"]
+    assert "'what': 'pretransposed', 'layers': 2" in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_is_seen():
+    subject = tiny()
+    found = [tensor.clone() for tensor in subjects.training(subject.module, subject.x, subject.dy)()]
+    assert len(found) == 1 + 1 + 4 * 2 and subjects.deviation(found, subject.right_gradients) < 1e-5
+    for tensor in found:
+        before = tensor.clone()
+        tensor.view(-1)[0] += 1e-3 * tensor.abs().max()
+        assert subjects.deviation(found, subject.right_gradients) == pytest.approx(1e-3, rel=0.05)
+        tensor.copy_(before)
+
+
+def test_tolerances_tell_float32_from_tf32():
+    """TF32 by hand: numbers rounded to 10 bits behind the point before each product; so are the rungs' h."""
+
+    def rounded(tensor):
+        return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    subject = Subject(ladder.Shape(10, 8, 128, 128), "cpu")
+    assert subject.version(NN).error < subjects.TOLERANCE["float32"] / 10
+    for parameter in subject.module.parameters():
+        parameter.data = rounded(parameter)
+    with torch.no_grad():
+        output, (h, c) = subject.module(rounded(subject.x))
+    error = subjects.deviation((output, h, c), subject.right)
+    assert subjects.TOLERANCE["float32"] < error < subjects.TOLERANCE["tf32"]
+
+
+def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():
+    cases = [("baseline", 8.0), ("combined_gemms", 4.0), (NN, 1.0)]
+    cases = [(what, "float32", "eager", s) for what, s in cases]
+    cases += [("baseline", "float32", "CUDA graph", 2.0), (NN, "float32", "CUDA graph", 0.5)]
+    cases += [(NN, "tf32", "eager", 0.25)]
+    keys = "what", "format", "how", "seconds"
+    rows = lstm.compared([dict(zip(keys, case, strict=True), floor_flops=1e9) for case in cases])
+    ratios = [{key[8:]: n for key, n in row.items() if key.startswith("against ")} for row in rows]
+    assert ratios == [
+        {"baseline": 1.0, NN: 0.125},
+        {"baseline": 2.0, "before": 2.0, NN: 0.25},
+        {"baseline": 8.0, NN: 1.0},
+        {"baseline": 1.0, NN: 0.25},
+        {"baseline": 4.0, NN: 1.0},
+        {NN: 1.0, "float32": 4.0},
+    ]
+
+
+def test_launches_of_the_ladder_are_counted():
+    launches = [tiny().version(what).results for what in RUNGS]
+    assert [one["products"] for one in launches] == [2 * n for n in (48, 12, 12, 12, 12, 9, 9)]  # 6 steps
+
+
+def test_the_floor_knows_where_the_weights_lie(monkeypatch):
+    rows = [{"floor_bytes": n, "seconds": n / rate} for n, rate in ((1000, 1e12), (4000, 1e11))]
+    monkeypatch.setattr(lstm_cpu, "read", lambda size: rows)
+    monkeypatch.setattr(roofline, "ceilings", lambda: roofline.Ceilings("a machine", "float32", 1e10, 1e11))
+    for size, reads, floor, why in (
+        (1000, 10**6, 1e-3, "a million readings at 1 TB/s"),
+        (5000, 10**6, 5e-2, "at the rate of the next below"),
+        (1000, 1, 1e-5, "the longest of them: the operations"),
+    ):
+        row = {"floor_bytes": 100, "floor_flops": 10**6, "W_hh": size, "reads": reads}
+        assert lstm_cpu.floor(row, None) == pytest.approx(floor), why
+
+
+def test_networks_are_compared_with_equal_parameters():
+    readers = [recurrences.Reader(what, 65, recurrences.SIZE) for what in recurrences.NETWORKS]
+    numbers = [sum(p.numel() for p in reader.parameters()) for reader in readers]
+    assert max(numbers) < 1.03 * min(numbers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_every_rung_is_also_a_graph_on_a_gpu(capsys):
+    with lstm.context():
+        rows = [*lstm.climb(lstm.TINY, "cuda")]
+    assert "CUDA graph: left out" not in capsys.readouterr().out and all(row["launch"] > 0 for row in rows)
+    assert sum(row["how"] == "CUDA graph" for row in rows) == len(rows) / 2
