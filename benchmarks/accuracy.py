@@ -129,11 +129,9 @@ def again(size, rows, **case):
 
 def measured(size, runs):
     """A row for each run, RUN but for some items; results: of each seed the last "loss", and the share of the
-    images "held_out" and of the test images, "accuracy"; of long runs also the "curve" of that, by steps
-    "seen", and the "losses".
+    images "held_out" and of the test images, "accuracy"; of long runs also the "curve" of that.
     """
-    for row in harness.runs(do, [RUN | one for one in runs], size.seeds, workers=size.workers, size=size):
-        yield row | ({"seen": row["seen"][0]} if "seen" in row else {})  # the same for all seeds
+    return harness.runs(do, [RUN | one for one in runs], size.seeds, workers=size.workers, size=size)
 
 
 def do(seed, size, **case):
@@ -151,11 +149,9 @@ def do(seed, size, **case):
     history = learner.fit(pupil, learn, judge if one.few else test, **options)
     accuracies = history.accuracy[-1], learner.accuracy(pupil.net, *(test if one.few else judge))
     on_judge, on_test = (round(each, 5) for each in (accuracies if one.few else accuracies[::-1]))
-    losses = np.round(history.mean_losses(), 5).tolist()
-    found = {"loss": losses[-1], "held_out": on_judge, "accuracy": on_test, "seconds": sum(history.seconds)}
-    if not one.few:
-        found |= {"seen": history.seen, "curve": np.round(history.accuracy, 5).tolist(), "losses": losses}
-    return found
+    found = {"loss": round(history.mean_losses()[-1], 5), "held_out": on_judge, "accuracy": on_test}
+    found |= {} if one.few else {"curve": np.round(history.accuracy, 5).tolist()}
+    return found | {"seconds": sum(history.seconds)}
 
 
 def a_learner(one, seed, steps, classes):

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import one_thread, search
 from benchmarks.networks import ResidualNetwork, RoutedNetwork
-from benchmarks.relatives import SETS, cosines, split, taught
+from benchmarks.relatives import SETS, split, taught
 from ed_lib import data
 from ed_lib.ed.learner import Learner, accuracy
 
@@ -52,9 +52,7 @@ SIZE, TINY = Size(), Size((0, 3), (CASES[0], CASES[-1]), 4, 10, (1e-3, 1e-2), 1,
 
 
 def by_depth(size, device):
-    """Even against odd; results: "kept" and "test", shares of images that are right, and "cosine", of each
-    layer's direction with the gradient at the end.
-    """
+    """Even against odd; results: "kept" and "test", shares of images that are right."""
     names = "network", "rule", "stack"
     cases = [{"task": "MNIST"} | dict(zip(names, case, strict=True)) | {"depth": depth}
              for depth in size.depths for case in size.cases]  # fmt: skip
@@ -62,15 +60,14 @@ def by_depth(size, device):
 
 
 def even_or_odd(task, network, rule, stack, depth, rate, seed, searching, size):
-    """Trains one → {"test", "cosine", "seconds"}."""
+    """Trains one → {"test", "seconds"}."""
     (x, labels), (test, digits) = split(task, searching, size)
     steps = size.epochs * -(-len(x) // size.batch)
     options = NETWORKS[network] | {"stack": stack, "steps": steps, "seed": seed}
     net = ResidualNetwork(x.shape[1], size.width, depth, rule, rate, **options)
     target = (labels[:, None] % 2).astype(np.float32)
     seconds = taught(net, x, target, size.epochs, size.batch, seed)
-    cosine = cosines(net, x[:1000], target[:1000])
-    return {"test": accuracy(net, test, digits % 2), "cosine": cosine, "seconds": seconds}
+    return {"test": accuracy(net, test, digits % 2), "seconds": seconds}
 
 
 def ablation(size, device):

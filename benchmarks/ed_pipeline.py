@@ -2,7 +2,7 @@
 
 First the weights after a step are compared with those of the serial network in float64. Then, in turns: the
 seconds that each stage takes to go forward with a micro-batch (t_f) and to update for it (t_u), while all
-stages compute; and the seconds of one batch and of several that follow each other.
+stages compute; and the seconds of a batch, where several follow each other.
 
 p stages, m micro-batches. One batch: (p − 1)·t_f + m·(t_f + t_u). A batch that follows another comes
 max(m·(t_f + t_u), p·t_f + m·t_u, (m + p − 1)·t_f + t_u) later. The formula takes the slowest stage's t_f and
@@ -44,29 +44,22 @@ TINY = Size(2, 5, 4, 5, 6, (1, 3), 3, 2)  # of a rehearsal
 
 
 def quick(size):
-    """Seconds of a batch, a row for each how ("serial", "one batch", "in a row") and number of micro-batches.
+    """Seconds of a batch: a row for one process, "serial", and for each number of micro-batches "in a row".
 
     Results: "formula", seconds for each round, and "ratio to formula", of the seconds measured in that round;
-    "computing", the seconds in which the busiest stage computed, of each batch: the rest is waiting; and
     "forward" and "update", the seconds of each stage for a micro-batch.
     """
     ranks = launch(measure, size.stages, size, timeout=size.timeout)
     shape = {"stages": size.stages, "batch": size.batch, "width": size.width, "depth": size.depth}
     yield {"how": "serial"} | shape | summary(ranks[0]["serial"])
     for m in size.microbatches:
-        error = max(rank["error", m] for rank in ranks)
-        if not is_right(f"ED pipeline, {m} micro-batches", error, ROUNDING):
-            continue
-        forward, update = (
-            np.array([rank[op, m] for rank in ranks]) for op in ("forward", "update")
-        )  # (p, n)
-        parts = {"forward": np.median(forward, 1).tolist(), "update": np.median(update, 1).tolist()}
-        for how, n in (("one batch", 1), ("in a row", size.batches)):
-            seconds, expected = ranks[0][how, m], formula(size.stages, m, forward.max(0), update.max(0), n)
-            found = {"formula": expected.tolist(), "ratio to formula": (seconds / expected).tolist()}
-            found["computing"] = np.max([rank["computing", how, m] for rank in ranks], axis=0).tolist()
-            row = {"how": how, "microbatches": m} | shape | summary(seconds) | {"error": error}
-            yield row | found | parts
+        error, seconds = max(rank["error", m] for rank in ranks), ranks[0]["in a row", m]
+        if is_right(f"ED pipeline, {m} micro-batches", error, ROUNDING):
+            parts = {op: np.array([rank[op, m] for rank in ranks]) for op in ("forward", "update")}  # (p, n)
+            expected = formula(size.stages, m, *(part.max(0) for part in parts.values()), size.batches)
+            row = {"how": "in a row", "microbatches": m} | shape | summary(seconds) | {"error": error}
+            row |= {"formula": expected.tolist(), "ratio to formula": (seconds / expected).tolist()}
+            yield row | {op: np.median(part, 1).tolist() for op, part in parts.items()}
 
 
 def formula(p, m, t_f, t_u, batches):
@@ -87,35 +80,18 @@ def measure(size):
     x = torch.rand(size.batch, size.inputs, generator=draw)
     target = torch.rand(size.batch, 1, generator=draw)
     errors = {("error", m): deviation(size, x, target, m) for m in size.microbatches}
-    serial, net, computed = network(size), network(size), []
+    serial, net = network(size), network(size)
     serial.alpha = net.alpha = NEARLY_0
     pipeline = EDPipeline(net)
-    stage = pipeline.stage
-    stage.forward, stage.update = (clocked(call, computed) for call in (stage.forward, stage.update))
     for _ in range(1 + size.rounds):
         found["serial"].append(barrier_to_barrier(lambda: rank == 0 and serial.step(x, target)))
         for m in size.microbatches:
             dist.barrier()
-            for op, seconds in zip(("forward", "update"), stage_seconds(stage, x, m), strict=True):
+            for op, seconds in zip(("forward", "update"), stage_seconds(pipeline.stage, x, m), strict=True):
                 found[op, m].append(seconds)
-            for how, count in (("one batch", 1), ("in a row", size.batches)):
-                computed.clear()
-                run = lambda m=m, n=count: [pipeline.step(x, target, m) for _ in range(n)]  # noqa: E731
-                found[how, m].append(barrier_to_barrier(run) / count)
-                found["computing", how, m].append(sum(computed) / count)
+            run = lambda m=m: [pipeline.step(x, target, m) for _ in range(size.batches)]  # noqa: E731
+            found["in a row", m].append(barrier_to_barrier(run) / size.batches)
     return errors | {key: np.array(seconds[1:]) for key, seconds in found.items()}  # the first round warms up
-
-
-def clocked(call, seconds):
-    """``call``, which adds its time to the list ``seconds``."""
-
-    def run(*args):
-        start = time.perf_counter()
-        result = call(*args)
-        seconds.append(time.perf_counter() - start)
-        return result
-
-    return run
 
 
 def barrier_to_barrier(call):

@@ -21,8 +21,7 @@ KEYS = {"transformer": ("attention", "mlp", "one_signed"), "window": ("rule", "h
 class Size:
     """The cases, KEYS of each; ``batch`` stretches of ``context`` characters a step, or as many windows.
     ``search``: steps of a transformer's run that tries a rate. ``every``: steps between two looks at
-    ``places`` stretches; at the end all the held-out text is read, or so many characters, and
-    as many as ``said`` are written.
+    ``places`` stretches; at the end all the held-out text is read, or so many characters.
     """
 
     transformers: tuple = (
@@ -48,7 +47,6 @@ class Size:
     every: int = 100
     places: int = 100
     held_out: int | None = None
-    said: int = 300
     seeds: int = 3
     workers: int | None = None  # None: as many as the machine has threads
 
@@ -57,14 +55,14 @@ SIZE = Size()
 TINY = Size(
     (("backprop", "backprop", False), ("frozen", "broadcast", True)),
     (("broadcast", True, True), ("backprop", False, False)), (1e-3, 1e-2), (1e-3, 1e-2), 1, 2, 8, 6, 3, (10,),
-    4, 6, 3, 2, 5, 500, 9, 2, 1,
+    4, 6, 3, 2, 5, 500, 2, 1,
 )  # fmt: skip
 
 
 def transformers(size, device):
     """A row for each; results: "tried", the losses at the rates; of each seed "loss", in nats a character of
-    the held-out text, "curve", the looks on the way, "cosine", of each matrix's direction with the gradient
-    at the end, and "sample", what it writes.
+    the held-out text, "curve", the looks on the way, and "cosine", of each matrix's direction with the
+    gradient at the end.
     """
     return rows(transformer, "transformer", size.transformers, size.rates, size)
 
@@ -81,38 +79,37 @@ def rows(function, kind, cases, rates, size):
 
 
 def transformer(attention, mlp, one_signed, rate, seed, searching, size):
-    """Trains one → {"loss", "curve", "cosine", "sample", "seconds"}; seconds are of a step."""
+    """Trains one → {"loss", "curve", "cosine", "seconds"}; seconds are of a step."""
     text, steps = shakespeare(), size.search if searching else size.steps
     shape = len(text.characters), size.context, size.layers, size.heads, size.width
     options = {"rate": rate, "one_signed": one_signed, "steps": steps, "seed": seed}
     model = Transformer(*shape, attention=attention, mlp=mlp, **options)
     drawn = data.stretches(text.train, size.batch, size.context, seed=seed)
     draw = ((x.T, y.T) for x, y in drawn)
-    found = taught(model, draw, steps, size.places, text, seed, size)
+    found = taught(model, draw, steps, size.places, text, size)
     return found | {"cosine": cosines(model, *next(draw))}
 
 
 def window(rule, hidden, one_signed, rate, seed, searching, size):
-    """Trains one → {"loss", "curve", "sample", "seconds"}."""
+    """Trains one → {"loss", "curve", "seconds"}."""
     text = shakespeare()
     options = {"rate": rate, "one_signed": one_signed, "steps": size.steps, "seed": seed}
     layers = size.hidden if hidden else ()
     model = characters.WindowModel(len(text.characters), size.window, layers, rule, **options)
     draw = characters.windows(text.train, size.window, size.batch * size.context, seed)
-    return taught(model, draw, size.steps, size.places * size.context, text, seed, size)
+    return taught(model, draw, size.steps, size.places * size.context, text, size)
 
 
-def taught(model, draw, steps, places, text, seed, size):
+def taught(model, draw, steps, places, text, size):
     """Trains a model on what is drawn, looking at so many places on the way."""
     curve, start = [], timing.now()
     for n in range(steps):
         if n % size.every == 0:
             curve.append(round(characters.held_out_loss(model, text.held_out, places), 4))
         model.step(*next(draw))
-    seconds, held_out = (timing.now() - start) / steps, text.held_out[: size.held_out]
-    said = characters.sample(model, "ROMEO:\nI", size.said, text.characters, seed=seed)
-    loss = characters.held_out_loss(model, held_out)
-    return {"loss": loss, "curve": curve, "sample": said, "seconds": seconds}
+    seconds = (timing.now() - start) / steps
+    loss = characters.held_out_loss(model, text.held_out[: size.held_out])
+    return {"loss": loss, "curve": curve, "seconds": seconds}
 
 
 def cosines(model, x, target):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ed_lib.ed import EDNetwork, layout
+from ed_lib.ed.rivals import Optimizer
 
 MEMORY = 0.9  # of the means of the sums: what is left of them at each step
 
@@ -43,8 +44,7 @@ class ResidualNetwork:
             of_gain_one(self.parameters, u0, 0.9 if start == "permutation" else 0.0, seed)
         self.means, self.first = [0.0] * (depth + 1), True  # first: no batch has set them yet
         self.share = depth**-0.5 if residual and depth else 1.0
-        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=rate, maximize=True, fused=True)
-        self.schedule = steps and torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.optimizer = Optimizer(self.parameters.values(), "adam", rate, steps, maximize=True, fused=True)
 
     def forward(self, x, learning=False):
         """x (B, n_inputs) → the output, (B, 1). Keeps each layer's y and z, (B, n). learning: moves means."""
@@ -102,8 +102,6 @@ class ResidualNetwork:
         self.optimizer.step()
         for name in ("hidden.weight", "output.weight"):
             p[name].clamp_(min=0)
-        if self.schedule:
-            self.schedule.step()
         return output
 
 

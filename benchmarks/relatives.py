@@ -56,9 +56,7 @@ def run(network, rule, rate, seed, searching, of, size):
     (x, labels), test = split(of, searching, size)
     steps, options = size.epochs * -(-len(x) // size.batch), {"seed": seed}
     if network == "vectors":
-        net = VectorPerceptron(
-            (x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options
-        )
+        net = VectorPerceptron((x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options)
     else:
         options["one_signed"] = network == "one-signed"
         net = relatives.Perceptron((x.shape[1], *size.hidden, 10), rule, rate, steps=steps, **options)

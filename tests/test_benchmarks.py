@@ -16,7 +16,7 @@ from benchmarks import controls, critical_batch, deep, ed_pipeline, harness, rel
 from benchmarks.harness import Version
 from benchmarks.networks import ResidualNetwork, RoutedNetwork
 from ed_lib import data, gates, machine, models, records, roofline, training
-from ed_lib.ed import EDNetwork, folded
+from ed_lib.ed import EDNetwork, layout
 from ed_lib.ed.learner import Learner
 from ed_lib.ed.relatives import Perceptron
 from ed_lib.parallel.model_parallel import schedules
@@ -306,7 +306,7 @@ def unfolded(net, name):
     """A layer's weight [p, q, i, o] and bias [p, 0, o], copied."""
     weight, bias = (net.parameters[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
     weight, bias = (value[0] if name == "hidden" else value for value in (weight, bias))
-    return folded.unfold(weight).copy(), folded.unfold(bias, types=1)[:, 0].copy()
+    return layout.unfold(weight).copy(), layout.unfold(bias, types=1)[:, 0].copy()
 
 
 def test_the_published_start_favours_excitatory_weights_but_not_into_the_output():
