@@ -2,10 +2,9 @@
 
 Everything here is computed in float64 by the clear formulas of ``rules``, with PyTorch's autograd for the
 gradient. Layers of weights are counted from 0, the input layer, to depth + 1, the output layer; hidden layers
-of cells from 0 to depth.
+of cells from 0 to depth. ``saturation``, ``one_number`` and ``votes`` look at the last ``forward``.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,18 +20,12 @@ SATURATED = 0.01  # a cell whose output is nearer than this to 0 or 1
 EXACT = arrays.space("numpy", dtype="float64")
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How an ED direction compares with a gradient, over the weights of one layer of all K networks.
+class Agreement(NamedTuple):
+    """How an ED direction compares with a gradient, over the weights of one layer of all K networks."""
 
-    ``same_sign``: of the weights that both would move, the share that they move the same way; NaN if there
-    are none. ``cosine`` of the two directions; NaN if one is zero. ``counted``: the share of weights that
-    both would move.
-    """
-
-    same_sign: float
-    cosine: float
-    counted: float
+    same_sign: float  # of the weights that both would move, the share that they move the same way, or NaN
+    cosine: float  # of the two directions; NaN if one is zero
+    counted: float  # the share of weights that both would move
 
 
 def directions(
@@ -66,12 +59,11 @@ def agreement(net: EDNetwork, x: np.ndarray, target: np.ndarray, loss: str = "sq
 
 def compare(ed: np.ndarray, descent: np.ndarray) -> Agreement:
     """The :class:`Agreement` of two directions, arrays of the same shape."""
-    ed, descent = np.ravel(ed), np.ravel(descent)
+    ed, descent = (np.ravel(v) / (np.abs(v).max() or 1) for v in (ed, descent))  # or squares underflow
     both = (ed != 0) & (descent != 0)
     same = float((np.sign(ed) == np.sign(descent))[both].mean()) if both.any() else np.nan
-    lengths = [np.linalg.norm(v / (np.abs(v).max() or 1)) for v in (ed, descent)]  # scaled: squares underflow
-    dot = np.dot(ed / (np.abs(ed).max() or 1), descent / (np.abs(descent).max() or 1))
-    return Agreement(same, float(dot / np.prod(lengths)) if all(lengths) else np.nan, float(both.mean()))
+    lengths = np.linalg.norm(ed) * np.linalg.norm(descent)
+    return Agreement(same, float(ed @ descent / lengths) if lengths else np.nan, float(both.mean()))
 
 
 def adjoints(net: EDNetwork, x: np.ndarray) -> np.ndarray:
@@ -117,20 +109,15 @@ def by_layer(state: dict[str, np.ndarray], part: str) -> list[np.ndarray]:
 
 
 def saturation(net: EDNetwork) -> np.ndarray:
-    """The share of saturated answers in each hidden layer of the last ``forward``: (depth + 1,).
-
-    An answer is saturated when it is nearer than 0.01 to 0 or 1.
-    """
+    """The share of each hidden layer's answers that are nearer than 0.01 to 0 or 1: (depth + 1,)."""
     y = _answers(net)
     return ((y < SATURATED) | (y > 1 - SATURATED)).mean(axis=(1, 2, 3))
 
 
 def one_number(net: EDNetwork) -> np.ndarray:
-    """How nearly each hidden layer of the last ``forward`` passes on a single number: (depth + 1,).
-
-    The share of the variance of its answers, over the batch, that lies along one direction (the first
-    principal component), averaged over the K networks: 1 when all cells move together; NaN where no answer
-    differs between samples.
+    """How nearly each hidden layer passes on a single number: (depth + 1,). That is the share of its answers'
+    variance, over the batch, along their first principal component, averaged over the K networks: 1 when all
+    cells move together; NaN where no answer differs between samples.
     """
     y = _answers(net)
     y -= y.mean(axis=2, keepdims=True)
@@ -141,9 +128,8 @@ def one_number(net: EDNetwork) -> np.ndarray:
 
 
 def votes(net: EDNetwork) -> np.ndarray:
-    """What each hidden layer of the last ``forward`` says to each sample: (depth + 1, K, B), in (−1, 1).
-
-    The mean answer of its excitatory cells less that of its inhibitory cells; above zero is a vote for 1.
+    """What each hidden layer says to each sample: (depth + 1, K, B), in (−1, 1). The mean answer of its
+    excitatory cells less that of its inhibitory cells; above zero is a vote for 1.
     """
     y = _answers(net)
     return y[..., : net.width].mean(axis=-1) - y[..., net.width :].mean(axis=-1)
@@ -157,9 +143,8 @@ def _answers(net: EDNetwork) -> np.ndarray:
 
 
 def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> np.ndarray:
-    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖: (depth + 2,).
-
-    before, after: what ``state_dict`` returned.
+    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖, between two ``state_dict``s:
+    (depth + 2,).
     """
     layers = zip(by_layer(before, "weight"), by_layer(after, "weight"), strict=True)
     return np.array([np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers])

@@ -1,12 +1,12 @@
 """What a step cannot do without: the bytes it has to move and the operations it has to do.
 
 A byte is counted once however often a program touches it. So these are the least that any program moves when
-weights and activations come from memory and go back there.
+weights and activations come from memory and go back there. A cost is (bytes, FLOPs).
 """
 
 from dataclasses import dataclass
 
-Cost = tuple[int, int]  # (bytes, FLOPs)
+Cost = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,31 @@ class Shape:
 
 
 def forward(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of a forward pass: weights read, activations written."""
+    """A forward pass: weights read, activations written."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
+# Backpropagation's deltas: weights read, deltas written. Its gradients: deltas read, gradients written.
+chain = gradients = forward
+
+
 def update(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of an update: activations read, weights read and written."""
+    """An update: activations read, weights read and written."""
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
 def step(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of an ED step: forward and update."""
+    """An ED step: forward and update."""
     return both(forward(shape), update(shape))
 
 
-def chain(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of backpropagation's deltas: weights read, deltas written. As much as a forward pass."""
-    return forward(shape)
-
-
-def gradients(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of all gradients, once the deltas are there: activations read, gradients written."""
-    return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
-
-
 def descent(shape: Shape) -> Cost:
-    """(bytes, FLOPs) of subtracting gradients: gradients and weights read, weights written."""
+    """Subtracting gradients: gradients and weights read, weights written."""
     return 3 * shape.itemsize * shape.weights, 2 * shape.weights
 
 
 def both(*parts: Cost) -> Cost:
-    """The sum of several (bytes, FLOPs)."""
+    """The sum of several."""
     return sum(size for size, _ in parts), sum(flops for _, flops in parts)
 
 
