@@ -41,8 +41,7 @@ def forward(shape: Shape) -> Cost:
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-# Backpropagation's deltas: weights read, deltas written. Its gradients: deltas read, gradients written.
-chain = gradients = forward
+chain = forward  # backpropagation's deltas: weights read, deltas written
 
 
 def update(shape: Shape) -> Cost:
@@ -53,11 +52,6 @@ def update(shape: Shape) -> Cost:
 def step(shape: Shape) -> Cost:
     """An ED step: forward and update."""
     return both(forward(shape), update(shape))
-
-
-def descent(shape: Shape) -> Cost:
-    """Subtracting gradients: gradients and weights read, weights written."""
-    return 3 * shape.itemsize * shape.weights, 2 * shape.weights
 
 
 def both(*parts: Cost) -> Cost:
