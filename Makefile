@@ -53,7 +53,7 @@ lint: setup  ## check the style of the code (ruff) and its types (mypy)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-repository: setup  ## write the book's address (URL=https://..., without: the clone's remote) everywhere
+repository: setup  ## write the book's address (URL=https://...) everywhere
 	@$(PY) -m tools.repository "$(URL)"
 
 clean:  ## remove what was built, but not .venv

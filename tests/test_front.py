@@ -10,7 +10,7 @@ from PIL import Image
 from conftest import ROOT
 from tools import front, notebooks
 
-PAGES = ["index.md", "README.md"]
+PAGES = front.PAGES
 
 
 def text_of(page):
@@ -19,13 +19,11 @@ def text_of(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_is_what_the_records_give(page):
-    assert front.filled(text_of(page), front.blocks()[page]) == text_of(page), "run python -m tools.front"
-    assert "nan" not in front.blocks()[page]["findings"]
+    assert front.filled(text_of(page)) == text_of(page), "run python -m tools.front"
 
 
-@pytest.mark.parametrize("name", front.THEMES)
-def test_the_picture_is_that_of_the_records(name):
-    drawn = Image.open(front.STATIC / name).text["Description"]
+def test_the_picture_is_that_of_the_records():
+    drawn = Image.open(front.PICTURE).text["Description"]
     assert json.loads(drawn) == json.loads(json.dumps(front.drawn())), "run python -m tools.front"
 
 

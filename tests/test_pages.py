@@ -216,13 +216,3 @@ def test_previews_of_links_are_told_title_and_question(tab, site):
     assert said["og:description"].startswith("Can a network learn when every weight in it is told")
     assert "og:image" not in said or said["og:image"].startswith("https://"), "an address that leads nowhere"
     assert tab.locator("meta[name=description]").count() == 1
-
-
-def test_the_index_is_the_front_page_with_the_picture_of_each_theme(tab, site):
-    tab.goto(f"{site}index.html")
-    assert tab.locator("article h1").inner_text().startswith("Why training code is as fast as it is")
-    assert not tab.locator("meta[http-equiv=refresh]").count()
-    for theme, picture in (("light", "front.png"), ("dark", "front-dark.png")):
-        show(tab, theme, DESK)
-        assert tab.evaluate("[...document.querySelectorAll('article img')].filter(i => i.checkVisibility())"
-                            ".map(i => i.src.split('/').pop())") == [picture]  # fmt: skip

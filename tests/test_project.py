@@ -8,7 +8,6 @@ import sys
 import tomllib
 
 import pytest
-from IPython.core.inputtransformer2 import TransformerManager
 
 import ed_lib
 from conftest import ROOT
@@ -116,21 +115,6 @@ def test_one_command_changes_the_address_everywhere_or_names_a_bad_one(copy):
         assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], "the outputs became stale"
 
 
-@pytest.mark.parametrize(
-    "remote, url",
-    [
-        ("git@github.com:somebody/a-book.git", "https://github.com/somebody/a-book"),
-        ("https://gitlab.com/group/a-book", "https://gitlab.com/group/a-book"),
-        ("/a/folder", "https://github.com/name/repository"),
-    ],
-)
-def test_without_an_address_the_remote_is_proposed(tmp_path, monkeypatch, remote, url):
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "remote", "add", "origin", remote], cwd=tmp_path, check=True)
-    monkeypatch.setattr(repository, "ROOT", tmp_path)
-    assert repository.proposal().endswith(f"make repository URL={url}")
-
-
 def test_make_help_lists_every_target():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
@@ -161,48 +145,6 @@ def test_make_gpu_says_plainly_that_there_is_none(tmp_path):
     )
 
 
-LIBRARIES = {
-    "_execution_engine",
-    "_reorder_mkldnn_rnn_layer_weight",  # private names of others, which nothing public replaces
-    *("_replace", "_asdict", "_fields", "_exit"),  # Python's, public in all but name
-    *("_C", "_scaled_mm", "_to_copy", "_foreach_add_", "_profiler_enabled", "_python_dispatch", "_schema"),
-    "_cuda_hasPrimaryContext",
-    *("_version", "_modules", "_buffers", "_parameters", "_conv_forward", "_get_current_dispatch_mode"),
-    "_patch_lang_tensor",
-    *("_linear_pointwise", "_reorder_linear_weight"),
-    *("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu", "_weight_int8pack_mm"),
-    *("_resolve_process_group", "_type"),
-}
-
-
-def private_names_of_others(code):
-    """The names with one leading underscore that this code takes from another module, class or object."""
-    tree = ast.parse(code)
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value)}
-    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
-        imported = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-        used = [node.attr] if isinstance(node, ast.Attribute) and node.attr not in own else []
-        yield from (n for n in imported + used if re.match("_[^_]", n) and n not in LIBRARIES)
-
-
-def is_own(value):
-    return isinstance(value, ast.Name) and value.id in ("self", "cls")
-
-
-@pytest.mark.parametrize("folder", ["ed_lib", "benchmarks", "tools"])
-def test_no_module_uses_what_is_private_to_another(folder):
-    found = {p.name: list(private_names_of_others(p.read_text())) for p in (ROOT / folder).rglob("*.py")}
-    assert {name: names for name, names in found.items() if names} == {}
-
-
-def test_what_chapters_show_is_public():
-    for path in notebooks.chapters():
-        for cell in notebooks.code_cells(notebooks.read(ROOT / path)):
-            code = TransformerManager().transform_cell(cell.source.removeprefix("%%gpu\n"))
-            assert list(private_names_of_others(code)) == [], f"{path}: {cell.source[:60]}"
-
-
 def test_no_module_and_function_share_a_name():
     for path in (ROOT / "ed_lib").rglob("*.py"):
         defined = {node.name for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
@@ -215,16 +157,14 @@ def test_no_module_and_function_share_a_name():
 def unannotated(path):
     """The public functions and methods of a module of which an argument, or what they return, has no type."""
     body = ast.parse(path.read_text()).body
-    for node in body:
-        inside = node.body if isinstance(node, ast.ClassDef) and node.name[0] != "_" else [node]
-        for function in (one for one in inside if isinstance(one, ast.FunctionDef) and one.name[0] != "_"):
+    methods = [(one, 1) for kind in body if isinstance(kind, ast.ClassDef) and kind.name[0] != "_" for one in kind.body]
+    for function, skipped in [*((one, 0) for one in body), *methods]:
+        if isinstance(function, ast.FunctionDef) and function.name[0] != "_":
             how = " ".join(map(ast.unparse, function.decorator_list))
-            given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-            given = given[1:] if node is not function and "staticmethod" not in how else given
-            compiled = (
-                "jit" in how or f"overload({function.name})" in path.read_text()
-            )  # typed by Numba or Triton
-            if not compiled and (function.returns is None or any(one.annotation is None for one in given)):
+            compiled = "jit" in how or f"overload({function.name})" in path.read_text()  # typed by Triton or Numba
+            given = [*function.args.posonlyargs, *function.args.args][skipped * ("static" not in how) :]
+            untyped = function.returns is None or not all(one.annotation for one in given + function.args.kwonlyargs)
+            if untyped and not compiled:
                 yield function.name
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import nbformat
 import yaml
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, notebook
 from tools import api, measurements, notebooks
@@ -50,8 +50,7 @@ def main(arguments=None):
     except (OSError, ValueError) as error:  # no notebook, a damaged file, no folder of data
         sys.exit(f"No book: {error}")
     except KeyboardInterrupt:
-        print("Interrupted. The next build goes on with the chapter where this one ended.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("Interrupted. The next build goes on with the chapter where this one ended.")
 
 
 @contextlib.contextmanager
@@ -78,7 +77,7 @@ def build(need_data, render_only):
     for number, path in enumerate(chapters, 1):
         try:
             done = prepare(path, render_only)
-        except CellExecutionError as error:
+        except (CellExecutionError, DeadKernelError) as error:
             sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
         left_out += done.startswith("not executed")
         print(f"chapter {number} of {len(chapters)}, {path.stem}: {done}", flush=True)
@@ -162,7 +161,7 @@ def page(nb, path, banner=None):
     """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one, a banner."""
     for cell in nb.cells:
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](#References ", "](#references ")  # as Sphinx spells it
+            cell.source = cell.source.replace("](#References ", "](../appendix/references.md ")  # no address
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
@@ -175,28 +174,16 @@ def page(nb, path, banner=None):
 
 def joined(cells):
     """The cells of a page: folded code without outputs goes into the folded cell after it."""
-    kept, before = [], []
-    for cell in cells:
-        folded = cell.cell_type == "code" and "hide-input" in notebooks.tags(cell)
-        if folded:
-            before.append(cell)
-        if not folded or cell.outputs:
-            kept += merged(before)
-            before = []
-        if not folded:
-            kept.append(cell)
-    return kept + merged(before)
-
-
-def merged(cells):
-    """Folded cells as a list of one, the last with the code of all; of none, if there are none."""
-    if len(cells) < 2:
-        return cells
-    last = cells[-1]
-    last.source = "\n\n\n".join(cell.source for cell in cells)
-    look = last.metadata.setdefault("mystnb", {})
-    look["code_prompt_show"] = re.sub(r", part \d$", "", look.get("code_prompt_show", "Show the code"))
-    return [last]
+    kept, folded = [], [cell.cell_type == "code" and "hide-input" in notebooks.tags(cell) for cell in cells]
+    for cell, before in zip(cells, [False, *folded], strict=False):
+        if before and "hide-input" in notebooks.tags(cell) and not kept[-1].outputs:
+            cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
+            look = cell.metadata.setdefault("mystnb", {})
+            look["code_prompt_show"] = re.sub(
+                r", part \d$", "", look.get("code_prompt_show", "Show the code")
+            )
+        kept.append(cell)
+    return kept
 
 
 def render():

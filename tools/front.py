@@ -15,11 +15,8 @@ from ed_lib import figures, records
 from tools import notebooks
 from tools.pages import ROOT, by_part
 
-TEXTS, STATIC = ROOT / "tools" / "front.md", ROOT / "book" / "_static"
-THEMES = {
-    "front.png": ("#1f2328", "white"),
-    "front-dark.png": ("#d5dae0", "#0d1117"),
-}  # ink and page, GitHub's
+TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front.png"
+PAGES, INK = ("index.md", "README.md"), "#767676"
 # The article of 2024 (qiita2024): seconds of a forward pass and of an update of all layers, on an RTX 3070 in
 # float64, and the FLOP/s that the card's data sheet allows there (nvidia_ga102). GFLOP/s of the card that
 # NVIDIA's ladder was climbed on: cores, FMA, GHz (nvidia_m40).
@@ -74,14 +71,9 @@ def numbers():
     four, one = (records.rows(on_cpu("lstm"), table="ladder", layers=k).set_index("what") for k in (4, 1))
     start, published = four["seconds"]["baseline"], one["published"]
     n.climb = four["published"]["wavefront"] / published["baseline"]
-    n.climb_limit, n.one_layer = (
-        M40 / published["baseline"],
-        published["combined_inputs"] / published["baseline"],
-    )
-    n.cpu_climb, n.cpu_torch = (
-        start / four["seconds"].drop("nn.LSTM").min(),
-        start / four["seconds"]["nn.LSTM"],
-    )
+    n.climb_limit, n.one_layer = (m / published["baseline"] for m in (M40, published["combined_inputs"]))
+    ours, torchs = four["seconds"].drop("nn.LSTM").min(), four["seconds"]["nn.LSTM"]
+    n.cpu_climb, n.cpu_torch = start / ours, start / torchs
     n.cpu_limit = start / min(four["floor"].min(), four["seconds"].min())  # a time below the floor moves it
     return n
 
@@ -90,43 +82,34 @@ def chapters():
     """All chapters by part: title, question, and the reading time that their box states."""
     lines, last = [], ""
     for part, name in by_part():
-        if (ROOT / f"{name}.ipynb").exists():
+        if (path := ROOT / f"{name}.ipynb").exists():
+            cells = [cell.source for cell in notebooks.read(path).cells]
+            title, question = cells[0].removeprefix("# ").split("\n\n")[:2]
+            time = re.search(r"\*\*Time:\*\* (\d+) min", "\n".join(cells))[1]
             lines += ["", f"### {part}", ""] * (part != last)
-            last, nb = part, notebooks.read(ROOT / f"{name}.ipynb")
-            title, question = nb.cells[0].source.split("\n\n")[:2]
-            time = next(
-                re.findall(r"\*\*Time:\*\* (\d+) min", c.source) for c in nb.cells if "**Time:**" in c.source
-            )
-            lines.append(
-                f"- [**{title.removeprefix('# ')}**]({name}.ipynb) {question.strip('*')} *{time[0]} min*"
-            )
+            lines.append(f"- [**{title}**]({name}.ipynb) {question.strip('*')} *{time} min*")
+            last = part
     return "\n".join(lines)
 
 
 def blocks():
-    """{page: {name of a block: its text}}: what the command writes into the pages."""
-    labels = {
-        f"{name}_machine": on_cpu(name).attrs["label"] for name in ("ed", "parallel", "precision", "lstm")
-    }
-    findings = TEXTS.read_text().format(**vars(numbers()), **labels)
-    image = f'<img src="book/_static/front{{}}.png" alt="{alt()}" width="560{{}}">'
-    dark = '<source media="(prefers-color-scheme: dark)" srcset="book/_static/front-dark.png">'
-    themes = "\n\n".join(
-        image.format(dash, f'px" class="only-{theme}') for dash, theme in (("", "light"), ("-dark", "dark"))
-    )
+    """{name of a block: its text}: what the command writes into index.md and README.md."""
+    parts = "ed", "parallel", "precision", "lstm"
+    labels = {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
     return {
-        "index.md": {"figure": themes, "findings": findings, "chapters": chapters()},
-        "README.md": {"figure": f"<picture>{dark}{image.format('', '')}</picture>", "findings": findings},
+        "figure": f'<img src="book/_static/front.png" alt="{alt()}" width="560px">',
+        "findings": TEXTS.read_text().format(**vars(numbers()), **labels),
+        "chapters": chapters(),
     }
 
 
-def filled(page, texts):
-    """``page`` with ``texts`` between its markers, <!-- name: … --> and <!-- end of name -->."""
-    for name, text in texts.items():
-        between = rf"(<!-- {name}: .*? -->\n).*(<!-- end of {name} -->)"
-        page = re.sub(
-            between, lambda ends, text=text: f"{ends[1]}\n{text.strip()}\n\n{ends[2]}", page, flags=re.S
-        )
+def filled(page):
+    """``page`` with the blocks between its markers, <!-- name: … --> and <!-- end of name -->."""
+    for name, text in blocks().items():
+        start, end = f"<!-- {name}: by python -m tools.front -->\n", f"<!-- end of {name} -->"
+        if start in page:
+            before, rest = page.split(start)
+            page = f"{before}{start}\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
     return page
 
 
@@ -143,11 +126,8 @@ def drawn():
 
 def said(published, measured):
     """What the figure writes beside a row: "2× published, 0.6–2.0× measured"."""
-    return (
-        "".join(f"{n:,.0f}× published, " for n in published)
-        + "–".join(f"{n:.1f}" for n in measured)
-        + "× measured"
-    )
+    first = "".join(f"{value:,.0f}× published, " for value in published)
+    return f"{first}{'–'.join(f'{value:.1f}' for value in measured)}× measured"
 
 
 def alt():
@@ -160,39 +140,31 @@ def alt():
     return f"How many times as fast, on a logarithmic scale. {'; '.join(rows)}."
 
 
-def draw(name):
-    """Draws the rows for a theme. They stand in the picture's metadata too, and a test compares."""
-    ink, page = THEMES[name]
-    with plt.rc_context(figures.STYLE | {key: ink for key, v in figures.STYLE.items() if v == figures.INK}):
-        fig, ax = plt.subplots(figsize=(4.3, 3.15), facecolor=page)
-        ring, dot, bar = (
-            {"marker": "o", "ms": 11, "mfc": "none", "mew": 2},
-            {"marker": "o"},
-            {"marker": "|", "ms": 18},
-        )
+def draw():
+    """Draws the rows, in ink for a light and a dark page alike. The picture's metadata tell them to a test."""
+    with plt.rc_context(
+        figures.STYLE | {key: INK for key, ink in figures.STYLE.items() if ink == figures.INK}
+    ):
+        fig, ax = plt.subplots(figsize=(4.3, 3.15))
+        ring = {"marker": "o", "ms": 11, "mfc": "none", "mew": 2}
+        dot, bar = {"marker": "o", "ms": 8}, {"marker": "|", "ms": 18, "mew": 1.6}
         for y, (title, published, its_limit, measured, limit) in enumerate(drawn()):
-            ax.text(0, y - 0.36, title, weight="bold", transform=ax.get_yaxis_transform())
-            ax.text(
-                1, y - 0.36, said(published, measured), size=9, ha="right", transform=ax.get_yaxis_transform()
-            )
-            kinds = (
-                (published, "orange", ring),
-                (its_limit, "orange", bar),
-                (measured, "blue", dot),
-                (limit, "blue", bar),
-            )
-            for values, colour, style in kinds:
-                colour = figures.ORANGE if colour == "orange" else figures.BLUE
-                ax.plot(values, [y] * len(values), color=colour, ls="", **style)
-        ax.set(xscale="log", xlim=(0.4, 4800), ylim=(3.4, -0.8), yticks=[], facecolor="none")
+            beside = {"y": y - 0.36, "transform": ax.get_yaxis_transform()}
+            ax.text(0, s=title, weight="bold", **beside)
+            ax.text(1, s=said(published, measured), size=9, ha="right", **beside)
+            orange, blue = [(published, ring), (its_limit, bar)], [(measured, dot), (limit, bar)]
+            for colour, kinds in ((figures.ORANGE, orange), (figures.BLUE, blue)):
+                for values, style in kinds:
+                    ax.plot(values, [y] * len(values), color=colour, ls="", **style)
+        ax.set(xscale="log", xlim=(0.3, 5000), ylim=(3.4, -0.8), yticks=[], facecolor="none")
         ax.set_xticks([1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
-        ax.set_xlabel("times as fast: ○ published (GPUs), ● measured (CPUs), | limit")
-        fig.savefig(STATIC / name, dpi=200, metadata={"Software": None, "Description": json.dumps(drawn())})
+        ax.set_xlabel("times as fast, published (○) and measured (●)", size=9.5)
+        about = {"Software": None, "Description": json.dumps(drawn())}
+        fig.savefig(PICTURE, dpi=200, transparent=True, metadata=about)
         plt.close(fig)
 
 
 if __name__ == "__main__":
-    for name in THEMES:
-        draw(name)
-    for page, texts in blocks().items():
-        (ROOT / page).write_text(filled((ROOT / page).read_text(), texts))
+    draw()
+    for page in PAGES:
+        (ROOT / page).write_text(filled((ROOT / page).read_text()))

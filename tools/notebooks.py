@@ -9,7 +9,6 @@ metadata says which code made the outputs; `make status` lists the chapters whos
 
 import argparse
 import ast
-import asyncio
 import contextlib
 import copy
 import datetime
@@ -105,7 +104,7 @@ def fingerprint(nb):
 def execute(nb, path, **environment):
     """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
 
-    Raises CellExecutionError when a cell fails, and KeyboardInterrupt at a SIGINT, once the kernel has ended.
+    Raises CellExecutionError when a cell fails, DeadKernelError when the kernel does.
     """
     client = NotebookClient(
         copy.deepcopy(nb),
@@ -117,7 +116,10 @@ def execute(nb, path, **environment):
         record_timing=False,
         coalesce_streams=True,  # pieces of a stream arrive cut at random
     )
-    asyncio.run(_run(client, os.environ | QUIET | environment))
+    try:
+        client.execute(env=os.environ | QUIET | environment)
+    except AssertionError:  # at a Ctrl-C nbclient ends its kernel, and then trips over its absence
+        raise KeyboardInterrupt from None
     client.nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
         "machine": f"{notebook.cpu()} · {notebook.gpu()}",
@@ -125,21 +127,6 @@ def execute(nb, path, **environment):
         "code": fingerprint(nb),
     }
     return canonical(client.nb)
-
-
-async def _run(client, environment):
-    """Executes all cells. At a SIGINT asyncio cancels this, and nbclient ends its kernel."""
-
-    def refuse(*_):  # nbclient's own handlers, which end the kernel and then trip over its absence
-        raise RuntimeError
-
-    asyncio.get_running_loop().add_signal_handler = refuse
-    try:
-        await client.async_execute(env=environment)
-    except DeadKernelError:  # which nbclient says when it is cancelled within a cell
-        if asyncio.current_task().cancelling():
-            raise asyncio.CancelledError from None
-        raise
 
 
 def canonical(nb):
@@ -202,11 +189,10 @@ def main(arguments=None):
             start = time.monotonic()
             write(make(path, options.patience), ROOT / path)
             print(f"{path}: outputs written after {time.monotonic() - start:.0f} s", flush=True)
-    except (CellExecutionError, gates.Busy, ValueError) as error:
+    except (CellExecutionError, DeadKernelError, gates.Busy, ValueError) as error:
         sys.exit(f"\n{path} stays as it was. {plain(error)}")
     except KeyboardInterrupt:
-        print(f"Interrupted: {path} stays as it was.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(f"Interrupted: {path} stays as it was.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
-"""`make repository URL=...`: the book's address, in _config.yml, the README and every chapter's set-up cell.
-
-Without URL it says which address the clone's remote has, and the command that writes it.
-"""
+"""`make repository URL=...`: the book's address, in _config.yml, the README and every set-up cell."""
 
 import re
-import subprocess
 import sys
 
 import ed_lib
@@ -47,20 +43,7 @@ def change(url):
         notebooks.write(notebooks.canonical(nb), ROOT / path)
 
 
-def proposal():
-    """What to do when no address was given: the command with the clone's remote, if it has one."""
-    ask = ["git", "remote", "get-url", "origin"]
-    remote = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    web = re.fullmatch(r"(?:https://|ssh://git@|git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", remote)
-    url = f"https://{web[1]}/{web[2]}" if web else "https://github.com/name/repository"
-    found = "This clone's remote is there" if web else "This clone has no remote on the web"
-    return f"{found}. To write an address into the book:\n  make repository URL={url}"
-
-
 if __name__ == "__main__":
-    if not sys.argv[1]:
-        print(proposal())
-        sys.exit()
     try:
         change(sys.argv[1])
     except ValueError as error:
