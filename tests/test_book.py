@@ -1,8 +1,6 @@
 """What `make book` does: chapters executed once, committed outputs where data are missing, live buttons."""
 
-import contextlib
 import importlib.metadata
-import os
 import signal
 import subprocess
 import sys
@@ -15,12 +13,13 @@ import psutil
 import pytest
 import yaml
 
-from ed_lib import data, gates, notebook
+from ed_lib import data, gates, machine
 from tools import book, notebooks
 from tools.notebooks import ROOT, code_cells
 
 BANNER = "Not executed in this build"
 WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "ed/every_layer_at_once"))
+PATHS = [WITH_DATA, WITHOUT]
 
 
 @pytest.fixture
@@ -55,25 +54,28 @@ def shown(path):
     return notebooks.read(book.SOURCE / path)
 
 
-@pytest.mark.parametrize("path, needs", [(WITH_DATA, True), (WITHOUT, False)])
-def test_without_data_a_chapter_that_needs_them_is_not_executed(path, needs, build, monkeypatch):
+def test_without_data_chapters_that_need_them_are_not_executed_and_the_end_says_so(
+    build, monkeypatch, capsys
+):
     failing(monkeypatch, ConnectionError("No network, and no copy"))
-    nb, done = notebooks.read(ROOT / path), book.prepare(path)
-    banner = shown(path).cells[1].source
-    assert build == ([] if needs else [path]) and needs == ("not executed" in done) == (BANNER in banner)
-    if needs:
-        assert "No network, and no copy" in banner and nb.metadata.ed_lib.executed in banner
-        there, wanted = ([c.outputs for c in code_cells(one) if c.outputs] for one in (shown(path), nb))
-        assert list(map(len, there)) == list(map(len, wanted)), "an output is lost"
+    for module, name, here in ((book, "stage", None), (book, "render", None), (notebooks, "chapters", PATHS)):
+        monkeypatch.setattr(module, name, lambda here=here: here)
+    book.main([])
+    assert build == [WITHOUT] and BANNER not in shown(WITHOUT).cells[1].source
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert last == "1 of 2 chapters were not executed here. No network, and no copy"
+    nb, banner = notebooks.read(ROOT / WITH_DATA), shown(WITH_DATA).cells[1].source
+    assert BANNER in banner and "No network, and no copy" in banner and nb.metadata.ed_lib.executed in banner
+    there, wanted = ([len(c.outputs) for c in code_cells(one) if c.outputs] for one in (shown(WITH_DATA), nb))
+    assert there == wanted, "an output is lost"
 
 
 def test_a_chapter_is_executed_once_and_rendering_executes_nothing(build, monkeypatch):
     monkeypatch.setattr(data, "load", lambda name, **options: None)
     assert book.prepare(WITH_DATA, render_only=True) == "committed outputs" and build == []
     assert BANNER in shown(WITH_DATA).cells[1].source
-    assert "executed" in book.prepare(WITH_DATA) and "unchanged" in book.prepare(WITH_DATA)
+    assert "executed" in book.prepare(WITH_DATA) and "unchanged" in book.prepare(WITH_DATA, render_only=True)
     assert build == [WITH_DATA] and BANNER not in shown(WITH_DATA).cells[1].source
-    assert "unchanged" in book.prepare(WITH_DATA, render_only=True)
 
 
 def test_broken_copies_are_made_again(build):
@@ -109,16 +111,6 @@ def test_what_stops_a_build_is_said_in_a_line(build, tmp_path, monkeypatch):
         book.main([])
 
 
-def test_the_end_of_a_build_says_what_was_not_executed(build, monkeypatch, capsys):
-    failing(monkeypatch, ConnectionError("No network, and no copy"))
-    monkeypatch.setattr(book, "stage", lambda: None)
-    monkeypatch.setattr(book, "render", lambda: None)
-    monkeypatch.setattr(notebooks, "chapters", lambda: [WITH_DATA, WITHOUT])
-    book.main([])
-    last = capsys.readouterr().out.splitlines()[-2]
-    assert last == "1 of 2 chapters were not executed here. No network, and no copy"
-
-
 def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
     """A short one, in a folder with the package beside it; with drawings in the place of pictures."""
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
@@ -129,62 +121,48 @@ def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
     draw = (
         "import matplotlib.pyplot as plt\nfrom ed_lib import figures\nfigures.show(plt.figure(), 'A figure.')"
     )
-    sources = "from ed_lib import notebook\nprint(notebook.card())", "answer = 6 * 7", "answer", draw
+    sources = "from ed_lib import machine\nprint(machine.card())", "answer = 6 * 7", "answer", draw
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
     path = Path("chapter.ipynb")
     assert book.prepare(path).startswith("executed in ") and "unchanged" in book.prepare(path)
     made = shown(path)
     assert [len(cell.outputs) for cell in made.cells] == [1, 0, 1, 1] and "42" in str(made.cells[2])
-    assert notebook.card() in str(made) and notebooks.read(book.EXECUTED / path).metadata.ed_lib.executed
+    assert machine.card() in str(made) and notebooks.read(book.EXECUTED / path).metadata.ed_lib.executed
     (data_of_figure,) = (output.data for output in made.cells[3].outputs)
     assert list(data_of_figure) == ["text/html"] and "<figure" in data_of_figure["text/html"]
 
 
-BUILD = """
+def test_a_second_build_ends_at_once(build):
+    with book.alone(), pytest.raises(SystemExit, match="^No book: another build is at work in "):
+        book.main([])
+
+
+EXECUTE = """
 import sys
 from pathlib import Path
-from tools import book, notebooks
+from tools import notebooks
 
-book.ROOT = notebooks.ROOT = Path(sys.argv[1])
-book.BUILD = book.ROOT / "_build"
-book.EXECUTED, book.SOURCE = book.BUILD / "executed", book.BUILD / "source"
-book.stage = lambda: None
-notebooks.chapters = lambda: [Path("chapter.ipynb")]
-book.main(sys.argv[2:])
+notebooks.ROOT, path = Path(sys.argv[1]), Path("chapter.ipynb")
+notebooks.execute(notebooks.read(notebooks.ROOT / path), path)
 """
 
 
-@pytest.fixture
-def sleeping_build(tmp_path):
-    """A build whose only chapter waits in its second cell, and the kernel's process."""
-    first = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n')"
-    cells = [nbformat.v4.new_code_cell(source) for source in (first, "import time; time.sleep(1000)")]
+def test_an_interrupted_chapter_leaves_no_kernel(tmp_path):
+    pid = tmp_path / "pid"
+    sleep = f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)"
+    cells = [nbformat.v4.new_code_cell(sleep)]
     notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # wherever it runs
-    build = subprocess.Popen([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, preexec_fn=heard, **pipes)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
-        assert build.poll() is None, build.stderr.read()
-        time.sleep(0.1)
-    kernel = psutil.Process(int((tmp_path / "pid").read_text()))
-    yield build, kernel
-    build.kill()
-    build.communicate()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        kernel.kill()
-
-
-def test_a_second_build_ends_at_once_and_an_interrupted_one_leaves_no_kernel(sleeping_build, tmp_path):
-    build, kernel = sleeping_build
-    second = [sys.executable, "-c", BUILD, tmp_path, "--render-only"]
-    done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stdout == "" and build.poll() is None
-    assert done.stderr.startswith("No book: another build is at work in ") and done.stderr.count("\n") == 1
-    build.send_signal(signal.SIGINT)
-    said, errors = build.communicate(timeout=60)
-    assert build.returncode == 130 and said == "" and not kernel.is_running()
-    assert errors.startswith("Interrupted. ") and errors.count("\n") == 1
+    call = [sys.executable, "-c", EXECUTE, tmp_path]
+    with subprocess.Popen(call, cwd=ROOT, preexec_fn=heard, stderr=subprocess.PIPE, text=True) as run:
+        while not pid.exists() or not pid.read_text().endswith("\n"):
+            assert run.poll() is None, run.stderr.read()
+            time.sleep(0.1)
+        time.sleep(1)  # as the kernel is at work, and nbclient waits
+        run.send_signal(signal.SIGINT)
+        errors = run.communicate(timeout=60)[1]
+    assert errors.endswith("KeyboardInterrupt\n") and not psutil.pid_exists(int(pid.read_text()))
 
 
 def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(tmp_path, monkeypatch):
@@ -222,31 +200,20 @@ def test_buttons_and_words_about_them_only_where_they_lead_somewhere(url, live, 
     assert ("launch_buttons" in made) == ("repository" in made) == live
     assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == live
     assert ("ogp_image" in made["sphinx"]["config"]) == live, "a picture's address would lead nowhere"
-    for page, words in (("index.md", "rocket"), ("book/preface.md", "GitHub mark")):
-        assert (words in (tmp_path / "made" / page).read_text()) == live, page
-
-
-def test_pages_tell_the_day_of_the_last_commit(tmp_path, monkeypatch):
-    (tmp_path / "_config.yml").write_bytes((ROOT / "_config.yml").read_bytes())
-    monkeypatch.setattr(book, "ROOT", tmp_path)
-    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x", "--date=now"]):
-        identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-        day = os.environ | {"GIT_COMMITTER_DATE": "2026-03-04T12:00:00Z"}
-        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, env=day)
-    assert "04 March 2026" in book.configuration()
+    assert ("rocket" in (tmp_path / "made" / "index.md").read_text()) == live
 
 
 def test_folded_code_without_outputs_is_one_line_with_what_follows():
-    def cell(source, *tags, output=False, title=None):
-        made = nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)})
+    def cell(source, tag="other", output=False):
+        made = nbformat.v4.new_code_cell(source, metadata={"tags": [tag]})
         made.outputs = [nbformat.v4.new_output("stream", text="said")] * output
-        if title:
-            made.metadata["mystnb"] = {"code_prompt_show": title}
         return made
 
-    folded = [cell("a", "hide-input"), cell("b", "hide-input", output=True, title="Show the code, part 2")]
     text = nbformat.v4.new_markdown_cell("text")
-    silent = [cell("d", "hide-input"), cell("e", "hide-input"), text, cell("f", "hide-input")]
-    found = book.joined([*folded, cell("c"), *silent, cell("g", "hide-cell"), cell("h", output=True)])
+    cells = [cell("a", "hide-input"), cell("b", "hide-input", output=True), cell("c"), cell("d", "hide-input"),
+             cell("e", "hide-input"), text, cell("f", "hide-input"),
+             cell("g", "hide-cell"), cell("h", output=True)]  # fmt: skip
+    cells[1].metadata["mystnb"] = {"code_prompt_show": "Show the code, part 2"}
+    found = book.joined(cells)
     assert [one.source for one in found] == ["a\n\n\nb", "c", "d\n\n\ne", "text", "f", "g", "h"]
     assert found[0].metadata.mystnb.code_prompt_show == "Show the code" and found[0].outputs

@@ -157,13 +157,22 @@ def test_no_module_and_function_share_a_name():
 def unannotated(path):
     """The public functions and methods of a module of which an argument, or what they return, has no type."""
     body = ast.parse(path.read_text()).body
-    methods = [(one, 1) for kind in body if isinstance(kind, ast.ClassDef) and kind.name[0] != "_" for one in kind.body]
+    methods = [
+        (one, 1)
+        for kind in body
+        if isinstance(kind, ast.ClassDef) and kind.name[0] != "_"
+        for one in kind.body
+    ]
     for function, skipped in [*((one, 0) for one in body), *methods]:
         if isinstance(function, ast.FunctionDef) and function.name[0] != "_":
             how = " ".join(map(ast.unparse, function.decorator_list))
-            compiled = "jit" in how or f"overload({function.name})" in path.read_text()  # typed by Triton or Numba
+            compiled = (
+                "jit" in how or f"overload({function.name})" in path.read_text()
+            )  # typed by Triton or Numba
             given = [*function.args.posonlyargs, *function.args.args][skipped * ("static" not in how) :]
-            untyped = function.returns is None or not all(one.annotation for one in given + function.args.kwonlyargs)
+            untyped = function.returns is None or not all(
+                one.annotation for one in given + function.args.kwonlyargs
+            )
             if untyped and not compiled:
                 yield function.name
 

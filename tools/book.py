@@ -22,7 +22,7 @@ import nbformat
 import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from ed_lib import figures, notebook
+from ed_lib import figures, machine
 from tools import api, measurements, notebooks
 from tools.notebooks import ROOT, code_cells
 
@@ -138,7 +138,7 @@ def prepare(path, render_only=False):
     """Puts a chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read_copy(copy)
-    made_on, made_of = notebook.card(), notebooks.fingerprint(nb)
+    made_on, made_of = machine.card(), notebooks.fingerprint(nb)
     if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.code == made_of:
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count

@@ -16,7 +16,7 @@ from tools import notebooks
 from tools.pages import ROOT, by_part
 
 TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front.png"
-PAGES, INK = ("index.md", "README.md"), "#767676"
+PAGES, INK = ("index.md", "README.md"), "#7a7a7a"
 # The article of 2024 (qiita2024): seconds of a forward pass and of an update of all layers, on an RTX 3070 in
 # float64, and the FLOP/s that the card's data sheet allows there (nvidia_ga102). GFLOP/s of the card that
 # NVIDIA's ladder was climbed on: cores, FMA, GHz (nvidia_m40).
@@ -97,7 +97,7 @@ def blocks():
     parts = "ed", "parallel", "precision", "lstm"
     labels = {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
     return {
-        "figure": f'<img src="book/_static/front.png" alt="{alt()}" width="560px">',
+        "figure": f'<img src="book/_static/front.png" alt="{alt()}" width="560px" class="dark-light">',
         "findings": TEXTS.read_text().format(**vars(numbers()), **labels),
         "chapters": chapters(),
     }
@@ -141,7 +141,7 @@ def alt():
 
 
 def draw():
-    """Draws the rows, in ink for a light and a dark page alike. The picture's metadata tell them to a test."""
+    """Draws the rows, in ink for light and dark pages alike. The picture's metadata tell them, to a test."""
     with plt.rc_context(
         figures.STYLE | {key: INK for key, ink in figures.STYLE.items() if ink == figures.INK}
     ):

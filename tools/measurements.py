@@ -68,9 +68,9 @@ Measured on {made["date"]}. All numbers in full: `records/{made["machine"]}/{mad
 
 def table(rows):
     """The rows of a table, as csv-table: the columns that differ, under what is the same in all of them."""
-    columns = {key: [cell(key, value) for value in column] for key, column in rows.items()}
     if "floor" in rows:
-        columns["× floor"] = [cell("", value) for value in rows["seconds"] / rows["floor"]]
+        rows.insert(rows.columns.get_loc("seconds") + 1, "× floor", rows["seconds"] / rows["floor"])
+    columns = {key: [cell(key, value) for value in column] for key, column in rows.items()}
     shown = (
         pd.DataFrame(columns)
         .drop(columns=["table", "part"], errors="ignore")

@@ -24,7 +24,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from ed_lib import data, gates, notebook, records, roofline
+from ed_lib import data, gates, machine, records, roofline
 from tools.pages import ROOT, pages
 
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
@@ -122,8 +122,8 @@ def execute(nb, path, **environment):
         raise KeyboardInterrupt from None
     client.nb.metadata["ed_lib"] = {
         "executed": datetime.date.today().isoformat(),
-        "machine": f"{notebook.cpu()} · {notebook.gpu()}",
-        "versions": notebook.versions(),
+        "machine": " · ".join(machine.card().split(" · ")[:2]),
+        "versions": machine.versions(),
         "code": fingerprint(nb),
     }
     return canonical(client.nb)
