@@ -10,25 +10,23 @@ import numpy as np
 import pytest
 
 from ed_lib import arrays
-from tools import interpreter
 
 ROOT = Path(__file__).resolve().parent
 
-LONG = ["test_pages", "what_depth_does", "test_compiled", "test_training", "test_launcher", "test_gpu"]
+LONG = ["test_pages", "what_depth_does", "test_training", "test_launch"]
 
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
-    interpreter.mend()
 os.environ.setdefault("ED_CEILINGS", str(ROOT / "_build" / "ceilings.json"))  # not the user's
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters that lack their data are not executed, and each says so. Long files come first, so
-    that of two processes neither ends long after the other.
+    """Chapters that lack their data are not executed, and each says so. Long files come first, so that of two
+    processes neither ends long after the other.
     """
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:

@@ -210,9 +210,9 @@ def test_folded_code_without_outputs_is_one_line_with_what_follows():
         return made
 
     text = nbformat.v4.new_markdown_cell("text")
-    cells = [cell("a", "hide-input"), cell("b", "hide-input", output=True), cell("c"), cell("d", "hide-input"),
-             cell("e", "hide-input"), text, cell("f", "hide-input"),
-             cell("g", "hide-cell"), cell("h", output=True)]  # fmt: skip
+    cells = [cell("a", "hide-input"), cell("b", "hide-input", output=True), cell("c")]
+    cells += [cell("d", "hide-input"), cell("e", "hide-input"), text, cell("f", "hide-input")]
+    cells += [cell("g", "hide-cell"), cell("h", output=True)]
     cells[1].metadata["mystnb"] = {"code_prompt_show": "Show the code, part 2"}
     found = book.joined(cells)
     assert [one.source for one in found] == ["a\n\n\nb", "c", "d\n\n\ne", "text", "f", "g", "h"]
