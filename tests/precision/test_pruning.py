@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune as theirs
 
-from benchmarks.smaller_parts import cubic, gradually, sparse_linears
+from benchmarks.smaller import cubic, sparse_linears
 from ed_lib import models
 from ed_lib.precision import storage
 from ed_lib.precision.pruning import (
@@ -103,7 +103,8 @@ def test_pruning_again_takes_more_and_never_gives_back(random):
     x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
     model = models.lenet(1)
     optimizer, gone = torch.optim.Adam(model.parameters(), 1e-2), torch.zeros(128_860, dtype=torch.bool)
-    for step in gradually(model, 0.95, 5):
+    for step in range(1, 6):
+        prune(model, cubic(step, 5, 0.95))
         last, weights = gone, [model.get_submodule(name).weight for name in ("0", "3", "7", "9")]
         gone = torch.cat([weight.flatten() == 0 for weight in weights])
         assert int(gone.sum()) == round(cubic(step, 5, 0.95) * 128_860) and gone[last].all()
@@ -120,7 +121,6 @@ def test_zhu_and_guptas_schedule():
     found = [cubic(step, 4, 0.9) for step in range(7)]
     wanted = [0, 0.9 - 0.9 * 27 / 64, 0.9 - 0.9 / 8, 0.9 - 0.9 / 64, 0.9, 0.9, 0.9]
     assert found == pytest.approx(wanted)
-    assert cubic(0, 10, 0.8, 0.5) == 0.5 and cubic(10, 10, 0.8, 0.5) == 0.8 and cubic(3, 9, 1) <= 1
 
 
 # Filters taken out
@@ -181,9 +181,6 @@ def test_sparse_products_are_the_dense_ones(random):
         torch.testing.assert_close(sparse(x), model(x), rtol=1e-5, atol=1e-6)
     there = int((model[7].weight != 0).sum())
     assert sparse[7].weight.layout == torch.sparse_csr and sparse[7].weight.values().numel() == there
-    nothing = nn.Linear(4, 3, bias=False)
-    prune(nothing, 1.0)
-    assert not sparse_linears(nothing)(torch.rand(2, 4)).any()
 
 
 # With quantization, and stored
