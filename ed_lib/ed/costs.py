@@ -41,7 +41,7 @@ def forward(shape: Shape) -> Cost:
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-chain = forward  # backpropagation's deltas: weights read, deltas written
+chain = gradients = forward  # backpropagation's: weights read, deltas written; deltas read, gradients written
 
 
 def update(shape: Shape) -> Cost:

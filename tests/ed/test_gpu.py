@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 from ed_lib import arrays  # noqa: E402
 from ed_lib.ed import EDNetwork, gpu, network, rules  # noqa: E402
+from tests.ed.test_network import assert_same_after_steps, twins  # noqa: E402
 from tests.ed.test_rules import loop_layer, loop_update, sigma  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,6 +29,7 @@ CASES = [
     (32, 64, 3, 1, 2, "float32", "kaneko"),
     (32, 130, 1, 1, 1, "float64", "kaneko"),
     (65, 63, 1, 1, 2, "float32", "kaneko"),
+    (3, 5, 2, 0, 1, "float32", "signed"),
 ]
 SMALL = (3, 5, 2, 2, 2, "float64", "kaneko")
 
@@ -157,15 +159,6 @@ def test_nothing_is_written_outside_the_arrays(width, batch):
         assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
 
 
-@pytest.mark.gpu
-def test_a_stack_without_layers_changes_nothing():
-    weight, bias, states, *gains = Case(3, 5, 2, 0, 1, "float32", "kaneko").folded()
-    before = states.clone()
-    gpu.forward(states, weight, bias, 0.4)
-    gpu.update(weight, bias, states, *gains)
-    assert torch.equal(states, before)
-
-
 @pytest.mark.oracle
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -191,18 +184,11 @@ def test_u0_sets_the_width_of_the_sigmoid():
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
 @pytest.mark.parametrize("backend, path", [("torch", "layers"), ("torch", "kernel"), ("cupy", "layers")])
-def test_a_network_on_a_gpu(backend, path, rule, bias, rng):
+def test_a_network_on_a_gpu(backend, path, rule, bias):
     if not arrays.gpu_count(backend):
         pytest.skip("needs a GPU, and this machine has none")
-    options = dict(rule=rule, bias=bias, init="fan_in", seed=3)
-    exact = EDNetwork(6, 17, 20, 3, **options, dtype="float64", path="layers")
-    net = EDNetwork(6, 17, 20, 3, **options, backend=backend, device="cuda", path=path)
-    for _ in range(2):
-        x, target = rng.normal(size=(63, 6)), rng.integers(0, 2, (63, 3)).astype(float)
-        output = net.step(net.asarray(x), net.asarray(target))
-        np.testing.assert_allclose(arrays.to_numpy(output), exact.step(x, target), rtol=5e-5, atol=1e-6)
-    for name, value in net.state_dict().items():
-        np.testing.assert_allclose(value, exact.state_dict()[name], rtol=1e-5, atol=2e-6, err_msg=name)
+    options = dict(rule=rule, bias=bias, backend=backend, device="cuda")
+    assert_same_after_steps(*twins(path, 17, 20, 3, **options), 63)
 
 
 @pytest.mark.gpu

@@ -1,11 +1,14 @@
 """ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from ed_lib.ed import EDNetwork, analysis, learner, rivals
 from ed_lib.ed.learner import Learner, mask
+from tests.ed.test_network import assert_state
 
 
 def a_net(depth=2, k=3, **options):
@@ -26,8 +29,7 @@ def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
     for _ in range(3):
         x, target = batch(rng, own)
         torch.testing.assert_close(own.step(x, target), learner.step(x, target), rtol=1e-12, atol=1e-14)
-    for name, value in own.state_dict().items():
-        np.testing.assert_allclose(learner.net.state_dict()[name], value, rtol=1e-11, atol=1e-13)
+    assert_state(own, learner.net.state_dict(), rtol=1e-11, atol=1e-13)
 
 
 def test_under_kaneko_no_weight_changes_its_sign_on_negative_inputs():
@@ -37,8 +39,7 @@ def test_under_kaneko_no_weight_changes_its_sign_on_negative_inputs():
     for _ in range(20):
         own.step(x, target), learner.step(x, target)
     assert learner.net.signs_hold()
-    for name, value in own.state_dict().items():
-        np.testing.assert_allclose(learner.net.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    assert_state(own, learner.net.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def loss_of(net, parameters, x, target, loss):
@@ -117,25 +118,15 @@ def test_a_mask_names_layers():
 
 def test_a_rate_is_searched_on_images_held_out(rng):
     inputs, labels = rng.random((120, 7)).astype("float32"), rng.integers(0, 2, 120)
-    seen = []
+    seen, like = [], a_net()
 
-    class Constant:
+    def constant(rate):
         """Learns nothing, and answers 1 for the rates above a half."""
+        forward = lambda x: torch.full((len(x), 1), float(rate > 0.5))  # noqa: E731
+        step = lambda x, target: seen.append(len(x)) or forward(x)  # noqa: E731
+        return SimpleNamespace(n_inputs=7, n_outputs=1, asarray=like.asarray, forward=forward, step=step)
 
-        n_inputs, n_outputs, space = 7, 1, a_net().space
-        asarray = staticmethod(a_net().asarray)
-
-        def __init__(self, rate):
-            self.rate = rate
-
-        def forward(self, x):
-            return torch.full((len(x), 1), float(self.rate > 0.5))
-
-        def step(self, x, target):
-            seen.append(len(x))
-            return self.forward(x)
-
-    found = learner.search_rate(Constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
+    found = learner.search_rate(constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
     assert found == {0.1: (labels[90:] == 0).mean(), 0.9: (labels[90:] == 1).mean()}
     assert sum(seen) == 2 * 90
 

@@ -5,6 +5,7 @@ import pytest
 
 from ed_lib.ed import EDNetwork, layout, sweeps
 from ed_lib.ed.sweeps import EFFORT, TOLERANCE, WALKED, Swept, neighbours, settle
+from tests.ed.test_network import assert_state
 
 RNG = np.random.default_rng
 
@@ -147,5 +148,4 @@ def test_a_deep_network_in_training_converges_in_a_few_sweeps(backend):
         np.testing.assert_allclose(np.asarray(found), right, atol=1e-4)
         seen.append(net.swept)
     assert sum(one.sweeps <= 5 and one.layers < 1.1 * 200 for one in seen[-8:]) >= 6, seen
-    for name, value in net.state_dict().items():
-        np.testing.assert_allclose(value, exact.state_dict()[name], atol=1e-4, err_msg=name)
+    assert_state(net, exact.state_dict(), rtol=1e-7, atol=1e-4)
