@@ -64,7 +64,7 @@ def load(size):
     return [finetuning.examples(part, tokenizer) for part in parts]
 
 
-def context(name, device):
+def autocast(name, device):
     """What a format's forward passes run in."""
     return partial(torch.autocast, device, DTYPES[name]) if name in DTYPES else nullcontext
 
@@ -74,7 +74,7 @@ def run(size, name, device, seed, train, test):
     net = minilm.load(seed=seed).to(device)
     scaler = torch.amp.GradScaler(device) if name == "float16" else None
     options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "seed": 1000 * seed}
-    return finetuning.finetune(net, train, test, context=context(name, device), scaler=scaler, **options)
+    return finetuning.finetune(net, train, test, context=autocast(name, device), scaler=scaler, **options)
 
 
 def bytes_of_a_step(size, name, device, train):
@@ -83,7 +83,7 @@ def bytes_of_a_step(size, name, device, train):
     *inputs, labels = (each.to(device) for each in train.batch(range(min(size.batch, len(train)))))
 
     def loss(*inputs):
-        with context(name, device)():
+        with autocast(name, device)():
             return F.cross_entropy(net(*inputs), labels)
 
     kept = memory.account(net, torch.optim.AdamW(net.parameters()), loss, *inputs)

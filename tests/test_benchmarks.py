@@ -10,9 +10,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as command
-from benchmarks import controls, critical_batch, deep, ed_pipeline, harness, relatives
+from benchmarks import (
+    controls,
+    critical_batch,
+    deep,
+    ed_pipeline,
+    few_bits,
+    harness,
+    one_token,
+    pipelines,
+    relatives,
+    smaller,
+)
+from benchmarks import precision_subjects as subjects
 from benchmarks.harness import Version
 from benchmarks.networks import ResidualNetwork, RoutedNetwork
 from ed_lib import data, gates, machine, models, records, roofline, training
@@ -30,7 +45,7 @@ ROOFS = {"float32": 1e11, "float64": 5e10}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Ceilings that are not measured, and nothing compiled, which takes seconds a piece."""
-    roof = lambda device, dtype="float32": roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))  # noqa: E731
+    roof = lambda device="cpu", dtype="float32": roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))  # noqa: E731
     monkeypatch.setattr(roofline, "ceilings", roof)
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
@@ -315,3 +330,96 @@ def test_the_published_start_favours_excitatory_weights_but_not_into_the_output(
         ratio = unfolded(uneven, name)[0] / unfolded(plain, name)[0]
         for q, factor in enumerate((1.5, 0.5) if name != "output" else (1, 1)):
             np.testing.assert_allclose(ratio[:, q], factor)
+
+
+BERT = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "classes": 3}
+SUBJECTS = [subjects.mlp(), subjects.mlp((17, 32, 16, 5)), subjects.lenet(), subjects.encoder("cpu"),
+            subjects.encoder("cpu", 7, **BERT)]  # fmt: skip
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_flops_are_those_that_torch_counts(subject, n):
+    """On the device "meta", which computes nothing; attention as two products, counted as such."""
+    with torch.device("meta"):
+        model = subject.make()
+    x, y = subject.batch(n, "meta")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        F.cross_entropy(model(x), y).backward()
+    assert sum(subject.flops(n)) == counter.get_total_flops()
+
+
+@pytest.mark.oracle
+def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
+    for subject in (subjects.mlp((48, 32, 64, 10)), subjects.encoder("cpu", 7, **BERT)):
+        model, rows = subject.make(), {}  # how many rows go through each layer, for one sample
+        linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+        for m in linears:
+            count = lambda m, inputs, output, rows=rows: rows.update({m: inputs[0].numel() // m.in_features})  # noqa: E731
+            m.register_forward_hook(count)
+        model(subject.batch(1, "cpu")[0])
+        swapped = [m for m in linears if not (m.in_features % 16 or m.out_features % 16)]
+        first = linears[0] if subject.name == "MLP" else None  # whose input has no gradient
+        wanted = sum((2 if m is first else 3) * 2 * m.weight.numel() * rows[m] for m in swapped)
+        assert subject.flops(1)[0] == wanted > 0
+
+
+@pytest.mark.oracle
+def test_bytes_of_a_step_are_what_the_optimizer_touches():
+    model = torch.nn.Linear(10, 3)
+    for subject, states in ((subjects.mlp(), 0), (subjects.encoder("cpu"), 2)):
+        optimizer = getattr(torch.optim, subject.optimizer)(model.parameters(), 1e-3)
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+        kept = [v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
+        assert sum(v.numel() for v in kept) == states * 33
+        assert subjects.step_bytes(subject, 33) == 4 * 33 * (2 + 2 + 2 * states)
+
+
+@pytest.mark.oracle
+def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
+    """A link of 1 s and no bandwidth, and stages of 2 and 3 s: the batch's time by hand."""
+    stages, keys = [{"forward": t, "backward": t} for t in (2.0, 3.0)], (("naive", 2), ("gpipe", 2))
+    ranks = [{"link": ([1, 2], [1.0, 1.0]), "stages": {key: [stage] for key in keys},
+              "batches": {key: [20.0] for key in keys}, "errors": dict.fromkeys(keys, 1e-7)}
+             for stage in stages]  # fmt: skip
+    monkeypatch.setattr(pipelines, "launch", lambda *args, **options: ranks)
+    size = pipelines.Size(width=1, batch=2, microbatches=(2,), rounds=1, schedules=("naive", "gpipe"))
+    naive, gpipe = pipelines.batch(size)
+    assert naive["predicted"] == pytest.approx([2 * (2 + 1 + 3 + 3 + 1 + 2)])
+    # stage 1 forward 3–6, 6–9, back 9–12, 12–15; a message; stage 0 back 16–18
+    assert gpipe["predicted"] == pytest.approx([18]) and gpipe["ratio"] == pytest.approx([20 / 18])
+    ranks[1]["errors"]["naive", 2] = 1e-3  # on one rank
+    assert [row["schedule"] for row in pipelines.batch(size)] == ["gpipe"]
+    times = {"forward": [2, 3], "backward": [2, 3]}
+    assert simulate(schedules.SCHEDULES["gpipe"], 2, 2, times).seconds == 16  # without the link
+
+
+@pytest.mark.oracle
+def test_equal_numbers_share_a_rank():
+    a, b = np.random.default_rng(0).integers(0, 9, (2, 50))
+    assert np.array_equal(one_token.ranks(a), stats.rankdata(a))
+    assert one_token.spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+
+
+@pytest.mark.oracle
+def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
+    rows = list(smaller.rows(smaller.TINY))
+    found = {row["way"]: row["bytes"] for row in rows}
+    assert found["float32"] == [516_272] * 2 and found["bfloat16"] == found["float16"] == [258_136] * 2
+    # Weights, a scale for each of 208 filters, biases; five inputs' scales and zero points.
+    assert found["int8 weights"] == [128_860 + 8 * 208] * 2
+    assert found["int8"] == [128_860 + 8 * 208 + 4 * 5] * 2
+    assert max(found["int4 weights"] + found["int4, trained"]) <= 128_860 / 2 + 8 * 208 + 2
+    assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)] * 2
+    assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)] * 2
+    for share in (90, 95, 98):
+        once, later = (found[f"pruned {share}%, {how}"] for how in ("once, trained on", "gradually"))
+        assert all(abs(p - q) < 0.1 * p for p, q in zip(once, later, strict=True)) and once[0] < 70_000
+    assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
+    weights = (65 + 8 + 65 + 12 * 16) * 16
+    exact, low = few_bits.states(few_bits.TINY, "cpu")
+    assert exact["bytes"] == [8 * weights] * 2
+    assert low["bytes"] == [7 * 2 * (2048 + 4)] * 2  # seven parameters, a block each
+    assert all(0 < abs(a - b) < 0.1 for a, b in zip(exact["loss"], low["loss"], strict=True))
