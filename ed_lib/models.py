@@ -1,16 +1,20 @@
-"""The three networks that part III trains: an MLP, LeNet, and an encoder of the shape of BERT-base.
+"""The networks that several chapters train: an MLP, LeNet, and two transformers of one block, GPT and BERT.
 
-B samples in a batch, T tokens in a sequence, H cells of the encoder.
+B samples in a batch, T tokens in a sequence, H numbers for each, a heads, d = H / a.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ed_lib import check
+
+RECOMPUTE = ("none", "selective", "full")
 
 
 def mlp(widths: Sequence[int] = (784, 256, 256, 10), seed: int = 0) -> nn.Sequential:
@@ -42,63 +46,151 @@ def lenet(seed: int = 0) -> nn.Sequential:
         )
 
 
-class Encoder(nn.Module):
-    """An encoder for sentences in the sizes of BERT-base (Devlin et al., 2019), 109,482,240 parameters, and a
-    linear layer for the ``classes``: tokens (B, T) of int64 → scores (B, classes).
+def attention(qkv: Tensor, heads: int, core: Callable) -> Tensor:
+    """Queries, keys, values (B, T, 3H) → what each token gathers, (B, T, H); core: 3 × (B, a, T, d) → 1."""
+    B, T, H = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    q, k, v = qkv.view(B, T, 3, heads, H // heads).permute(2, 0, 3, 1, 4)  # three of (B, a, T, d)
+    return core(q, k, v).transpose(1, 2).reshape(B, T, H)  # (B, a, T, d) → (B, T, H)
 
-    Its weights are random: it is here to be timed. Dropout is left out.
+
+def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to a token itself and those before it, written out: three of (B, a, T, d) → one."""
+    T, d = q.shape[-2:]
+    later = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)  # what a token must not see
+    scores = q @ k.mT / d**0.5 + later  # (B, a, T, T)
+    return scores.softmax(-1) @ v
+
+
+class Recompute(torch.autograd.Function):
+    """Keeps a function's input instead of all that its backward pass needs, and computes it once more then.
+
+    T. Chen and others, "Training deep nets with sublinear memory cost" (2016). Randomness is repeated.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
+        """``function(x)``, of which autograd sees nothing; parameters: those that it uses."""
+        ctx.function, ctx.parameters, ctx.random = function, parameters, torch.get_rng_state()
+        ctx.save_for_backward(x)
+        return function(x)  # without gradients: here autograd is off
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        """The gradients of x and of the parameters, after a second forward pass."""
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(ctx.random)
+            y = ctx.function(x)
+        return None, *torch.autograd.grad(y, (x, *ctx.parameters), dy, allow_unused=True)
+
+
+def recompute(function: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
+    """``function(x)``, computed once more in the backward pass. On a CPU."""
+    return Recompute.apply(function, x, *parameters)
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers; each adds to what it was given: (B, T, H) → (B, T, H).
+
+    causal: a token sees those before it, a norm comes before each part (GPT-2); else all, a norm after each
+    sum (BERT). recompute: "none"; "selective", the attention's core, whose softmax is T numbers for each
+    token and head; or "full", the block. All three compute the same numbers.
+    """
+
+    def __init__(
+        self, hidden: int, heads: int, recompute: str = "none", causal: bool = True, eps: float = 1e-5
+    ):
+        super().__init__()
+        if check.count("hidden", hidden) % check.count("heads", heads):
+            raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
+        check.choice("recompute", recompute, RECOMPUTE)
+        self.heads, self.recompute, self.causal = heads, recompute, causal
+        self.norm1, self.norm2 = nn.LayerNorm(hidden, eps), nn.LayerNorm(hidden, eps)
+        self.queries_keys_values, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.wide, self.narrow = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask: bool (B, 1, 1, T), which tokens are to be looked at; of a block that sees all."""
+        if self.recompute == "full" and torch.is_grad_enabled():
+            return recompute(partial(self.compute, mask=mask), h, *self.parameters())
+        return self.compute(h, mask)
+
+    def compute(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.causal:
+            h = h + self.attend(self.norm1(h), mask)
+            return h + self.expand(self.norm2(h))
+        h = self.norm1(h + self.attend(h, mask))
+        return self.norm2(h + self.expand(h))
+
+    def attend(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        core = from_before if self.causal else partial(F.scaled_dot_product_attention, attn_mask=mask)
+        mix, qkv = partial(attention, heads=self.heads, core=core), self.queries_keys_values(h)  # (B, T, 3H)
+        again = self.recompute == "selective" and torch.is_grad_enabled()
+        return self.out(recompute(mix, qkv) if again else mix(qkv))
+
+    def expand(self, h: Tensor) -> Tensor:
+        return self.narrow(F.gelu(self.wide(h)))  # (B, T, H) → (B, T, 4H) → (B, T, H)
+
+
+class GPT(nn.Module):
+    """Which token comes next: (B, T) of int64 → (B, T, vocabulary). The head is the embedding's matrix."""
+
+    def __init__(
+        self, vocabulary: int, positions: int, hidden: int = 64, heads: int = 4, layers: int = 4,
+        recompute: str = "none", seed: int = 0,
+    ):  # fmt: skip
+        super().__init__()
+        with _seeded(seed):
+            self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
+            self.blocks = nn.ModuleList(Block(hidden, heads, recompute) for _ in range(layers))
+            self.norm = nn.LayerNorm(hidden)
+            _draw_matrices(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]  # (B, T) → (B, T, H)
+        for block in self.blocks:
+            h = block(h)
+        return self.norm(h) @ self.tokens.weight.T  # (B, T, H) → (B, T, vocabulary)
+
+
+class Encoder(nn.Module):
+    """An encoder for sentences, in the sizes of BERT-base (Devlin et al., 2019), 109,482,240 parameters, with
+    random weights and no dropout; and a linear layer for the ``classes``. eps: of its layer norms.
     """
 
     def __init__(
         self, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30_522,
-        positions: int = 512, classes: int = 3, seed: int = 0,
+        positions: int = 512, classes: int = 3, seed: int = 0, eps: float = 1e-5,
     ):  # fmt: skip
         super().__init__()
         check.count("layers", layers)
-        if check.count("hidden", hidden) % check.count("heads", heads):
-            raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
         with _seeded(seed):
-            self.tokens = nn.Embedding(vocabulary, hidden)
-            self.positions = nn.Embedding(positions, hidden)
+            self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
             self.segments = nn.Embedding(2, hidden)
-            self.norm = nn.LayerNorm(hidden)
-            self.layers = nn.ModuleList(EncoderLayer(hidden, heads) for _ in range(layers))
-            self.pooler = nn.Linear(hidden, hidden)
-            self.classes = nn.Linear(hidden, classes)
-            for matrix in (p for p in self.parameters() if p.dim() == 2):
-                nn.init.normal_(matrix, 0, 0.02)
+            self.norm = nn.LayerNorm(hidden, eps)
+            self.layers = nn.ModuleList(Block(hidden, heads, "none", False, eps) for _ in range(layers))
+            self.pooler, self.classes = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
+            _draw_matrices(self)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        T = tokens.shape[1]
-        h = self.tokens(tokens) + self.positions.weight[:T] + self.segments.weight[0]  # (B, T) → (B, T, H)
-        h = self.norm(h)
-        for layer in self.layers:
-            h = layer(h)
-        h = torch.tanh(self.pooler(h[:, 0]))  # (B, T, H) → (B, H)
+    def forward(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, T), segments of 0 or 1, mask: False for what only fills up → scores (B, classes)."""
+        h = torch.tanh(self.pooler(self.hidden(tokens, segments, mask)[:, 0]))  # (B, T, H) → (B, H)
         return self.classes(h)  # → (B, classes)
 
+    def hidden(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """What the last layer answers for each token: (B, T, H)."""
+        kinds = self.segments.weight[0] if segments is None else self.segments(segments)
+        h = self.norm(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + kinds)  # (B, T, H)
+        keys = None if mask is None else mask[:, None, None]  # (B, 1, 1, T): no query looks at the others
+        for layer in self.layers:
+            h = layer(h, keys)
+        return h
 
-class EncoderLayer(nn.Module):
-    """Attention, then two linear layers; a sum and a LayerNorm after each: (B, T, H) → (B, T, H)."""
 
-    def __init__(self, hidden: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.queries_keys_values = nn.Linear(hidden, 3 * hidden)
-        self.out = nn.Linear(hidden, hidden)
-        self.norm1 = nn.LayerNorm(hidden)
-        self.wide = nn.Linear(hidden, 4 * hidden)
-        self.narrow = nn.Linear(4 * hidden, hidden)
-        self.norm2 = nn.LayerNorm(hidden)
-
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        B, T, H = h.shape
-        qkv = self.queries_keys_values(h).view(B, T, 3, self.heads, -1)  # (B, T, 3H) → (B, T, 3, heads, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # → three of (B, heads, T, d)
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        mixed = mixed.transpose(1, 2).reshape(B, T, H)  # (B, heads, T, d) → (B, T, H)
-        h = self.norm1(h + self.out(mixed))
-        return self.norm2(h + self.narrow(F.gelu(self.wide(h))))
+def _draw_matrices(net):
+    """As GPT-2's and BERT's: normal, of spread 0.02."""
+    for matrix in (p for p in net.parameters() if p.dim() == 2):
+        nn.init.normal_(matrix, 0, 0.02)
 
 
 @contextlib.contextmanager

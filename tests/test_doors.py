@@ -34,6 +34,12 @@ GROUND = [
      "steps is 20; wanted fewer than the text's 20"),
     ("train: labels", lambda: training.train(models.mlp(), None, torch.ones(3, 784), torch.zeros(2).long()),
      ValueError, "there are 3 images and 2 labels; wanted a label for each"),
+    ("encoder: heads", lambda: models.Encoder(hidden=10, heads=3), ValueError, "hidden is 10 and heads is 3"),
+    ("encoder: layers", lambda: models.Encoder(layers=0), ValueError, "layers is 0"),
+    ("gpt: recompute", lambda: models.GPT(5, 5, recompute="some"), ValueError, "recompute is 'some'; wanted"),
+    ("mlp: one", lambda: models.mlp((5,)), ValueError, "widths is (5,); wanted at least two"),
+    ("mlp: nothing", lambda: models.mlp((5, 0, 2)), ValueError, "widths is 0; wanted at least 1"),
+    ("lenet: seed", lambda: models.lenet(seed=1.5), TypeError, "seed is 1.5"),
 ]  # fmt: skip
 
 MEASURE = [

@@ -1,12 +1,13 @@
-"""The networks of part III: the encoder against torch's own layer, sizes against the sources, seeds."""
+"""The networks: transformers against torch's own layers, sizes against the sources, seeds."""
 
-import numpy as np
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ed_lib import data, models
+from ed_lib import models
 
 SMALL = dict(layers=2, hidden=24, heads=3, vocabulary=50, positions=20)
 
@@ -15,8 +16,8 @@ def torchs_layer(layer):
     """torch's encoder layer with the weights of ours."""
     hidden = layer.out.in_features
     theirs = nn.TransformerEncoderLayer(
-        hidden, layer.heads, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=False,
-        layer_norm_eps=layer.norm1.eps, dtype=torch.float64,
+        hidden, layer.heads, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True,
+        norm_first=layer.causal, layer_norm_eps=layer.norm1.eps, dtype=torch.float64,
     )  # fmt: skip
     pairs = {
         "self_attn.in_proj_": layer.queries_keys_values,
@@ -42,18 +43,35 @@ def shaken(net, seed=0):
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("how", ["bert", *models.RECOMPUTE])
 @pytest.mark.parametrize(("hidden", "heads", "B", "T"), [(24, 3, 5, 7), (16, 1, 1, 1), (32, 8, 2, 11)])
-def test_an_encoder_layer_is_torchs(hidden, heads, B, T):
-    ours = shaken(models.EncoderLayer(hidden, heads))
+def test_a_block_is_torchs(how, hidden, heads, B, T):
+    """BERT's, and GPT's whatever it computes again."""
+    if how == "bert":
+        ours, masks = shaken(models.Block(hidden, heads, causal=False, eps=1e-12)), {}
+    else:
+        ours = shaken(models.Block(hidden, heads, how))
+        masks = {"src_mask": nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)}
     theirs = torchs_layer(ours)
-    h = torch.randn(B, T, hidden, dtype=torch.float64)
-    g = torch.randn(B, T, hidden, dtype=torch.float64)
+    h, g = torch.randn(2, B, T, hidden, dtype=torch.float64)
     mine, yours = h.clone().requires_grad_(), h.clone().requires_grad_()
-    torch.testing.assert_close(ours(mine), theirs(yours))
-    ours(mine).backward(g)
-    theirs(yours).backward(g)
+    y, wanted = ours(mine), theirs(yours, **masks)
+    torch.testing.assert_close(y, wanted)
+    y.backward(g)
+    wanted.backward(g)
     torch.testing.assert_close(mine.grad, yours.grad)
     torch.testing.assert_close(ours.queries_keys_values.weight.grad, theirs.self_attn.in_proj_weight.grad)
+
+
+@pytest.mark.oracle
+def test_gpt_is_embeddings_torchs_layers_and_the_embeddings_again():
+    net = shaken(models.GPT(50, 9, 24, 3, 2))
+    tokens, mask = torch.randint(0, 50, (3, 9)), nn.Transformer.generate_square_subsequent_mask(9)
+    h = net.tokens.weight[tokens] + net.positions.weight
+    for block in net.blocks:
+        h = torchs_layer(block)(h, src_mask=mask.double())
+    h = F.layer_norm(h, (24,), net.norm.weight, net.norm.bias)
+    torch.testing.assert_close(net(tokens), F.linear(h, net.tokens.weight))
 
 
 @pytest.mark.oracle
@@ -82,7 +100,9 @@ def test_sizes_are_those_of_the_sources():
     assert [type(m) for m in models.mlp((7, 5, 2))] == [nn.Linear, nn.ReLU, nn.Linear]
 
 
-@pytest.mark.parametrize("make", [models.mlp, models.lenet, lambda seed: models.Encoder(**SMALL, seed=seed)])
+@pytest.mark.parametrize(
+    "make", [models.mlp, models.lenet, partial(models.Encoder, **SMALL), partial(models.GPT, 50, 9)]
+)
 def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -102,24 +122,3 @@ def test_the_encoders_matrices_start_as_berts():
     net = models.Encoder(layers=1, hidden=64, heads=4, vocabulary=1000)
     for matrix in (p for p in net.parameters() if p.dim() == 2 and p.numel() > 4000):
         assert abs(matrix.std().item() - 0.02) < 0.001 and abs(matrix.mean().item()) < 0.002
-
-
-def test_wrong_sizes_are_named():
-    with pytest.raises(ValueError, match="hidden is 10 and heads is 3"):
-        models.Encoder(hidden=10, heads=3)
-    with pytest.raises(ValueError, match=r"widths is \(5,\); wanted at least two"):
-        models.mlp((5,))
-    with pytest.raises(ValueError, match="widths is 0; wanted at least 1"):
-        models.mlp((5, 0, 2))
-    with pytest.raises(TypeError, match="seed is 1.5"):
-        models.lenet(seed=1.5)
-    with pytest.raises(ValueError, match="layers is 0"):
-        models.Encoder(layers=0)
-
-
-def test_images_become_tensors():
-    found = data.load(offline=True)
-    x, y = data.tensors(found.train_images[:5], found.train_labels[:5])
-    assert x.shape == (5, 1, 28, 28) and x.dtype == torch.float32 and y.dtype == torch.int64
-    np.testing.assert_array_equal((x.squeeze(1) * 255).round().numpy(), found.train_images[:5])
-    np.testing.assert_array_equal(y.numpy(), found.train_labels[:5])

@@ -8,6 +8,7 @@ of their own. The error is e = softmax − target, (B, T, V), divided by B·T.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from ed_lib import check
 from ed_lib.ed.characters import check_numbers
+from ed_lib.models import attention
 
 RULES = ("backprop", "direct", "broadcast", "frozen")
 WARMUP, LAST = 100, 0.1  # steps until the rate is full; the share of it that is left at the end
@@ -60,7 +62,7 @@ class Transformer:
         self.parameters = {
             name: 0.02
             * torch.randn(shape, generator=random)
-            * (small if name[2:] in ("answer", "down") else 1)
+            * (small if name.endswith((".answer", ".down")) else 1)
             for name, shape in shapes.items()
         }
         self.classes = {cells: torch.arange(cells) % V for cells in (C, 4 * C)}  # whose e a cell is told
@@ -111,10 +113,7 @@ class Transformer:
 
     def attend(self, asked: Tensor) -> Tensor:
         """Queries, keys and values (B, T, 3 C) → what each place gathers from those before it, (B, T, C)."""
-        B, T, _ = asked.shape
-        q, k, v = asked.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, heads, T, C / heads) each
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return y.transpose(1, 2).reshape(B, T, -1)
+        return attention(asked, self.heads, partial(F.scaled_dot_product_attention, is_causal=True))
 
     def directions(self, x: Tensor, target: Tensor, rules: Sequence[str] | None = None) -> float:
         """Puts what each parameter is to descend into its ``grad``, None if it does not learn: x and target

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ed_lib import check, training
 from ed_lib.data import Pairs
+from ed_lib.models import Encoder
 from ed_lib.precision import minilm
-from ed_lib.precision.minilm import PairEncoder
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def examples(pairs: Pairs, tokenizer: Any, positions: int = 512) -> Examples:
 
 
 def finetune(
-    net: PairEncoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
+    net: Encoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
     batch: int = 32, warmup: float = 0.1, decay: float = 0.01, seed: int = 0,
     context: Callable = contextlib.nullcontext, scaler: Any = None,
 ) -> training.History:  # fmt: skip
@@ -83,7 +83,7 @@ def finetune(
 
 @torch.no_grad()
 def accuracy(
-    net: PairEncoder, test: Examples, context: Callable = contextlib.nullcontext, batch: int = 64
+    net: Encoder, test: Examples, context: Callable = contextlib.nullcontext, batch: int = 64
 ) -> float:
     """The share of pairs whose largest score is that of their label. Pairs of like length go together."""
     order = sorted(range(len(test)), key=lambda row: len(test.tokens[row]))

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ed_lib import data, models
+from ed_lib import data
+from ed_lib.models import Encoder
 
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
 # {our module: theirs}, outside the layers and in each of them
@@ -35,40 +36,7 @@ IGNORED = "embeddings.position_ids"  # 0, 1, 2, …: no weights
 EPS = 1e-12  # of BERT's layer norms
 
 
-class PairEncoder(models.Encoder):
-    """The book's encoder, for batches of pairs whose lengths differ: tokens (B, T) → scores (B, classes)."""
-
-    def __init__(self, **sizes: int):
-        super().__init__(**sizes)
-        for norm in (module for module in self.modules() if isinstance(module, nn.LayerNorm)):
-            norm.eps = EPS
-
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """segments: 0 or 1 for each token, (B, T); mask: bool (B, T), False for what only fills up."""
-        h = self.hidden(tokens, segments, mask)
-        return self.classes(torch.tanh(self.pooler(h[:, 0])))  # (B, T, H) → (B, H) → (B, classes)
-
-    def hidden(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """What the last layer answers for each token: (B, T, H)."""
-        segments = torch.zeros_like(tokens) if segments is None else segments
-        h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments(segments)
-        h = self.norm(h)  # (B, T, H)
-        keys = None if mask is None else mask[:, None, None]  # (B, 1, 1, T): no query looks at the others
-        for layer in self.layers:
-            h = through(layer, h, keys)
-        return h
-
-
-def through(layer: Any, h: Tensor, keys: Tensor | None) -> Tensor:
-    """A layer of the encoder, (B, T, H) → (B, T, H), with ``keys``, bool (B, 1, 1, T), to be looked at."""
-    B, T, H = h.shape
-    q, k, v = layer.queries_keys_values(h).view(B, T, 3, layer.heads, -1).permute(2, 0, 3, 1, 4)
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keys)  # (B, heads, T, H / heads)
-    h = layer.norm1(h + layer.out(mixed.transpose(1, 2).reshape(B, T, H)))
-    return layer.norm2(h + layer.narrow(F.gelu(layer.wide(h))))
-
-
-def load(classes: int = 3, seed: int = 0) -> PairEncoder:
+def load(classes: int = 3, seed: int = 0) -> Encoder:
     """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``.
 
     Errors: :func:`ed_lib.data.published`'s, and ImportError without safetensors.
@@ -77,12 +45,12 @@ def load(classes: int = 3, seed: int = 0) -> PairEncoder:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ImportError(f"MiniLM needs safetensors: pip install safetensors ({error})") from error
-    net = PairEncoder(**SIZES, classes=classes, seed=seed)
+    net = Encoder(**SIZES, classes=classes, seed=seed, eps=EPS)
     load_bert(net, load_file(data.minilm("model.safetensors")))
     return net
 
 
-def load_bert(net: PairEncoder, theirs: Mapping[str, Tensor]) -> None:
+def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
     """Puts the tensors of a BERT, by the names of ``transformers``, into ``net``, all but its ``classes``.
 
     ValueError, before anything changes, if tensors are missing or left over or have other shapes.
@@ -106,7 +74,7 @@ def load_bert(net: PairEncoder, theirs: Mapping[str, Tensor]) -> None:
 
 
 def names(ours: str) -> list[str]:
-    """A parameter of :class:`PairEncoder` → those of a BERT, which are joined in it on axis 0."""
+    """A parameter of :class:`ed_lib.models.Encoder` → those of a BERT, which are joined in it on axis 0."""
     module, kind = ours.rsplit(".", 1)
     if module in WHOLE:
         return [f"{WHOLE[module]}.{kind}"]
@@ -148,7 +116,7 @@ def encode(
 
 
 @torch.no_grad()
-def embeddings(net: PairEncoder, sentences: Sequence[Tensor], batch: int = 64) -> Tensor:
+def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Tensor:
     """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
     tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
     """

@@ -132,6 +132,13 @@ def test_what_is_frozen_stays_and_all_else_moves(attention, mlp):
     assert {name for name, p in net.parameters.items() if torch.equal(p, before[name])} == frozen
 
 
+def test_what_adds_to_the_stream_starts_small_in_every_layer():
+    net = Transformer(V, T, 12, HEADS, 32)
+    for name, p in net.parameters.items():
+        wanted = 0.02 / 24**0.5 if name.endswith(("answer", "down")) else 0.02
+        assert wanted / 1.5 < p.detach().std() < 1.5 * wanted, name
+
+
 @pytest.mark.parametrize(
     "rules", [("backprop", "backprop"), ("direct", "direct"), ("broadcast", "broadcast")]
 )

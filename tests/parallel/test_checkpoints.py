@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ed_lib.models import GPT
 from ed_lib.parallel import RankError, launch
 from ed_lib.parallel.ranks import launcher
 from ed_lib.parallel.sharded import checkpoints
-from ed_lib.parallel.sharded.transformer import GPT
 from ed_lib.parallel.sharded.zero import shard
 from tests.parallel.test_sharded import ADAM, batches, net, summed, train, weights
 

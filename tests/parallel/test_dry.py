@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from ed_lib.models import Block
 from ed_lib.parallel.scale import dry
 from ed_lib.parallel.sharded import ledger
-from ed_lib.parallel.sharded.transformer import Block
 
 WORLDS = (64, 1024)
 

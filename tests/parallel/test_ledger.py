@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ed_lib.models import GPT, RECOMPUTE, Block, recompute
 from ed_lib.parallel.sharded import ledger, overlap
-from ed_lib.parallel.sharded.transformer import GPT, RECOMPUTE, Block, recompute
 
 
 def block(how, hidden=12, heads=3):

@@ -43,7 +43,7 @@ def test_parameters_and_flops_are_the_publications():
 
 @pytest.mark.oracle
 def test_weights_are_those_of_a_block():
-    from ed_lib.parallel.sharded.transformer import Block
+    from ed_lib.models import Block
 
     matrices = [p.numel() for p in Block(64, 4).parameters() if p.dim() == 2]
     assert SMALL.weights == sum(matrices)

@@ -11,11 +11,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ed_lib.models import GPT
 from ed_lib.parallel import RankError, launch
 from ed_lib.parallel.data_parallel.replica import shard as rows_of
 from ed_lib.parallel.ranks.collectives import Traffic
 from ed_lib.parallel.sharded import ledger, units, zero
-from ed_lib.parallel.sharded.transformer import GPT
 from ed_lib.parallel.sharded.zero import STAGES, shard
 from tests.parallel import ranks
 

@@ -22,7 +22,7 @@ ONES = torch.ones(2, requires_grad=True)
 SGD = partial(torch.optim.SGD, lr=0.1)
 HALF = MasterWeights(models.mlp((3, 2)).half(), SGD)
 BERT = dict(layers=1, hidden=4, heads=1, vocabulary=3, positions=2)
-SMALL = minilm.PairEncoder(**BERT)
+SMALL = models.Encoder(**BERT, eps=minilm.EPS)
 PAIRS = finetuning.Examples([torch.tensor([1])] * 2, [torch.tensor([0])] * 2, torch.tensor([0, 3]))
 
 

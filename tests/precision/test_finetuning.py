@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+from ed_lib import models
 from ed_lib.precision import finetuning, minilm
 from ed_lib.precision.finetuning import Examples
 from ed_lib.precision.scaler import GradScaler
@@ -22,7 +23,7 @@ def task(n, seed=0, classes=3):
 
 
 def test_it_learns():
-    net, train, test = minilm.PairEncoder(**SMALL), task(600), task(200, seed=1)
+    net, train, test = models.Encoder(**SMALL, eps=minilm.EPS), task(600), task(200, seed=1)
     history = finetuning.finetune(net, train, test, rate=3e-3, epochs=6)
     assert history.accuracy[0] < 0.6 and history.accuracy[-1] > 0.9
     assert history.accuracy[-1] == finetuning.accuracy(net, test, batch=7), "whatever the batch"
@@ -41,14 +42,16 @@ def test_the_rate_warms_up_and_falls_and_only_matrices_decay(monkeypatch):
         return step(self, *args)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    finetuning.finetune(minilm.PairEncoder(**SMALL), task(100), rate=1.0, epochs=2, batch=10, warmup=0.2)
+    finetuning.finetune(
+        models.Encoder(**SMALL, eps=minilm.EPS), task(100), rate=1.0, epochs=2, batch=10, warmup=0.2
+    )
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and rates[-1] == pytest.approx(1 / 16)
     assert rates[3:] == sorted(rates[3:], reverse=True) and len(rates) == 20
     assert decays == {1: 0.0, 2: 0.01}
 
 
 def test_in_few_bits_with_a_scaler():
-    net, scaler = minilm.PairEncoder(**SMALL), GradScaler("cpu")
+    net, scaler = models.Encoder(**SMALL, eps=minilm.EPS), GradScaler("cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         history = finetuning.finetune(
@@ -69,6 +72,6 @@ def test_the_schedule_waits_while_steps_are_skipped(monkeypatch):
             return super().scale(loss * (found_inf.pop() if found_inf else 1))
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    net, scaler = minilm.PairEncoder(**SMALL), Overflows("cpu")
+    net, scaler = models.Encoder(**SMALL, eps=minilm.EPS), Overflows("cpu")
     finetuning.finetune(net, task(100), rate=1.0, epochs=1, batch=10, warmup=1.0, scaler=scaler)
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), "as many rates as steps taken"

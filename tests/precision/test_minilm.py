@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from ed_lib import data
+from ed_lib import data, models
 from ed_lib.precision import minilm
 
 DATA = pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
@@ -34,7 +34,7 @@ def bert(sizes, seed=0):
 def test_it_is_transformers_encoder(seed):
     """On padded pairs, whatever the weights."""
     theirs, draw = bert(SMALL, seed), torch.Generator().manual_seed(seed)
-    net = minilm.PairEncoder(**SMALL).double()
+    net = models.Encoder(**SMALL, eps=minilm.EPS).double()
     classes = net.classes.weight.clone()
     minilm.load_bert(net, theirs.state_dict() | {minilm.IGNORED: torch.arange(9)})
     assert torch.equal(net.classes.weight, classes), "the classes are not a BERT's"
@@ -48,7 +48,7 @@ def test_it_is_transformers_encoder(seed):
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing():
-    net, theirs = minilm.PairEncoder(**SMALL), bert(SMALL).state_dict()
+    net, theirs = models.Encoder(**SMALL, eps=minilm.EPS), bert(SMALL).state_dict()
     before = {name: p.clone() for name, p in net.state_dict().items()}
     missing = {name: each for name, each in theirs.items() if "pooler" not in name}
     name = "encoder.layer.0.intermediate.dense.weight"
@@ -111,7 +111,7 @@ def test_what_is_too_long_is_cut_and_said(tokenizer):
 
 @pytest.mark.oracle
 def test_embeddings_are_means_over_the_tokens_in_the_order_given():
-    net = minilm.PairEncoder(**SMALL)
+    net = models.Encoder(**SMALL, eps=minilm.EPS)
     sentences = [torch.tensor(tokens) for tokens in ([1, 4, 2, 3], [1, 2], [1, 5, 2])]
     found = minilm.embeddings(net, sentences, batch=2)
     for tokens, vector in zip(sentences, found, strict=True):

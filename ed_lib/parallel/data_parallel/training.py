@@ -27,12 +27,12 @@ import torch.nn.functional as F
 
 from ed_lib import check, data, timing
 from ed_lib import training as loops
+from ed_lib.models import GPT
 from ed_lib.parallel import launch
 from ed_lib.parallel.data_parallel.by_hand import LeNet
 from ed_lib.parallel.data_parallel.replica import Replica, accuracy, shard
 from ed_lib.parallel.ranks.launcher import device, local_rank
 from ed_lib.parallel.sharded import checkpoints, zero
-from ed_lib.parallel.sharded.transformer import GPT
 
 BUCKET_BYTES = 2**18  # three buckets, of which two can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ed_lib import check
-from ed_lib.parallel.sharded.transformer import RECOMPUTE
+from ed_lib.models import RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
 def activations(
     tokens: int, sequences: int, hidden: int, heads: int, recompute: str = "none", itemsize: float = 2
 ) -> float:
-    """Bytes that one block of :mod:`.transformer` keeps for its backward pass.
+    """Bytes that one block of :class:`ed_lib.models.GPT` keeps for its backward pass.
 
     For each token 16 H numbers: the inputs of two norms, of the products for queries, keys and values, those
     three, the inputs of the next product, of two wide ones and of the GELU. And for each head T of softmax,
