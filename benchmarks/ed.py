@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import ed_compiled, harness
 from benchmarks.harness import Version, measure
-from ed_lib import arrays, devices, machine
+from ed_lib import arrays, graphs, machine
 from ed_lib.ed import EDNetwork, article, costs, rivals
 from ed_lib.ed.network import obstacle
 
@@ -47,7 +47,7 @@ def paths(size, device):
         calls = {path: call_of(what, net, shape) for path, net in nets.items()}
         versions = [version(shape, library, what, path, calls[path], error) for path, error in errors.items()]
         for path, net in nets.items() if device != "cpu" else ():
-            graph = devices.record(calls[path], net.states)
+            graph = graphs.capture(calls[path], net.states)
             versions.append(version(shape, library, what, f"{path}, graph", graph, errors[path]))
         yield from measure(versions, device, size.seconds)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ed_lib import devices, roofline, timing
+from ed_lib import graphs, roofline, timing
 from ed_lib.precision import autocasting, fp8, scaler
 
 BASELINES = ("float32", "tf32")
@@ -133,7 +133,7 @@ def deviation(found, right):
 def captured(case, function, like):
     """A function as a CUDA graph on the GPU of the array ``like``; None, said why, if that cannot be."""
     try:
-        return devices.record(function, like)
+        return graphs.capture(function, like)
     except RuntimeError as error:
         print(f"{case}: left out, {str(error).splitlines()[0]}", flush=True)
         return None

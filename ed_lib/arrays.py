@@ -1,12 +1,11 @@
 """One array API over NumPy, CuPy and PyTorch.
 
-The three libraries agree on most names and differ on the rest. array-api-compat gives each of them the names
-of the Python array API standard, so that a formula is written once and runs on all three. What has to be fast
-uses the libraries themselves, for the arguments that the standard lacks (``out=``), and needs no
-array-api-compat.
+The three agree on most names. array-api-compat gives each of them the names of the Python array API standard,
+so that a formula is written once and runs on all three; what has to be fast uses the libraries themselves.
 """
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -40,30 +39,29 @@ class Space:
         array = np.ascontiguousarray(array, dtype=dtype_name(self.dtype))
         if self.backend == "torch":
             return self.library.asarray(array, device=self.device)
-        with self._current_device():
+        with self.device if self.backend == "cupy" else contextlib.nullcontext():
             return self.library.asarray(array)
 
     def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set."""
         if self.backend == "torch":
             return self.library.empty(shape, dtype=self.dtype, device=self.device)
-        with self._current_device():
+        with self.device if self.backend == "cupy" else contextlib.nullcontext():
             return self.library.empty(shape, self.dtype)
 
     def check(self, name: str, array: Array, shape: Sequence[int | str]) -> Array:
-        """``array`` in this space's dtype, once it is known to be of this library and shape, and finite.
+        """``array`` in this space's dtype, once it is known to be of this library and shape (lengths, or a
+        letter for any length ≥ 1), and finite: on a GPU that is not looked at, since it would wait.
 
-        ``shape`` holds a length for each axis, or a letter for an axis of any length ≥ 1. TypeError for
-        another library or a dtype that is no real number, ValueError for another device, shape, or a value
-        that is not finite; each message names the argument, what came and what was wanted. The values on a
-        GPU are not looked at, since that would wait for it.
+        TypeError for another library or a dtype that is no real number, ValueError for another device or
+        shape, or NaN or infinity; each names the argument, what came and what was wanted.
         """
-        if not self._is_array(array):
+        if not isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray):
             raise TypeError(
                 f"{name} is a {type(array).__module__.split('.')[0]}.{type(array).__name__}; "
                 f"wanted an array of the backend {self.backend!r}, as asarray() makes it"
             )
-        if not self._same_device(array):
+        if self.backend != "numpy" and array.device != self.empty((0,)).device:
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
@@ -81,23 +79,6 @@ class Space:
         """True when arrays of this space lie in a GPU's memory."""
         return self.backend == "cupy" or str(self.device).startswith("cuda")
 
-    def adopt(self, array: Array) -> Array:
-        """An array of CuPy or PyTorch as one of this space, in the same memory."""
-        if self._is_array(array):
-            return array
-        return self.library.from_dlpack(array)
-
-    def _is_array(self, array):
-        return isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray)
-
-    def _same_device(self, array):
-        if self.backend == "torch":  # "cuda" and "cuda:0" are one device
-            return array.device == self.library.empty(0, device=self.device).device
-        return self.backend == "numpy" or array.device == self.device
-
-    def _current_device(self):
-        return self.device if self.backend == "cupy" else contextlib.nullcontext()
-
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
     """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda:1") and a dtype.
@@ -107,15 +88,19 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
-    kind = device.partition(":")[0] if isinstance(device, str) else device
+    kind, _, index = device.partition(":") if isinstance(device, str) else (device, "", "")
     check.choice("device", kind, ("cpu", "cuda"))
-    if backend == "numpy" and kind != "cpu":
-        raise ValueError(f"device {device!r} with the backend 'numpy'; NumPy works on the device 'cpu'")
-    if backend == "cupy" and kind != "cuda":
-        raise ValueError(f"device {device!r} with the backend 'cupy'; CuPy works on the device 'cuda'")
-    library = _import(backend)
+    if kind != {"numpy": "cpu", "cupy": "cuda"}.get(backend, kind):
+        raise ValueError(f"device {device!r} with the backend {backend!r}; NumPy takes 'cpu', CuPy 'cuda'")
+    try:
+        library = importlib.import_module(backend)
+    except ImportError as error:
+        package = "cupy-cuda13x" if backend == "cupy" else backend
+        raise ImportError(f"backend {backend!r} needs {package}: pip install {package} ({error})") from error
     if kind == "cuda":
-        device = _cuda_device(backend, device)
+        if not (index or "0").isdigit() or int(index or 0) >= gpu_count(backend):
+            raise ValueError(f"device is {device!r}; {backend} sees {gpu_count(backend)} GPU(s) here")
+        device = library.cuda.Device(int(index or 0)) if backend == "cupy" else f"cuda:{index or 0}"
     return Space(backend, library, device, getattr(library, dtype))
 
 
@@ -140,21 +125,12 @@ def to_numpy(array: Array) -> np.ndarray:
     """The values of a NumPy, CuPy or PyTorch array, on any device, as a NumPy array. Waits for the device."""
     if hasattr(array, "get"):  # CuPy
         return array.get()
-    if hasattr(array, "detach"):  # PyTorch
-        return array.detach().cpu().numpy()
-    return np.asarray(array)
-
-
-def as_torch(array: Array) -> Any:
-    """A NumPy or CuPy array as a PyTorch tensor in the same memory; a tensor as itself."""
-    import torch
-
-    return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
 def dtype_name(dtype: Any) -> str:
     """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
-    return str(np.dtype(dtype)) if not str(dtype).startswith("torch.") else str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.") if str(dtype).startswith("torch.") else str(np.dtype(dtype))
 
 
 def gpu_count(backend: str = "torch") -> int:
@@ -166,16 +142,16 @@ def gpu_count(backend: str = "torch") -> int:
         return 0
 
 
-def _import(backend):
-    try:
-        return importlib.import_module(backend)
-    except ImportError as error:
-        package = "cupy-cuda13x" if backend == "cupy" else backend
-        raise ImportError(f"backend {backend!r} needs {package}: pip install {package} ({error})") from error
+def one_blas_thread() -> contextlib.AbstractContextManager:
+    """A context in which every matrix product runs on the thread that asks for it. Compiled code fills the
+    threads itself; a BLAS that takes some meanwhile, or keeps them spinning, makes it several times slower.
+    """
+    return _pools().limit(limits=1, user_api="blas")
 
 
-def _cuda_device(backend, device):
-    count, index = gpu_count(backend), device.partition(":")[2] or "0"
-    if not index.isdigit() or int(index) >= count:
-        raise ValueError(f"device is {device!r}; {backend} sees {count} GPU(s) on this machine")
-    return importlib.import_module("cupy").cuda.Device(int(index)) if backend == "cupy" else f"cuda:{index}"
+@functools.cache
+def _pools():
+    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba's np.dot calls, which has to be loaded
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

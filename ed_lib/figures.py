@@ -12,8 +12,9 @@ import base64
 import hashlib
 import html
 import io
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,12 @@ EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure 
 FOR_THE_PAGE = "text/vnd.ed_lib.figure"  # the kind of output that tools.book puts into the page
 MOST_SAID = 12  # sentences on the data of a figure, for those who cannot see it
 INK = "#010203"  # a colour that nothing else uses; ``show`` replaces it by the page's own
+# What an input of ``slider`` does: it shows the frame that all point at, counted as nested loops would.
+TURN = """
+const box = closest('.slider'); let place = 0;
+for (const one of box.querySelectorAll('input')) place = place * (+one.max + 1) + +one.value;
+for (const [i, frame] of [...box.querySelectorAll('.frame')].entries()) frame.hidden = i != place;
+"""
 
 STYLE = {
     "figure.figsize": (5.2, 3.1),
@@ -242,3 +249,38 @@ def timeline(ax: Axes, timeline: Any, numbers: bool = True) -> None:
     ax.set(ylim=(timeline.stages - 0.4, -0.6), xlim=(0, timeline.seconds), ylabel="device")
     ax.set_yticks(range(timeline.stages))
     ax.grid(False)
+
+
+def slider(axes: dict[str, Sequence], frame: Callable[..., tuple[str, dict[str, float]]]) -> None:
+    """Shows one of several pictures, which a reader chooses with a slider for each axis; no kernel is needed.
+
+    axes: {what the slider is called: its places}. frame(a place of each axis) → (a sentence, {part: its
+    share, which add up to 1}); shares are drawn as a bar. ValueError for an axis without places.
+    """
+    from IPython.display import HTML, display
+
+    shown = ""
+    for name, places in axes.items():
+        if not places:
+            raise ValueError(f"axes[{name!r}] is empty; wanted at least one place")
+        shown += (
+            f'<label style="display: flex; gap: 1em"><span style="width: 9em">{html.escape(name)}</span>'
+            f'<input type="range" style="flex: 1" min="0" max="{len(places) - 1}" value="0" '
+            f'aria-label="{html.escape(name)}" oninput="{" ".join(TURN.split())}"></label>'
+        )
+    for number, places in enumerate(itertools.product(*axes.values())):
+        sentence, shares = frame(*places)
+        parts, names = [], []
+        for (name, share), colour in zip(shares.items(), itertools.cycle(COLOURS), strict=False):
+            parts.append(f'<span style="width: {100 * share:.2f}%; background: {colour}"></span>')
+            square = (
+                f'<span style="display: inline-block; width: 0.8em; height: 0.8em; background: {colour}">'
+            )
+            names.append(
+                f'<span style="white-space: nowrap">{square}</span> {html.escape(name)} {share:.0%}</span>'
+            )
+        bar = f'<div style="display: flex; height: 1.6em">{"".join(parts)}</div>'
+        bar += f'<div style="display: flex; flex-wrap: wrap; gap: 0 1em">{"".join(names)}</div>'
+        hidden = " hidden" * (number > 0)
+        shown += f"<div class='frame'{hidden}><p>{html.escape(sentence)}</p>{bar}</div>"
+    display(HTML(f'<div class="slider">{shown}</div>'))

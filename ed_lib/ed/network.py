@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ed_lib import arrays, blas, check, machine
+from ed_lib import arrays, check, machine
 from ed_lib.arrays import Array, Space
 from ed_lib.ed import layout, rules, sweeps
 
@@ -101,7 +101,7 @@ class EDNetwork:
     def exclusive(self) -> contextlib.AbstractContextManager:
         """The context for ``respond`` and ``add_direction``: one thread for the BLAS, beside a kernel."""
         compiled = self.path == "kernel" and not self.space.is_gpu
-        return blas.alone() if compiled else contextlib.nullcontext()
+        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
 
     @np.errstate(over="ignore")  # see layout.fire
     def respond(self, x: Array) -> Array:

@@ -7,7 +7,7 @@ Letters: T time steps, B batch, I inputs, H hidden, p threads.
 import numpy as np
 import torch
 
-from ed_lib import blas
+from ed_lib.arrays import one_blas_thread
 from ed_lib.lstm import cpu_cell, cpu_kernels, packing
 from ed_lib.lstm.ladder import Kept, Layer
 
@@ -63,7 +63,7 @@ def run(
     counters = np.zeros((len(packed.w_hh), cpu_kernels.LINE), np.int64)
     x = x.reshape(-1, x.shape[-1])  # (T · B, I)
     forward = cpu_kernels.forward if len(counters) > 1 else cpu_kernels.forward_alone
-    with blas.alone():
+    with one_blas_thread():
         arrived(forward(x, packed.w_ih, packed.bias, gates, hidden, cells, *packed[2:], counters, turn))
 
 
@@ -78,7 +78,7 @@ def chain_backward(
     arrays = (kept.gates, kept.cells, dy.contiguous(), dh, dc, dgates)
     w = packing.pack_back(kept.w_hh.numpy(), threads)
     counters = np.zeros((threads, cpu_kernels.LINE), np.int64)
-    with blas.alone():
+    with one_blas_thread():
         arrived(cpu_kernels.backward(*(array.numpy() for array in arrays), w, counters))
     return dgates, dh, dc
 

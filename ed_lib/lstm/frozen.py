@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ed_lib import blas, check
+from ed_lib import check
+from ed_lib.arrays import one_blas_thread
 from ed_lib.lstm import cpu_kernels, cpu_ladder, packing
 from ed_lib.lstm.module import check_module, check_on_cpu, check_threads, checked
 
@@ -62,7 +63,7 @@ class Frozen:
         counters = np.zeros((self.threads + len(gates), cpu_kernels.LINE), np.int64)
         w_ih, bias, *rest = self.stack
         arrays = x.reshape(-1, x.shape[-1]), w_ih, bias, gates, hidden, cells, *rest
-        with blas.alone():
+        with one_blas_thread():
             cpu_ladder.arrived(cpu_kernels.wavefront(*arrays, counters, self.threads))
 
 

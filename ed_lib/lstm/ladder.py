@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ed_lib.devices import fork
+from ed_lib.graphs import fork
 from ed_lib.lstm import gpu
 
 # GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one layer but for

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ed_lib.devices import fork
+from ed_lib.graphs import fork
 from ed_lib.lstm import gpu
 from ed_lib.lstm.ladder import Kept, Layer, Weights, run_block, transposed
 

@@ -217,13 +217,13 @@ def test_a_rung_on_a_gpu(rung, bidirectional):
 @GPU
 @EVERY
 def test_a_rung_as_a_cuda_graph(rung):
-    from ed_lib.devices import record
+    from ed_lib.graphs import capture
 
     _, ours = pair(rung, 32, 64, 3, dtype=torch.float32)
     ours = ours.cuda()
     x, kept = torch.randn(20, 8, 32, device="cuda"), []
     with torch.no_grad():
-        replay = record(lambda: kept.append(ours(x)[0]), x)
+        replay = capture(lambda: kept.append(ours(x)[0]), x)
         for _ in range(3):
             x.normal_()
             replay()

@@ -1,11 +1,9 @@
-"""A GPU's own ways of being given work: streams beside each other, and calls recorded as one CUDA graph.
+"""A GPU's own ways of being given work: streams beside each other, and calls captured as one CUDA graph. On a
+CPU, which works in the order of the calls, streams mean nothing, and the same lines do.
 
-On a CPU, which works in the order of the calls, streams mean nothing, and the same lines do.
-
-The memory that streams work on must be allocated before the fork and live until the join: then PyTorch's
-allocator, which knows only the stream that a tensor was made on, cannot give it away too early. Forking and
-joining by events is also what lets a CUDA graph record several streams. While one does, no other thread may
-use these streams.
+The memory that streams work on must be allocated before the fork and live until the join: PyTorch's allocator
+knows only the stream that a tensor was made on, and would give it away too early. While a graph is captured
+with several streams, no other thread may use them.
 """
 
 import functools
@@ -14,10 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from ed_lib import arrays
-from ed_lib.arrays import Array
-
-RECORDING = -1  # the number of the stream on which ``record`` warms up
+CAPTURING = -1  # the number of the stream on which ``capture`` warms up
 
 
 class Stream:
@@ -44,29 +39,25 @@ class Stream:
 
 @contextmanager
 def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
-    """Streams, one for each priority, that start after what the current stream was
-    given; what it is given after this context waits for them.
+    """Streams, one for each priority, that start after what the current stream was given; what it is given
+    after this context waits for them.
     """
     forked = [Stream(device, priority, n) for n, priority in enumerate(priorities)]
-    if device.type != "cuda":
-        yield forked
-        return
-    with torch.cuda.device(device):
-        current = torch.cuda.current_stream(device)
-        for stream in forked:
-            stream.stream.wait_stream(current)
+    current = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    with torch.cuda.device(device) if current else nullcontext():
+        streams = [stream.stream for stream in forked if stream.stream]
+        for stream in streams:
+            stream.wait_stream(current)
         try:
             yield forked
         finally:
-            for stream in forked:
-                current.wait_stream(stream.stream)
+            for stream in streams:
+                torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class Graph:
-    """A recorded CUDA graph: calling it launches all its work as one.
-
-    It works on the arrays that the recorded function used, at their addresses. So it keeps the function,
-    and with it all that the function refers to, for as long as it lives itself.
+    """A captured CUDA graph: calling it launches all its work as one. It works on the tensors that the
+    function used, at their addresses, and so keeps it, and all that it refers to, for as long as it lives.
     """
 
     def __init__(self, graph, function):
@@ -76,11 +67,10 @@ class Graph:
         self.graph.replay()
 
 
-def record(function: Callable[[], object], like: Array) -> Graph:
-    """``function`` as a :class:`Graph` on the GPU of the array ``like``. Runs it once before recording it."""
-    device = arrays.as_torch(like).device
-    with torch.cuda.device(device):
-        stream, current = _cuda_stream(device, 0, RECORDING), torch.cuda.current_stream()
+def capture(function: Callable[[], object], like: torch.Tensor) -> Graph:
+    """``function`` as a :class:`Graph` on the GPU of the tensor ``like``; it runs once before, too."""
+    with torch.cuda.device(like.device):
+        stream, current = _cuda_stream(like.device, 0, CAPTURING), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             function()  # so that cuBLAS takes its workspace, and Triton compiles, outside the graph

@@ -1,4 +1,4 @@
-"""A recorded graph keeps what it works on, and is recorded on one stream; with a device that is none."""
+"""A captured graph keeps what it works on, and is captured on one stream; with a device that is none."""
 
 import gc
 import weakref
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ed_lib import arrays, devices
+from ed_lib import arrays, graphs
 
 
 class Owner:
@@ -32,7 +32,7 @@ def no_gpu(monkeypatch):
             self.replayed = True
 
     made = []
-    monkeypatch.setattr(devices, "_cuda_stream", lambda *which: made.append(which) or Nothing())
+    monkeypatch.setattr(graphs, "_cuda_stream", lambda *which: made.append(which) or Nothing())
     for name in ("device", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", Nothing)
@@ -43,10 +43,10 @@ def no_gpu(monkeypatch):
 def test_a_graph_keeps_its_function_and_so_its_arrays_alive(no_gpu):
     owner = Owner()
     alive = weakref.ref(owner)
-    graph = devices.record(owner.run, owner.array)
+    graph = graphs.capture(owner.run, owner.array)
     del owner
     gc.collect()
-    assert alive() is not None and alive().runs == 2  # once before the recording, once in it
+    assert alive() is not None and alive().runs == 2  # once before the capture, once in it
     graph()
     assert graph.graph.replayed and alive().runs == 2
     del graph
@@ -54,10 +54,10 @@ def test_a_graph_keeps_its_function_and_so_its_arrays_alive(no_gpu):
     assert alive() is None
 
 
-def test_every_recording_takes_the_same_stream_and_none_of_those_that_fork_makes(no_gpu):
+def test_every_capture_takes_the_same_stream_and_none_of_those_that_fork_makes(no_gpu):
     for _ in range(40):
-        devices.record(lambda: None, torch.zeros(1))
-    assert set(no_gpu) == {(torch.device("cpu"), 0, devices.RECORDING)} and devices.RECORDING < 0
+        graphs.capture(lambda: None, torch.zeros(1))
+    assert set(no_gpu) == {(torch.device("cpu"), 0, graphs.CAPTURING)} and graphs.CAPTURING < 0
 
 
 @pytest.mark.oracle
@@ -66,7 +66,7 @@ def test_every_recording_takes_the_same_stream_and_none_of_those_that_fork_makes
 def test_a_graph_of_a_function_that_nobody_else_holds_answers_right():
     def graph_of(weight):
         answer = torch.zeros(64, 64, device="cuda")
-        return devices.record(lambda: torch.mm(weight, weight, out=answer), weight), answer
+        return graphs.capture(lambda: torch.mm(weight, weight, out=answer), weight), answer
 
     graph, answer = graph_of(torch.eye(64, device="cuda"))
     gc.collect()
