@@ -67,7 +67,7 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
             try:
                 check(functools.wraps(solution)(answered))
-            except Exception as error:  # whatever a reader's code does, the chapter goes on
+            except (Exception, SystemExit) as error:  # whatever a reader's code does, the chapter goes on
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 print(f"Exercise {number}: not yet. {kind}{error}")
             else:

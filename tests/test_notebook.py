@@ -1,5 +1,7 @@
 """What chapters start with: the line about the machine, progress, exercises, cells for a GPU."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,18 @@ def test_an_exercise_says_whether_it_is_solved_and_never_raises(answer, wanted, 
     assert capsys.readouterr().out == wanted
 
 
+def test_a_solution_that_ends_the_program_ends_no_chapter_but_an_interruption_does(capsys):
+    check = notebook.exercise(1)(lambda solution: solution())
+    check(lambda: sys.exit("the end"))
+    assert capsys.readouterr().out == "Exercise 1: not yet. SystemExit: the end\n"
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check(interrupted)
+
+
 @pytest.mark.parametrize("gpus, wanted", [(0, "Skipped here: this cell needs a GPU"), (1, "ran")])
 def test_a_cell_for_a_gpu_runs_only_where_there_is_one(monkeypatch, capsys, gpus, wanted):
     shell = pytest.importorskip("IPython").InteractiveShell.instance()
@@ -53,5 +67,3 @@ def test_a_table_shows_texts_and_numbers_and_nothing_unescaped(monkeypatch):
     assert ">12,345</td>" in shown and ">2,745</td>" in shown
     notebook.table(iter("ab"), "letters", {"letter": str, "code": ord})
     assert ">a</td>" in displayed[1].data and ">98</td>" in displayed[1].data
-    with pytest.raises(ValueError, match="rows is empty"):
-        notebook.table([], "nothing")
