@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.harness import one_thread, runs
 from ed_lib import data, timing
-from ed_lib.ed import characters
-from ed_lib.ed.gpt import Transformer
+from ed_lib.ed import language
+from ed_lib.ed.language import Transformer
 from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
 
@@ -116,13 +116,13 @@ def run(kind, name, rate, seed, size):
     every, start = size.often if kind == "states" else size.every, timing.now()
     for n in range(size.steps):
         if n % every == 0:
-            curve.append(round(characters.held_out_loss(net, text.held_out, size.places), 4))
+            curve.append(round(language.held_out_loss(net, text.held_out, size.places), 4))
         with context:
             loss = net.step(*(half.T for half in next(draw)))
         if kind == "states" and not math.isfinite(loss):
             break
     seconds, whole = (timing.now() - start) / (n + 1), n + 1 == size.steps
-    found = {"loss": characters.held_out_loss(net, text.held_out) if whole else None}
+    found = {"loss": language.held_out_loss(net, text.held_out) if whole else None}
     found["curve"] = [each if math.isfinite(each) else None for each in curve]
     if kind == "states":
         found |= {"bytes": bytes_of(net.optimizer), "steps": n + 1}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from benchmarks.harness import one_thread, search
 from benchmarks.relatives import cosine
 from ed_lib import data, timing
-from ed_lib.ed import characters
-from ed_lib.ed.gpt import Transformer
+from ed_lib.ed import language
+from ed_lib.ed.language import Transformer
 
 shakespeare = functools.cache(data.text)
 KEYS = {"transformer": ("attention", "mlp", "one_signed"), "window": ("rule", "hidden", "one_signed")}
@@ -95,8 +95,8 @@ def window(rule, hidden, one_signed, rate, seed, searching, size):
     text = shakespeare()
     options = {"rate": rate, "one_signed": one_signed, "steps": size.steps, "seed": seed}
     layers = size.hidden if hidden else ()
-    model = characters.WindowModel(len(text.characters), size.window, layers, rule, **options)
-    draw = characters.windows(text.train, size.window, size.batch * size.context, seed)
+    model = language.WindowModel(len(text.characters), size.window, layers, rule, **options)
+    draw = language.windows(text.train, size.window, size.batch * size.context, seed)
     return taught(model, draw, size.steps, size.places * size.context, text, size)
 
 
@@ -105,10 +105,10 @@ def taught(model, draw, steps, places, text, size):
     curve, start = [], timing.now()
     for n in range(steps):
         if n % size.every == 0:
-            curve.append(round(characters.held_out_loss(model, text.held_out, places), 4))
+            curve.append(round(language.held_out_loss(model, text.held_out, places), 4))
         model.step(*next(draw))
     seconds = (timing.now() - start) / steps
-    loss = characters.held_out_loss(model, text.held_out[: size.held_out])
+    loss = language.held_out_loss(model, text.held_out[: size.held_out])
     return {"loss": loss, "curve": curve, "seconds": seconds}
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.formats import deviation
 from benchmarks.harness import Version, measure, summary
 from ed_lib import data, roofline
-from ed_lib.ed import characters, gpt
+from ed_lib.ed import language
 from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
@@ -175,7 +175,7 @@ def transformer(shape, steps=0):
     """The transformer of characters, trained for so many steps; and the text."""
     text = data.text()
     layers, heads, width = shape
-    net = gpt.Transformer(len(text.characters), 64, layers, heads, width, rate=3e-3, steps=max(steps, 1))
+    net = language.Transformer(len(text.characters), 64, layers, heads, width, rate=3e-3, steps=max(steps, 1))
     for _, batch in zip(range(steps), data.stretches(text.train, 12, 64, seed=0), strict=False):
         net.step(*(half.T for half in batch))
     return net, text
@@ -195,7 +195,7 @@ def writers(size, device):
                 net.parameters[name] = weight.T
             total += bytes
         seconds = time.perf_counter() - start
-        loss = characters.held_out_loss(net, text.held_out, size.places)
+        loss = language.held_out_loss(net, text.held_out, size.places)
         yield case | summary([seconds]) | {"loss": loss, "bytes": total}
 
 

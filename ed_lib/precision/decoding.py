@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ed_lib.ed.characters import check_numbers
-from ed_lib.ed.gpt import Transformer, normal
+from ed_lib.ed.language import Transformer, check_numbers, normal
 
 Product = Callable[[Tensor], Tensor]
 

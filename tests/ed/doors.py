@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ed_lib.ed import EDNetwork, analysis, article, characters, learner, rivals
-from ed_lib.ed.gpt import Transformer, known_signs
+from ed_lib.ed import EDNetwork, analysis, article, language, learner, rivals
+from ed_lib.ed.language import Transformer, known_signs
 from ed_lib.ed.learner import Learner, mask
 from ed_lib.ed.relatives import Perceptron, VectorPerceptron
 
@@ -18,7 +18,7 @@ FLIPPED, NAN = (
     STATE | {"hidden.weight": -STATE["hidden.weight"]},
     STATE | {"input.bias": STATE["input.bias"] * np.nan},
 )
-WINDOW = characters.WindowModel(5, 3, (4,))
+WINDOW = language.WindowModel(5, 3, (4,))
 GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
 PATTERNS, TARGETS = learner.parity(2)
@@ -123,11 +123,11 @@ ED = [
      "target has the shape (3, 1); wanted (4, 1)"),
     ("analysis: loss", lambda: analysis.agreement(NUMPY, X, T, "hinge"), ValueError, "loss is 'hinge'"),
     ("analysis: first", lambda: analysis.votes(network()), RuntimeError, "it never ran; call forward"),
-    ("characters: unknown", lambda: characters.encode("axéa", "abcde"), ValueError,
+    ("characters: unknown", lambda: language.encode("axéa", "abcde"), ValueError,
      "text has 'x', 'é'; wanted only the 5 characters"),
-    ("characters: start", lambda: characters.sample(WINDOW, "ab", 3, "abcde"), ValueError,
+    ("characters: start", lambda: language.sample(WINDOW, "ab", 3, "abcde"), ValueError,
      "start has 2 characters; wanted at least 3"),
-    ("characters: cold", lambda: characters.sample(WINDOW, "abc", 3, "abcde", temperature=0), ValueError,
+    ("characters: cold", lambda: language.sample(WINDOW, "abc", 3, "abcde", temperature=0), ValueError,
      "temperature is 0"),
     ("characters: numbers", lambda: WINDOW.scores(torch.tensor([[0, 1, 7]])), ValueError,
      "x runs from 0 to 7; wanted the numbers of 5 characters"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ed_lib.ed.gpt import Transformer
+from ed_lib.ed.language import Transformer
 from ed_lib.precision.decoding import Decoder
 
 

@@ -1,25 +1,57 @@
-"""A small transformer that reads characters; its attention and its perceptrons can be taught by other rules.
+"""Language models of characters: a perceptron that reads a window, a small transformer whose attention and
+whose perceptrons can be taught by other rules, and what any such model is used for.
 
-To a stream x (B, T, C) each block adds what its attention answers, then what its perceptron answers, each
-from the stream's values with mean 0 and variance 1 over the C channels (layer norm). All parameters are
-matrices: GPT-2 (A. Radford and others, 2019) without biases, ReLU in place of GELU, and scores with weights
-of their own. The error is e = softmax − target, (B, T, V), divided by B·T.
+To a stream x (B, T, C) each block of the transformer adds what its attention answers, then what its
+perceptron answers, each from the stream's values with mean 0 and variance 1 over the C channels (layer norm).
+All parameters are matrices: GPT-2 (A. Radford and others, 2019) without biases, ReLU in place of GELU, and
+scores with weights of their own. The error is e = softmax − target, (B, T, V), divided by B·T.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ed_lib import check
-from ed_lib.ed.characters import check_numbers
-from ed_lib.models import attention
+from ed_lib import check, models
+from ed_lib.ed.relatives import Perceptron
 
 RULES = ("backprop", "direct", "broadcast", "frozen")
 WARMUP, LAST = 100, 0.1  # steps until the rate is full; the share of it that is left at the end
+
+
+class WindowModel:
+    """Gives a character's successor from the last ``context`` characters, by a Perceptron that reads them
+    one-hot. hidden: the widths of its hidden layers; options: :class:`ed_lib.ed.relatives.Perceptron`'s.
+    """
+
+    def __init__(
+        self, vocabulary: int, context: int = 8, hidden: Sequence[int] = (512, 512), rule: str = "backprop",
+        rate: float = 1e-3, **options: Any,
+    ):  # fmt: skip
+        self.vocabulary, self.context = check.count("vocabulary", vocabulary), check.count("context", context)
+        self.net = Perceptron((context * vocabulary, *hidden, vocabulary), rule, rate, **options)
+
+    def read(self, x: Tensor) -> Tensor:
+        """Numbers of characters (B, context) → one-hot, (B, context · V)."""
+        check_numbers(x, self.vocabulary)
+        if x.shape[1] != self.context:
+            raise ValueError(f"x has {x.shape[1]} characters in a row; wanted {self.context}")
+        return F.one_hot(x, self.vocabulary).flatten(1).to(self.net.weights[0])
+
+    def step(self, x: Tensor, target: Tensor) -> float:
+        """One step: x (B, context), target (B,), the characters after → the mean loss before it, in nats."""
+        answers = self.net.step(self.read(x), F.one_hot(target, self.vocabulary).to(self.net.weights[0]))
+        return -answers.gather(1, target[:, None]).clamp(min=1e-30).log().mean().item()
+
+    @torch.no_grad()
+    def scores(self, x: Tensor) -> Tensor:
+        """(B, N) → the scores of what follows the last, (B, V); of a longer text its end is read."""
+        self.net.forward(self.read(x[:, -self.context :]))
+        return self.net.sums[-1]
 
 
 class Transformer:
@@ -44,33 +76,27 @@ class Transformer:
         check.choice("attention", attention, RULES)
         check.choice("mlp", mlp, RULES)
         V, C, L = (
-            check.count(n, v) for n, v in (("vocabulary", vocabulary), ("width", width), ("layers", layers))
+            check.count("vocabulary", vocabulary),
+            check.count("width", width),
+            check.count("layers", layers),
         )
         if width % check.count("heads", heads):
             raise ValueError(f"heads is {heads}; wanted a divisor of the width, {width}")
         self.vocabulary, self.context, self.heads = V, check.count("context", context), heads
         self.rules, self.one_signed, self.layers = (attention, mlp), one_signed, L
-        random = torch.Generator().manual_seed(seed)
         shapes = {"embedding": (V, C), "places": (context, C), "scores": (C, V)}
-        for n in range(L):
-            shapes |= {
-                f"{n}.ask": (C, 3 * C),
-                f"{n}.answer": (C, C),
-            }  # queries, keys and values; what they give
+        for n in range(L):  # queries, keys and values; what they give; the perceptron's two layers
+            shapes |= {f"{n}.ask": (C, 3 * C), f"{n}.answer": (C, C)}
             shapes |= {f"{n}.up": (C, 4 * C), f"{n}.down": (4 * C, C)}
-        small = (2 * L) ** -0.5  # for what is added to the stream 2 L times
-        self.parameters = {
-            name: 0.02
-            * torch.randn(shape, generator=random)
-            * (small if name.endswith((".answer", ".down")) else 1)
-            for name, shape in shapes.items()
-        }
+        random, small = torch.Generator().manual_seed(seed), (2 * L) ** -0.5
+        self.parameters = {}
+        for name, shape in shapes.items():  # 2 L of them add to the stream, and start small
+            scale = small if name.endswith((".answer", ".down")) else 1
+            self.parameters[name] = 0.02 * torch.randn(shape, generator=random) * scale
         self.classes = {cells: torch.arange(cells) % V for cells in (C, 4 * C)}  # whose e a cell is told
         self.signs = {cells: 1.0 - 2 * (torch.arange(cells) // V % 2) for cells in (C, 4 * C)}
-        self.direct = {
-            name: torch.randn(V, C, generator=random) / V**0.5
-            for name in ["embedding", *(f"{n}.{part}" for n in range(L) for part in ("answer", "down"))]
-        }
+        told = ["embedding", *(f"{n}.{part}" for n in range(L) for part in ("answer", "down"))]
+        self.direct = {name: torch.randn(V, C, generator=random) / V**0.5 for name in told}
         inner, outer = self.signs[4 * C], self.signs[C]
         kept = {"scores": outer[:, None].expand(C, V)}
         for n in range(L):
@@ -78,11 +104,8 @@ class Transformer:
         self.kept = kept if one_signed else {}  # the sign of each weight
         for name, sign in self.kept.items():
             self.parameters[name].abs_().mul_(sign)
-        for p in self.parameters.values():
-            p.requires_grad_()
-        self.optimizer = torch.optim.Adam(
-            self.parameters.values(), check.positive("rate", rate), (0.9, 0.99), fused=True
-        )
+        leaves = [p.requires_grad_() for p in self.parameters.values()]
+        self.optimizer = torch.optim.Adam(leaves, check.positive("rate", rate), (0.9, 0.99), fused=True)
         total = check.count("steps", steps)
 
         def share(step: int) -> float:
@@ -113,7 +136,7 @@ class Transformer:
 
     def attend(self, asked: Tensor) -> Tensor:
         """Queries, keys and values (B, T, 3 C) → what each place gathers from those before it, (B, T, C)."""
-        return attention(asked, self.heads, partial(F.scaled_dot_product_attention, is_causal=True))
+        return models.attention(asked, self.heads, partial(F.scaled_dot_product_attention, is_causal=True))
 
     def directions(self, x: Tensor, target: Tensor, rules: Sequence[str] | None = None) -> float:
         """Puts what each parameter is to descend into its ``grad``, None if it does not learn: x and target
@@ -140,10 +163,9 @@ class Transformer:
         for n in range(self.layers):
             if mlp == "broadcast":
                 self.broadcast(error, n)
-            for name in [f"{n}.ask", f"{n}.answer"] * (attention == "frozen"):
-                self.parameters[name].grad = None
-            for name in [f"{n}.up", f"{n}.down"] * (mlp == "frozen"):
-                self.parameters[name].grad = None
+            for part, rule in {"ask": attention, "answer": attention, "up": mlp, "down": mlp}.items():
+                if rule == "frozen":
+                    self.parameters[f"{n}.{part}"].grad = None
         return loss.item()
 
     def told(self, error: Tensor, rule: str, name: str) -> Tensor:
@@ -202,3 +224,75 @@ def known_signs(net: Transformer, x: Tensor, every: int = 1) -> dict[str, float]
             right[name] += int((effect > 0).sum())
             counted[name] += int((effect != 0).sum())
     return {name: right[name] / counted[name] for name in right}
+
+
+def windows(numbers: Tensor, context: int, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Without end: x (batch, context) and what follows each, (batch,), from places drawn by ``seed``."""
+    draw, span = torch.Generator().manual_seed(seed), torch.arange(context)
+    while True:
+        starts = torch.randint(len(numbers) - context, (batch,), generator=draw)[:, None]  # (B, 1)
+        yield numbers[starts + span], numbers[starts[:, 0] + context]
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, numbers: Tensor, places: int | None = None) -> float:
+    """The mean loss in nats of a text's characters (N,), of ``places`` evenly spread stretches or all: in
+    stretches as long as its context, each place of one, for a model that scores all places, as a transformer
+    does; from full windows for a :class:`WindowModel`.
+    """
+    window = isinstance(model, WindowModel)
+    stretches = numbers.unfold(0, model.context + 1, 1 if window else model.context)  # (n, context + 1)
+    if places is not None and places < len(stretches):
+        stretches = stretches[torch.linspace(0, len(stretches) - 1, places).long()]
+    total, count = 0.0, 0
+    for some in stretches.split(4096 if window else 64):
+        if window:
+            scores, target = model.scores(some[:, :-1]), some[:, -1]
+        else:
+            scores, target = model.forward(some[:, :-1]).flatten(0, 1), some[:, 1:].flatten()
+        total += F.cross_entropy(scores, target, reduction="sum").item()
+        count += len(target)
+    return total / count
+
+
+def counting_loss(train: Tensor, held_out: Tensor, before: int, vocabulary: int, more: float = 0.1) -> float:
+    """The loss in nats, on the second text, of a model that only counts: how often each character followed
+    the last ``before`` characters in the first text, each count raised by ``more``.
+    """
+    powers = vocabulary ** torch.arange(before + 1)  # a stretch of characters as one number
+    counts = torch.full((vocabulary ** (before + 1),), more, dtype=torch.float64)
+    known, asked = ((text.unfold(0, before + 1, 1) * powers.flip(0)).sum(1) for text in (train, held_out))
+    counts += torch.bincount(known, minlength=len(counts))
+    counts = counts.view(-1, vocabulary)  # (what came before, what followed)
+    shares = counts / counts.sum(1, keepdim=True)
+    return -shares.flatten()[asked].log().mean().item()
+
+
+def encode(text: str, characters: str) -> Tensor:
+    """A text as numbers, (N,) int64: number k is characters[k]. ValueError for one that is not among them."""
+    if unknown := sorted(set(text) - set(characters)):
+        wanted = f"only the {len(characters)} characters that the model knows"
+        raise ValueError(f"text has {', '.join(map(repr, unknown))}; wanted {wanted}")
+    return torch.tensor([characters.index(character) for character in text], dtype=torch.int64)
+
+
+def sample(
+    model: Any, start: str, count: int, characters: str, *, temperature: float = 1.0, seed: int = 0
+) -> str:
+    """``count`` characters that follow ``start``, each drawn by the model's softmax(scores / temperature)."""
+    check.positive("temperature", temperature)
+    draw, numbers = torch.Generator().manual_seed(seed), encode(start, characters)[None]  # (1, N)
+    least = model.context if isinstance(model, WindowModel) else 1
+    if len(start) < least:
+        raise ValueError(f"start has {len(start)} characters; wanted at least {least}")
+    for _ in range(check.count("count", count)):
+        shares = (model.scores(numbers) / temperature).softmax(1)
+        numbers = torch.cat([numbers, torch.multinomial(shares, 1, generator=draw)], 1)
+    return "".join(characters[number] for number in numbers[0, len(start) :])
+
+
+def check_numbers(x: Tensor, vocabulary: int) -> None:
+    """ValueError unless these are numbers of characters."""
+    if x.numel() and not (0 <= int(x.min()) and int(x.max()) < vocabulary):
+        found = f"from {int(x.min())} to {int(x.max())}"
+        raise ValueError(f"x runs {found}; wanted the numbers of {vocabulary} characters, from 0")
