@@ -123,7 +123,7 @@ class Training:
             return F.cross_entropy(self.model(x), y)
 
     def step(self, x, y):
-        """Forward, loss, backward, update; as ed_lib.precision.training does it."""
+        """Forward, loss, backward, update; as ed_lib.training does it."""
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
         if self.scaler is None:

@@ -47,10 +47,8 @@ class DataError(ValueError):
 
 
 def published(name: str, file: str) -> tuple[Path, bytes]:
-    """Where this file of the set ``name`` is, and its decompressed content.
-
-    DataError (a ValueError) for a file that is not the published one; FileNotFoundError when ED_DATA names no
-    folder; ConnectionError when there is no copy and none can be downloaded.
+    """Where this file of a set is, and its decompressed content. DataError, a ValueError, if it is not the
+    published one; FileNotFoundError if ED_DATA names no folder; ConnectionError if no copy can be had.
     """
     import pooch
 
@@ -67,10 +65,8 @@ def published(name: str, file: str) -> tuple[Path, bytes]:
         try:
             pooch.HTTPDownloader(progressbar=True, timeout=5)(url, str(part), None)
         except OSError as error:  # refused, cut off or timed out
-            what = f"No download of {name}/{file} ({type(error).__name__}), and no copy"
-            raise ConnectionError(
-                f"{what}: let ED_DATA name a folder with {name}/, or connect once"
-            ) from error
+            what = f"No download of {name}/{file} ({type(error).__name__}), and no copy: let ED_DATA"
+            raise ConnectionError(f"{what} name a folder with {name}/, or connect once") from error
         content = _content(part, url, name, file)
         part.replace(path)
     return path, content
@@ -96,9 +92,9 @@ class Dataset:
     """Images in grey levels 0 (background) to 255, and their classes 0 to 9. All arrays are uint8."""
 
     train_images: np.ndarray = field(repr=False)  # (60000, 28, 28); digits: (1437, 28, 28)
-    train_labels: np.ndarray = field(repr=False)  # (60000,); digits: (1437,)
+    train_labels: np.ndarray = field(repr=False)  # (60000,)
     test_images: np.ndarray = field(repr=False)  # (10000, 28, 28); digits: (360, 28, 28)
-    test_labels: np.ndarray = field(repr=False)  # (10000,); digits: (360,)
+    test_labels: np.ndarray = field(repr=False)  # (10000,)
     name: str  # "MNIST", "Fashion-MNIST" or "scikit-learn digits, resized to 28×28"
     classes: tuple[str, ...]  # the ten classes' names
 
@@ -149,12 +145,10 @@ def tensors(images: np.ndarray, labels: np.ndarray, dtype: str = "float32") -> t
 
 def one_hot(labels: np.ndarray, n_classes: int = 10, dtype: str = "float32") -> np.ndarray:
     """Labels (N,), integers from 0 to n_classes − 1, as rows (N, n_classes): 1 at the label, else 0."""
-    labels = np.asarray(labels)
-    if labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < n_classes:
-        raise ValueError(
-            f"labels has {np.unique(labels).tolist()}; wanted integers from 0 to {n_classes - 1}"
-        )
-    return np.eye(n_classes, dtype=dtype)[labels]
+    found = np.unique(labels)
+    if found.dtype.kind not in "iu" or not 0 <= found[0] <= found[-1] < n_classes:
+        raise ValueError(f"labels has {found.tolist()}; wanted integers from 0 to {n_classes - 1}")
+    return np.eye(n_classes, dtype=dtype)[np.asarray(labels)]
 
 
 def pick(images: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +157,7 @@ def pick(images: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> tupl
     """
     if not len(set(classes)) == len(classes) > 0 or not np.isin(classes, labels).all():
         raise ValueError(f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}")
-    matches = np.asarray(labels)[:, None] == classes  # (N, len(classes))
+    matches = labels[:, None] == classes  # (N, len(classes))
     kept = matches.any(axis=1)  # (N,)
     return images[kept], matches[kept].argmax(axis=1).astype(labels.dtype)
 

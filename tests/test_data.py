@@ -27,10 +27,6 @@ def idx(array):
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
-def named(contents):
-    return {file: (len(content), hashlib.sha256(content).hexdigest()) for file, content in contents.items()}
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """Away from the user's cache, proxies and the network. Returns the cache."""
@@ -47,16 +43,15 @@ def arrays():
 
 
 @pytest.fixture
-def tiny(arrays, monkeypatch, tmp_path):
+def tiny(arrays, monkeypatch):
     """Files published as "mnist", "tinyshakespeare" and "sick", at addresses where nobody answers."""
     mnist = {file: idx(each) for file, each in zip(data.SETS["mnist"][1], arrays, strict=True)}
     text = {"input.txt": SAYS.encode()}
     pairs = {"SICK.txt": "\n".join(map("\t".join, [("pair_ID", "", "", "", ""), *ROWS])).encode()}
-    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as closed:
-        url = f"http://127.0.0.1:{closed.server_port}/"
     for name, contents in {"mnist": mnist, "tinyshakespeare": text, "sick": pairs}.items():
-        address = url + ("{}.gz" if name == "mnist" else "{}")
-        monkeypatch.setitem(data.SETS, name, (address, named(contents)))
+        files = {file: (len(raw), hashlib.sha256(raw).hexdigest()) for file, raw in contents.items()}
+        address = "http://127.0.0.1:9/{}.gz" if name == "mnist" else "http://127.0.0.1:9/{}"
+        monkeypatch.setitem(data.SETS, name, (address, files))
     return mnist | text | pairs
 
 
@@ -81,7 +76,8 @@ def server(tiny, tmp_path, monkeypatch):
         def log_message(self, *args):
             pass
 
-    serving = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "served" / "mnist"))
+    handler = partial(Handler, directory=tmp_path / "served" / "mnist")
+    serving = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{serving.server_port}/{{}}.gz"
     monkeypatch.setitem(data.SETS, "mnist", (url, data.SETS["mnist"][1]))
@@ -95,9 +91,6 @@ def assert_tiny(found, arrays):
     for got, wanted in zip(loaded, arrays, strict=True):
         assert got.dtype == np.uint8 and got.flags.writeable  # torch.from_numpy warns of read-only arrays
         np.testing.assert_array_equal(got, wanted)
-
-
-# The published files ------------------------------------------------------------------------------
 
 
 @pytest.mark.oracle
@@ -132,9 +125,6 @@ def test_tiny_shakespeare_and_sick_are_as_published(monkeypatch):
     assert counts == [1459, 2857, 5611] and len(train) + len(held_out) == 9927
     assert not pairs[0] & pairs[1] and 0.18 < len(held_out) / 9927 < 0.22
     assert data.minilm("tokenizer.json").is_file()
-
-
-# Where a file is looked for -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", [".gz", ""])
@@ -226,9 +216,6 @@ def test_a_gzip_bomb_costs_nothing(tiny, cache):
         data.load("mnist")
     assert tracemalloc.get_traced_memory()[1] < 2**21
     tracemalloc.stop()
-
-
-# What is made of them -----------------------------------------------------------------------------
 
 
 def test_a_text_is_the_numbers_of_its_characters(tiny, cache):
