@@ -1,7 +1,7 @@
-"""One array API over NumPy, CuPy and PyTorch.
+"""One array API over NumPy, CuPy and PyTorch, which agree on most names.
 
-The three agree on most names. array-api-compat gives each of them the names of the Python array API standard,
-so that a formula is written once and runs on all three; what has to be fast uses the libraries themselves.
+array-api-compat gives each of them those of the Python array API standard, so that a formula is written once
+and runs on all three; what has to be fast uses the libraries themselves.
 """
 
 import contextlib
@@ -17,17 +17,13 @@ import numpy as np
 
 from ed_lib import check
 
-BACKENDS = ("numpy", "torch", "cupy")
-DTYPES = ("float32", "float64")
+BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
 Array = Any  # an array of NumPy, CuPy or PyTorch, for annotations
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where arrays live: a library, a device and a floating type.
-
-    ``backend`` is the library's name, ``library`` its module, ``device`` what that library calls the device.
-    """
+    """Where arrays live: a library, by name and as a module, what it calls the device, a floating type."""
 
     backend: str
     library: Any
@@ -36,40 +32,33 @@ class Space:
 
     def asarray(self, array: Any) -> Array:
         """A NumPy array (or nested lists) as an array of this space: any shape. May share memory."""
-        array = np.ascontiguousarray(array, dtype=dtype_name(self.dtype))
-        if self.backend == "torch":
-            return self.library.asarray(array, device=self.device)
         with self.device if self.backend == "cupy" else contextlib.nullcontext():
-            return self.library.asarray(array)
+            array = self.library.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)))
+        return array.to(self.device) if self.backend == "torch" else array
 
     def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set."""
-        if self.backend == "torch":
-            return self.library.empty(shape, dtype=self.dtype, device=self.device)
+        on = {"device": self.device} if self.backend == "torch" else {}
         with self.device if self.backend == "cupy" else contextlib.nullcontext():
-            return self.library.empty(shape, self.dtype)
+            return self.library.empty(shape, dtype=self.dtype, **on)
 
     def check(self, name: str, array: Array, shape: Sequence[int | str]) -> Array:
-        """``array`` in this space's dtype, once it is known to be of this library and shape (lengths, or a
-        letter for any length ≥ 1), and finite: on a GPU that is not looked at, since it would wait.
-
-        TypeError for another library or a dtype that is no real number, ValueError for another device or
-        shape, or NaN or infinity; each names the argument, what came and what was wanted.
+        """``array`` in this space's dtype, once it is known to be of this library, device and shape (as in
+        check.shape), of real numbers, and finite: on a GPU that is not looked at, since it would wait.
+        TypeError or ValueError if it is not.
         """
         if not isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray):
+            kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
             raise TypeError(
-                f"{name} is a {type(array).__module__.split('.')[0]}.{type(array).__name__}; "
-                f"wanted an array of the backend {self.backend!r}, as asarray() makes it"
+                f"{name} is a {kind}; wanted an array of the backend {self.backend!r}, as asarray() makes it"
             )
         if self.backend != "numpy" and array.device != self.empty((0,)).device:
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        if self.backend == "torch":
-            array = array.detach().to(self.dtype)  # nothing here is differentiated by autograd
-        else:
-            array = array.astype(self.dtype, copy=False)
+        torch = self.backend == "torch"  # nothing here is differentiated by autograd
+        array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
         if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
@@ -82,9 +71,7 @@ class Space:
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
     """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda:1") and a dtype.
-
-    ValueError for a name that is unknown or does not fit the machine; ImportError, saying what to install,
-    when the library is missing.
+    ValueError for what is unknown or does not fit; ImportError, saying what to install, if it is missing.
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
@@ -106,9 +93,7 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
 
 def namespace(*arrays: Array) -> ModuleType:
     """The array-API namespace that these arrays have in common, from array-api-compat."""
-    import array_api_compat
-
-    return array_api_compat.array_namespace(*arrays)
+    return importlib.import_module("array_api_compat").array_namespace(*arrays)
 
 
 def library(array: Array) -> ModuleType:
@@ -122,7 +107,7 @@ def on_gpu(array: Array) -> bool:
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """The values of a NumPy, CuPy or PyTorch array, on any device, as a NumPy array. Waits for the device."""
+    """The values of an array of any library, on any device, as a NumPy array. Waits for the device."""
     if hasattr(array, "get"):  # CuPy
         return array.get()
     return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)

@@ -94,17 +94,21 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, and a caption."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
-    label = html.escape(" ".join([alt.strip(), *in_words(figure)]))
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = _own_ids(svg)
-    width = float(re.findall(r'width="([\d.]+)pt"', svg)[0]) * 4 / 3  # points to CSS pixels
-    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    style = f"display:block;width:100%;max-width:{width:.0f}px;height:auto;margin:auto"
+    svg = re.sub(
+        r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :].replace(INK, "currentColor"), flags=re.S
+    )
+    used, own = (
+        set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)),
+        hashlib.sha256(svg.encode()).hexdigest()[:8],
+    )
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)  # so that no two drawings of a page share an id
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    style = f"display:block;width:100%;max-width:{figure.get_figwidth() * 96:.0f}px;height:auto;margin:auto"
+    label = html.escape(" ".join([alt.strip(), *in_words(figure)]))
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
     below = html.escape(caption or re.split(r"(?<=[.!?])\s", alt.strip())[0], quote=False)
     return f'<figure class="figure">\n{svg}<figcaption>{below}</figcaption>\n</figure>'
@@ -142,15 +146,15 @@ def _curve(axes, line):
 
 
 def _bars(axes, bars):
-    if bars.orientation == "horizontal":
-        found = [(axes.yaxis, bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in bars]
-    else:
-        found = [(axes.xaxis, bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
-    lengths = [f"{length:.3g}" for _, _, length in found]
-    if not found or not len(found[0][0].get_ticklocs()):  # names stand elsewhere in the figure
+    flat = bars.orientation == "horizontal"
+    axis = axes.yaxis if flat else axes.xaxis
+    lengths = [f"{bar.get_width() if flat else bar.get_height():.3g}" for bar in bars]
+    if not len(axis.get_ticklocs()):  # names stand elsewhere in the figure
         return ", ".join(lengths)
-    names = [_place(axis, middle) for axis, middle, _ in found]
-    return ", ".join(map(" ".join, zip(names, lengths, strict=True)))
+    middles = [
+        bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2 for bar in bars
+    ]
+    return ", ".join(f"{_place(axis, at)} {length}" for at, length in zip(middles, lengths, strict=True))
 
 
 def _place(axis, value):
@@ -171,40 +175,29 @@ def _place(axis, value):
     return f"{value:.3g}"
 
 
-def _own_ids(svg):
-    """Leaves out the ids that nothing refers to, and makes the others this drawing's own."""
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
-    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
-    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)
-
-
 def plain_ticks(figure: Figure) -> None:
     """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
     from matplotlib.ticker import Formatter, LogFormatter
 
     class Plain(Formatter):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
         def __init__(self, old):
-            self.old = old
-            self.set_axis, self.set_locs = old.set_axis, old.set_locs
+            self.old, self.set_axis, self.set_locs = old, old.set_axis, old.set_locs
 
         def __call__(self, x, pos=None):
             return _plain(x) if self.old(x, pos) else ""
 
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
-        for old, change in (
-            (axis.get_major_formatter(), axis.set_major_formatter),
-            (axis.get_minor_formatter(), axis.set_minor_formatter),
-        ):
-            if isinstance(old, LogFormatter):
-                change(Plain(old))
+        if isinstance(old := axis.get_major_formatter(), LogFormatter):
+            axis.set_major_formatter(Plain(old))
+        if isinstance(old := axis.get_minor_formatter(), LogFormatter):
+            axis.set_minor_formatter(Plain(old))
 
 
 def _plain(value):
     """0.001 to 1000 as they are, 10k, 1M, 1G above, 1e-6 below."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    for size, least, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k")):
+        if abs(value) >= least:
+            return f"{value / size:.3g}{unit}"
     return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
