@@ -16,14 +16,10 @@ HTML, SOURCE = ROOT / "_build" / "html", ROOT / "_build" / "source"
 PAGES = pages(SOURCE if (SOURCE / "_toc.yml").exists() else ROOT)  # with those that the build makes
 CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
 PHONE, DESK = 390, 1280  # widths in CSS pixels
-ALONE = [
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
+ALONE = (
+    "--disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
+)
+ALONE = [*ALONE.split(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
 # The fixtures last for this module and no longer: Playwright's event loop would disturb the notebooks' tests.

@@ -15,126 +15,97 @@ import yaml
 
 from ed_lib import data, gates, machine
 from tools import book, notebooks
-from tools.notebooks import ROOT, code_cells
+from tools.notebooks import ROOT
 
-BANNER = "Not executed in this build"
-WITH_DATA, WITHOUT = (Path(f"book/{name}.ipynb") for name in ("ed/error_diffusion", "ed/every_layer_at_once"))
-PATHS = [WITH_DATA, WITHOUT]
+BANNER, PATH = "Not executed in this build", Path("chapter.ipynb")
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """_build elsewhere, and the list of the chapters that were executed, which costs no time here."""
-    executed = []
-
-    def execute(nb, path):
-        executed.append(path)
-        nb.metadata.ed_lib.code = notebooks.fingerprint(nb)
-        return nb
-
+def chapter(tmp_path, monkeypatch):
+    """chapter(source of a code cell, …) makes a book of one chapter, with the package beside it."""
+    for module in (book, notebooks):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     for name, folder in (("BUILD", ""), ("EXECUTED", "executed"), ("SOURCE", "source")):
         monkeypatch.setattr(book, name, tmp_path / folder)
-    monkeypatch.setattr(notebooks, "execute", execute)
+    for module, name, it in ((book, "stage", None), (book, "render", None), (notebooks, "chapters", [PATH])):
+        monkeypatch.setattr(module, name, lambda it=it: it)
+    (tmp_path / "ed_lib").symlink_to(ROOT / "ed_lib")
+
+    def make(*sources):
+        cells = [nbformat.v4.new_markdown_cell("# Title"), *map(nbformat.v4.new_code_cell, sources)]
+        nb = nbformat.v4.new_notebook(cells=cells)
+        nb.metadata["ed_lib"] = {"executed": "2026-01-02", "machine": "CPU: of ours"}
+        nb.cells[1].outputs = [nbformat.v4.new_output("stream", text="committed")]
+        notebooks.write(nb, tmp_path / PATH)
+
     notebooks._why_missing.cache_clear()
-    yield executed
+    yield make
     notebooks._why_missing.cache_clear()
 
 
-def failing(monkeypatch, error):
-    """Lets every load of data raise this."""
-
-    def load(*arguments, **options):
-        raise error
-
-    for name in ("load", "text", "sick", "minilm"):
-        monkeypatch.setattr(data, name, load, raising=False)
+def shown():
+    return notebooks.read(book.SOURCE / PATH).cells
 
 
-def shown(path):
-    return notebooks.read(book.SOURCE / path)
+DRAW = "import matplotlib.pyplot as plt\nfrom ed_lib import figures\nfigures.show(plt.figure(), 'A figure.')"
 
 
-def test_without_data_chapters_that_need_them_are_not_executed_and_the_end_says_so(
-    build, monkeypatch, capsys
-):
-    failing(monkeypatch, ConnectionError("No network, and no copy"))
-    for module, name, here in ((book, "stage", None), (book, "render", None), (notebooks, "chapters", PATHS)):
-        monkeypatch.setattr(module, name, lambda here=here: here)
-    book.main([])
-    assert build == [WITHOUT] and BANNER not in shown(WITHOUT).cells[1].source
-    last = capsys.readouterr().out.splitlines()[-2]
-    assert last == "1 of 2 chapters were not executed here. No network, and no copy"
-    nb, banner = notebooks.read(ROOT / WITH_DATA), shown(WITH_DATA).cells[1].source
-    assert BANNER in banner and "No network, and no copy" in banner and nb.metadata.ed_lib.executed in banner
-    there, wanted = ([len(c.outputs) for c in code_cells(one) if c.outputs] for one in (shown(WITH_DATA), nb))
-    assert there == wanted, "an output is lost"
-
-
-def test_a_chapter_is_executed_once_and_rendering_executes_nothing(build, monkeypatch):
-    monkeypatch.setattr(data, "load", lambda name, **options: None)
-    assert book.prepare(WITH_DATA, render_only=True) == "committed outputs" and build == []
-    assert BANNER in shown(WITH_DATA).cells[1].source
-    assert "executed" in book.prepare(WITH_DATA) and "unchanged" in book.prepare(WITH_DATA, render_only=True)
-    assert build == [WITH_DATA] and BANNER not in shown(WITH_DATA).cells[1].source
-
-
-def test_broken_copies_are_made_again(build):
-    for _ in range(2):
-        book.prepare(WITHOUT)
-    made = shown(WITHOUT)
-    (book.SOURCE / WITHOUT).write_bytes(b"{")
-    assert "unchanged" in book.prepare(WITHOUT) and shown(WITHOUT) == made
+def test_a_chapter_is_executed_once_and_rendering_executes_nothing(chapter):
+    chapter("from ed_lib import machine\nprint(machine.card())", "answer = 6 * 7", "answer", DRAW)
+    assert book.prepare(PATH, render_only=True) == "committed outputs"
+    assert BANNER in shown()[1].source and "2026-01-02 (CPU: of ours)" in shown()[1].source
+    assert book.prepare(PATH).startswith("executed in ") and "unchanged" in book.prepare(
+        PATH, render_only=True
+    )
+    made = shown()
+    assert [len(cell.get("outputs", ())) for cell in made] == [0, 1, 0, 1, 1] and "42" in str(made[3])
+    assert machine.card() in str(made) and BANNER not in str(made)
+    (output,) = made[4].outputs
+    assert list(output.data) == ["text/html"] and "<figure" in output.data["text/html"]
+    (book.SOURCE / PATH).write_bytes(b"{")
+    assert "unchanged" in book.prepare(PATH) and shown() == made
     for content in (b'{"cells": [', b"", b"[]", b"\xff"):
-        (book.EXECUTED / WITHOUT).write_bytes(content)
-        assert "executed in" in book.prepare(WITHOUT) and "unchanged" in book.prepare(WITHOUT)
+        (book.EXECUTED / PATH).write_bytes(content)
+        assert notebooks.read_copy(book.EXECUTED / PATH) is None, "a broken copy counts as none"
 
 
-def test_what_stops_a_build_is_said_in_a_line(build, tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ['load("mnist")', 'text("tinyshakespeare")'])
+def test_without_data_a_chapter_keeps_its_outputs_unless_it_goes_on_without(
+    chapter, call, monkeypatch, capsys
+):
+    def load(name):
+        raise ConnectionError("No network, and no copy")
+
+    monkeypatch.setattr(data, call.partition("(")[0], load)
+    chapter(f"from ed_lib import data\nx = data.{call}")
+    book.main([])
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert last == "1 of 1 chapters were not executed here. No network, and no copy"
+    assert "No network, and no copy" in shown()[1].source and shown()[2].outputs[0].text == "committed"
+    with pytest.raises(SystemExit, match="^No book: No network, and no copy$"):
+        book.main(["--need-data"])
+    chapter(f"try:\n    data.{call}\nexcept OSError:\n    pass")
+    assert notebooks.missing(notebooks.read(book.ROOT / PATH)) is None
+
+
+def test_what_stops_a_build_is_said_in_a_line(chapter, tmp_path, monkeypatch):
+    def load(name):
+        raise data.DataError("t10k-labels is damaged")
+
     monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
-    for error, options, said in (
-        (data.DataError("t10k-labels is damaged"), [], "t10k-labels is damaged$"),
-        (ConnectionError("No network, and no copy"), ["--need-data"], "No network, and no copy$"),
-    ):
-        failing(monkeypatch, error)
-        notebooks._why_missing.cache_clear()
-        with pytest.raises(SystemExit, match=f"^No book: {said}"):
-            book.main(options)
-    (tmp_path / "chapter.ipynb").write_text((ROOT / WITHOUT).read_text()[:5000])
-    monkeypatch.setattr(book, "ROOT", tmp_path)
-    monkeypatch.setattr(notebooks, "chapters", lambda: [Path("chapter.ipynb")])
+    monkeypatch.setattr(data, "load", load)
+    chapter('data.load("mnist")')
+    with book.alone(), pytest.raises(SystemExit, match="^No book: another build is at work in "):
+        book.main([])
+    with pytest.raises(SystemExit, match="^No book: t10k-labels is damaged$"):
+        book.main([])
+    (tmp_path / PATH).write_text((tmp_path / PATH).read_text()[:50])
     with pytest.raises(SystemExit, match=r"^No book: .*chapter\.ipynb is no notebook: .*JSON"):
         book.main([])
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0")
     with pytest.raises(
         SystemExit, match=r"jupyter-book 2\.1\.0 is installed.*needs version 1\. .*pip install"
     ):
-        book.main([])
-
-
-def test_a_chapter_is_really_executed(tmp_path, monkeypatch):
-    """A short one, in a folder with the package beside it; with drawings in the place of pictures."""
-    monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
-    monkeypatch.setattr(book, "SOURCE", tmp_path / "source")
-    for module in (book, notebooks):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    (tmp_path / "ed_lib").symlink_to(ROOT / "ed_lib")
-    draw = (
-        "import matplotlib.pyplot as plt\nfrom ed_lib import figures\nfigures.show(plt.figure(), 'A figure.')"
-    )
-    sources = "from ed_lib import machine\nprint(machine.card())", "answer = 6 * 7", "answer", draw
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
-    path = Path("chapter.ipynb")
-    assert book.prepare(path).startswith("executed in ") and "unchanged" in book.prepare(path)
-    made = shown(path)
-    assert [len(cell.outputs) for cell in made.cells] == [1, 0, 1, 1] and "42" in str(made.cells[2])
-    assert machine.card() in str(made) and notebooks.read(book.EXECUTED / path).metadata.ed_lib.executed
-    (data_of_figure,) = (output.data for output in made.cells[3].outputs)
-    assert list(data_of_figure) == ["text/html"] and "<figure" in data_of_figure["text/html"]
-
-
-def test_a_second_build_ends_at_once(build):
-    with book.alone(), pytest.raises(SystemExit, match="^No book: another build is at work in "):
         book.main([])
 
 
@@ -148,11 +119,9 @@ notebooks.execute(notebooks.read(notebooks.ROOT / path), path)
 """
 
 
-def test_an_interrupted_chapter_leaves_no_kernel(tmp_path):
+def test_an_interrupted_chapter_leaves_no_kernel(chapter, tmp_path):
     pid = tmp_path / "pid"
-    sleep = f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)"
-    cells = [nbformat.v4.new_code_cell(sleep)]
-    notebooks.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "chapter.ipynb")
+    chapter(f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)")
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # wherever it runs
     call = [sys.executable, "-c", EXECUTE, tmp_path]
     with subprocess.Popen(call, cwd=ROOT, preexec_fn=heard, stderr=subprocess.PIPE, text=True) as run:
@@ -165,22 +134,18 @@ def test_an_interrupted_chapter_leaves_no_kernel(tmp_path):
     assert errors.endswith("KeyboardInterrupt\n") and not psutil.pid_exists(int(pid.read_text()))
 
 
-def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(tmp_path, monkeypatch):
-    path = tmp_path / "chapter.ipynb"
-    code = "from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)"
-    notebooks.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
-    before, waited = path.read_text(), []
-    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tmp_path, monkeypatch):
+    chapter("from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)")
+    before, waited = (tmp_path / PATH).read_text(), []
     monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
     monkeypatch.setattr(gates, "wait_for_quiet", waited.append)
     with pytest.raises(
         SystemExit, match="(?s)chapter.ipynb stays as it was.*a call took 1 s, below its floor"
     ):
-        notebooks.main([str(path), "--patience", "5"])
-    assert path.read_text() == before and waited == [5, 5, 5]
-    monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "")
-    (cell,) = notebooks.execute(notebooks.read(path), path.relative_to(tmp_path)).cells
-    assert cell.outputs[-1].text.startswith("These times say little")
+        notebooks.main([str(tmp_path / PATH), "--patience", "5"])
+    assert (tmp_path / PATH).read_text() == before and waited == [5, 5, 5]
+    cell = notebooks.execute(notebooks.read(tmp_path / PATH), PATH).cells[1]
+    assert cell.outputs[-1].text.startswith("These times say little: a call took 1 s")
 
 
 @pytest.mark.parametrize("url, live", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
@@ -189,12 +154,10 @@ def test_buttons_and_words_about_them_only_where_they_lead_somewhere(url, live, 
     config["repository"]["url"] = f"https://github.com/{url}"
     config["html"]["baseurl"] = "https://somebody.org/book" * live
     (tmp_path / "_config.yml").write_text(yaml.safe_dump(config))
-    (tmp_path / "_toc.yml").write_text("")
-    for name in ("index.md", "book"):
+    for name in ("_toc.yml", "index.md", "book"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setattr(book, "ROOT", tmp_path)
     monkeypatch.setattr(book, "SOURCE", tmp_path / "made")
-    monkeypatch.setattr(notebooks, "chapters", lambda: [])
     book.stage()
     made = yaml.safe_load((tmp_path / "made" / "_config.yml").read_text())
     assert ("launch_buttons" in made) == ("repository" in made) == live
@@ -209,11 +172,9 @@ def test_folded_code_without_outputs_is_one_line_with_what_follows():
         made.outputs = [nbformat.v4.new_output("stream", text="said")] * output
         return made
 
-    text = nbformat.v4.new_markdown_cell("text")
-    cells = [cell("a", "hide-input"), cell("b", "hide-input", output=True), cell("c")]
-    cells += [cell("d", "hide-input"), cell("e", "hide-input"), text, cell("f", "hide-input")]
-    cells += [cell("g", "hide-cell"), cell("h", output=True)]
+    folded, text = partial(cell, tag="hide-input"), nbformat.v4.new_markdown_cell("text")
+    cells = [folded("a"), folded("b", output=True), cell("c"), folded("d"), folded("e"), text, folded("f")]
     cells[1].metadata["mystnb"] = {"code_prompt_show": "Show the code, part 2"}
-    found = book.joined(cells)
+    found = book.joined([*cells, cell("g", "hide-cell"), cell("h", output=True)])
     assert [one.source for one in found] == ["a\n\n\nb", "c", "d\n\n\ne", "text", "f", "g", "h"]
     assert found[0].metadata.mystnb.code_prompt_show == "Show the code" and found[0].outputs

@@ -115,25 +115,6 @@ def test_one_command_changes_the_address_everywhere_or_names_a_bad_one(copy):
         assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], "the outputs became stale"
 
 
-def test_make_help_lists_every_target():
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
-    assert all(f"make {target} " in shown for target in targets if target not in ("help", "setup"))
-
-
-def test_an_environment_behind_a_link_is_not_emptied(tmp_path):
-    for name in ("Makefile", "requirements.txt", "constraints.txt", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".venv").symlink_to("elsewhere")
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$1" != -m ] || { touch called; exit 1; }')  # no venv is made here
-    python.chmod(0o755)
-    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode and not (tmp_path / "called").exists()
-    assert "it is a link to, elsewhere. Remove the link" in done.stdout
-
-
 def test_make_gpu_says_plainly_that_there_is_none(tmp_path):
     (tmp_path / "torch.py").write_text("class cuda:\n    is_available = lambda: False")
     call = ["make", "gpu", f"PYTHON=env PYTHONPATH={tmp_path} {sys.executable}"]
@@ -143,15 +124,6 @@ def test_make_gpu_says_plainly_that_there_is_none(tmp_path):
         and done.stdout == ""
         and "make gpu needs a GPU, and PyTorch sees none here." in done.stderr
     )
-
-
-def test_no_module_and_function_share_a_name():
-    for path in (ROOT / "ed_lib").rglob("*.py"):
-        defined = {node.name for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
-        beside = {p.stem for p in path.parent.iterdir()} if path.name == "__init__.py" else {path.stem}
-        exported = re.findall(r"__all__ = \[(.*?)\]", path.read_text(), re.S)
-        defined |= set(re.findall(r'"(\w+)"', exported[0])) if exported else set()
-        assert not defined & beside, path
 
 
 def unannotated(path):

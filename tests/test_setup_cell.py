@@ -6,18 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
+from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 import ed_lib
 from conftest import ROOT
 from ed_lib import records
 from tools import notebooks
-
-COLAB_HOLDS = ["torch", "numpy", "matplotlib", "ipython", "scikit-learn", "requests", "tqdm", "numba",
-                "pandas", "pip"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +44,17 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def colab(tmp_path_factory):
-    """The Python of a fresh environment that sees what Colab holds, by links into this one's packages."""
+    """The Python of a fresh environment that sees, by links, what this one holds but ed_lib and pooch."""
     folder = tmp_path_factory.mktemp("colab")
-    held, todo = folder / "held", list(COLAB_HOLDS)
-    held.mkdir()
-    seen = set()
-    while todo:
-        name = todo.pop().lower().replace("_", "-")
-        try:
-            found = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform
-        if name in seen:
-            continue
-        seen.add(name)
-        for top in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
-            if not (held / top).exists():
-                (held / top).symlink_to(found.locate_file(top))
-        needs = [Requirement(line) for line in found.requires or []]
-        todo += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
-    assert "numpy" in seen and "pooch" not in seen and "ed-lib" not in seen
+    (folder / "held").mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not re.match("ed_lib|__editable__|pooch|_pytest|.*\\.pth", entry.name):
+            (folder / "held" / entry.name).symlink_to(entry)
     venv.create(folder / "env")
     python = folder / "env" / "bin" / "python"
-    ask = [python, "-c", "import site; print(site.getsitepackages()[0])"]
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
-    with open(f"{packages}/held.pth", "w") as file:
-        file.write(f"{held}\n")
+    Path(packages, "held.pth").write_text(f"{folder / 'held'}\n")
     return python, packages
 
 

@@ -3,7 +3,6 @@ and steps of training with a loss scaler. Without a GPU, and without a number co
 tensors know the device that they would be on.
 """
 
-import contextlib
 from functools import partial
 
 import pytest
@@ -60,37 +59,27 @@ class Answer(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def fake_gpu(number=0.0):
-    """Where tensors on "cuda" have a shape, and each of their numbers is this."""
-    with FakeTensorMode(), Answer(number):
-        yield
+COPIES = [
+    (lambda cpu, gpu: gpu.cpu(), 1),
+    (lambda cpu, gpu: cpu.copy_(gpu), 1),
+    (lambda cpu, gpu: gpu.copy_(cpu), 1),
+    (lambda cpu, gpu: cpu.to("cuda"), 1),
+    (lambda cpu, gpu: cpu.copy_(gpu, non_blocking=True), 0),
+    (lambda cpu, gpu: cpu.to("cuda", non_blocking=True), 0),
+    (lambda cpu, gpu: gpu.copy_(gpu.clone()), 0),
+    (lambda cpu, gpu: gpu.half(), 0),
+    (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.half()), 0),  # beside a GPU, the CPU is itself
+    (lambda cpu, gpu: (gpu.half(), torch.tensor(1.0).item()), 0),
+    (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.sum().item()), 1),
+]
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(
-    "copy, waits",
-    [
-        (lambda cpu, gpu: gpu.cpu(), 1),
-        (lambda cpu, gpu: cpu.copy_(gpu), 1),
-        (lambda cpu, gpu: gpu.copy_(cpu), 1),
-        (lambda cpu, gpu: cpu.to("cuda"), 1),
-        (lambda cpu, gpu: cpu.copy_(gpu, non_blocking=True), 0),
-        (lambda cpu, gpu: cpu.to("cuda", non_blocking=True), 0),
-        (lambda cpu, gpu: gpu.copy_(gpu.clone()), 0),
-        (lambda cpu, gpu: gpu.half(), 0),
-        (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.half()), 0),  # beside a GPU, the CPU is itself
-        (lambda cpu, gpu: (gpu.half(), torch.tensor(1.0).item()), 0),
-        (lambda cpu, gpu: (torch.tensor(1.0).item(), gpu.sum().item()), 1),
-    ],
-)
+@pytest.mark.parametrize("copy, waits", COPIES)
 def test_copies_between_the_host_and_a_gpu(copy, waits):
-    with fake_gpu():
+    with FakeTensorMode(), Answer(0.0):  # where tensors on "cuda" have a shape, and their numbers are zero
         cpu, gpu = torch.empty(3), torch.empty(3, device="cuda")
         assert counters.count(lambda: copy(cpu, gpu)).waits == waits
-
-
-# The ladder
 
 
 def launches(rung, T, L, directions, combine):
@@ -123,9 +112,6 @@ def test_a_pass_through_an_lstm_has_no_more_launches_than_known_and_no_wait(rung
             found, case = counters.count(call), (rung, T, L, directions)
             assert found.products <= most[0] and found.pointwise <= most[1], (case, found, most)
             assert found.waits == 0, case
-
-
-# A step of training with a loss scaler
 
 
 def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
@@ -163,15 +149,9 @@ def test_a_step_with_a_scaler_waits_once_for_its_device(name, optimizer):
     assert found.waits == step("meta", make, skip, optimizer).waits == (name != "none")
 
 
-def test_the_launches_of_a_step_of_sgd():
+def test_the_launches_and_waits_of_other_steps():
     assert step("meta", lambda: None, foreach=False).launches <= 45
     assert step("cpu", lambda: None, foreach=False).waits == 0
-
-
-def test_on_a_cpu_our_scaler_computes_a_number_of_the_hosts_as_well():
     assert step("cpu", torchs).waits == 1
     assert step("cpu", ours).waits <= 2  # 1 / scale in float32, which is a host's number beside a GPU too
-
-
-def test_with_a_fused_optimizer_torchs_scaler_does_not_wait():
     assert step("cpu", torchs, optimizer=torch.optim.AdamW, fused=True).waits == 0
