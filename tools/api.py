@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tools.pages import ROOT
 
-PARTS = {  # {page: (its title, the folder of ed_lib)}
-    "ed": ("Learning without a backward pass", "ed"),
-    "parallel": ("Many devices", "parallel"),
-    "precision": ("Fewer bits", "precision"),
-    "lstm": ("The LSTM inside cuDNN", "lstm"),
-    "ground_floor": ("The ground floor", ""),
+PARTS = {  # {folder: title of its page}
+    "ed": "Learning without a backward pass",
+    "parallel": "Many devices",
+    "precision": "Fewer bits",
+    "lstm": "The LSTM inside cuDNN",
+    "": "The ground floor",
 }
 FOLD = """
 :::{{dropdown}} `{name}`: {about}
@@ -25,10 +25,10 @@ FOLD = """
 
 def pages():
     """{path in the book: text}"""
-    return {Path(f"book/appendix/api/{page}.md"): text(*part) for page, part in PARTS.items()}
+    return {Path(f"book/appendix/api/{part or 'ground_floor'}.md"): text(part) for part in PARTS}
 
 
-def text(title, part):
+def text(part):
     """The page of a part: a fold for each of its modules, named by what its docstring begins with."""
     folds = []
     for path in sorted((ROOT / "ed_lib" / part).glob("**/*.py" if part else "*.py")):
@@ -37,4 +37,4 @@ def text(title, part):
             said = ast.get_docstring(ast.parse(path.read_text())) or ""
             about = re.split(r"[.:;](?:\s|$)", said.replace("\n", " "))[0]
             folds.append(FOLD.format(name=name, about=about))
-    return f"# {title}: `ed_lib{'.' * bool(part)}{part}`\n{''.join(folds)}"
+    return f"# {PARTS[part]}: `ed_lib{'.' * bool(part)}{part}`\n{''.join(folds)}"

@@ -3,7 +3,7 @@
 The chapters under book/ stay as they are. Copies are executed (_build/executed), made into pages
 (_build/source) and rendered (_build/html). A chapter whose code and machine are those of its last execution
 keeps the outputs it has there; one whose data cannot be had is shown with the outputs it was committed with.
-`make test` only renders: nbval executes the chapters there, and once is enough.
+`make test` only renders: nbval executes the chapters there.
 """
 
 import argparse

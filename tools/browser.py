@@ -11,26 +11,24 @@ import sys
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MACOS = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+MACOS = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 
 
 def find():
     """The path of a Chromium or Chrome on this machine, or None."""
-    found = [path for name in NAMES if (path := shutil.which(name))] + [str(MACOS)] * MACOS.exists()
-    return found[0] if found else _playwrights_own()
+    from playwright.sync_api import sync_playwright
+
+    found = [path for name in (*NAMES, MACOS) if (path := shutil.which(name))]
+    if not found:
+        with sync_playwright() as playwright:
+            own = playwright.chromium.executable_path
+        found = [own] * Path(own).exists()
+    return found[0] if found else None
 
 
 def flags():
     """What it is started with: as root it runs without its sandbox, or not at all."""
     return ["--disable-gpu"] + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
-
-
-def _playwrights_own():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
-    return path if Path(path).exists() else None
 
 
 def main():

@@ -134,9 +134,9 @@ def alt():
     """What the figure shows, in words."""
     rows = []
     for title, published, its_limit, measured, limit in drawn():
-        limits = {"where it was published": its_limit, "where we measured": limit}
-        most = "".join(f", at most {n:,.1f}× {where}" for where, found in limits.items() for n in found)
-        rows.append(f"{title}: {said(published, measured)}{most}")
+        most = [f", at most {most:,.1f}× where it was published" for most in its_limit]
+        most += [f", at most {most:,.1f}× where we measured" for most in limit]
+        rows.append(f"{title}: {said(published, measured)}{''.join(most)}")
     return f"How many times as fast, on a logarithmic scale. {'; '.join(rows)}."
 
 

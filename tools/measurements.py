@@ -71,11 +71,8 @@ def table(rows):
     if "floor" in rows:
         rows.insert(rows.columns.get_loc("seconds") + 1, "× floor", rows["seconds"] / rows["floor"])
     columns = {key: [cell(key, value) for value in column] for key, column in rows.items()}
-    shown = (
-        pd.DataFrame(columns)
-        .drop(columns=["table", "part"], errors="ignore")
-        .loc[:, lambda found: (found != "").any()]
-    )
+    shown = pd.DataFrame(columns).drop(columns=["table", "part"], errors="ignore")
+    shown = shown.loc[:, (shown != "").any()]
     same = {key: column[0] for key, column in shown.items() if len(rows) > 1 and column.nunique() == 1}
     above = f"In all rows: {'; '.join(f'{key} {value}' for key, value in same.items())}.\n\n" if same else ""
     lines = shown.drop(columns=list(same)).to_csv(index=False)

@@ -58,11 +58,6 @@ def tags(cell):
     return cell.metadata.get("tags", [])
 
 
-def folded_in_colab(cell):
-    """What the page folds, but for the cells that one opens Colab's GPU for."""
-    return bool(FOLDED & set(tags(cell))) and "gpu" not in tags(cell)
-
-
 def plain(error):
     """What a cell's error prints, without the terminal's colours."""
     return re.sub(r"\x1b\[[\d;]*m", "", str(error))
@@ -141,8 +136,8 @@ def canonical(nb):
     for cell in nb.cells:
         kept = {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
         cell.metadata = nbformat.from_dict(kept)
-        if cell.cell_type == "code" and folded_in_colab(cell):
-            cell.metadata["cellView"] = "form"
+        if cell.cell_type == "code" and FOLDED & set(tags(cell)) and "gpu" not in tags(cell):
+            cell.metadata["cellView"] = "form"  # folded in Colab, but for what one opens its GPU for
     nb.nbformat_minor = 5
     return nb
 

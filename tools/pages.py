@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -12,8 +14,6 @@ def pages(root=ROOT):
 
 def by_part(root=ROOT):
     """(the caption of its part, its name) for each page in reading order; the first ones have no part."""
-    import yaml
-
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     found = [("", toc["root"])]
     for part in toc["parts"]:

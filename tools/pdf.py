@@ -53,10 +53,9 @@ def printed(tab, number, urls, first=1):
 
 def contents(title, author, parts, headings, sheets):
     """The HTML of the title page and of the contents, with the number of the sheet of each heading."""
-    lines, last = [], ""
-    for part, of_page in zip(parts, headings, strict=True):
-        lines += [f"<h3>{escape(part)}</h3>"] * (part != last)
-        last = part
+    lines = []
+    for part, before, of_page in zip(parts, ["", *parts], headings, strict=False):
+        lines += [f"<h3>{escape(part)}</h3>"] * (part != before)
         for level, text, id in of_page:
             link = f'class="{level}" href="book:{escape(id)}" data-page="{sheets[id]}"'
             lines.append(f"<a {link}><span>{escape(text)}</span></a>")
@@ -73,12 +72,11 @@ def joined(pdfs):
     for sheet in book.pages:
         for link in [reference.get_object() for reference in sheet.get("/Annots", [])]:
             address = link.get("/A", {}).get("/URI", "")
-            name = f"/{quote(unquote(address.removeprefix('book:')))}"
             if address.startswith(("book:", "file:")):
                 del link["/A"]
             if address.startswith("book:"):
-                top = f"{name.partition('-')[0]}-top"
-                link[NameObject("/Dest")] = NameObject(name if name in names else top)
+                name = f"/{quote(unquote(address.removeprefix('book:')))}"
+                link[NameObject("/Dest")] = NameObject(name if name in names else f"{name.split('-')[0]}-top")
     return book
 
 

@@ -25,15 +25,12 @@ def addresses():
 
 
 def change(url):
-    """Writes ``url`` everywhere, and ed_lib's version into the set-up cells. ValueError, before anything is
-    written, unless it is a https:// address.
-    """
+    """Writes ``url`` everywhere, and ed_lib's version into the set-up cells; ValueError for a bad one."""
     url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
-    config, readme = (ROOT / "_config.yml").read_text(), (ROOT / "README.md").read_text()
-    (ROOT / "_config.yml").write_text(CONFIG_LINE.sub(rf"\g<1>{url}", config))
-    (ROOT / "README.md").write_text(CLONE_LINE.sub(rf"\g<1>{url}", readme))
+    for file, line in (("_config.yml", CONFIG_LINE), ("README.md", CLONE_LINE)):
+        (ROOT / file).write_text(line.sub(rf"\g<1>{url}", (ROOT / file).read_text()))
     for path in notebooks.chapters():
         nb = notebooks.read(ROOT / path)
         for cell in nb.cells:

@@ -28,6 +28,6 @@ def tables():
 
 
 if __name__ == "__main__":
-    for kind, found in (("chapters", list(chapters())), ("tables of records", list(tables()))):
-        print(f"{len(found)} {kind} were made by other code{':' * bool(found)}")
-        print(*(f"  {name}: {day}" for name, day in found), sep="\n", end="\n" * bool(found))
+    for kind, found in (("chapters", [*chapters()]), ("tables of records", [*tables()])):
+        lines = [f"  {name}: {day}" for name, day in found]
+        print(f"{len(found)} {kind} were made by other code", *lines, sep="\n")
