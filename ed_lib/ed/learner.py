@@ -2,7 +2,6 @@
 training, on logic tasks until they are solved, or on images in batches.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
 
 class Learner:
-    """Trains an EDNetwork of the backend "torch", or a RoutedNetwork, one batch at a time, by ``step``.
+    """Trains an EDNetwork of the backend "torch", or a network like it, one batch at a time, by ``step``.
 
     method: "ed", the direction of the network's rule; "squared" or "cross_entropy", the negative gradient of
     that loss by backpropagation, see :class:`ed_lib.ed.rivals.Backprop`. optimizer: "sgd" (with "ed" and
@@ -41,11 +40,13 @@ class Learner:
         if layers.dtype != bool or layers.shape != (net.depth + 2,) or not layers.any():
             wanted = f"one truth value for each of the {net.depth + 2} layers of weights, not all False"
             raise ValueError(f"layers is {layers.tolist()}; wanted {wanted}")
-        self.frozen = [int(layer) for layer in np.flatnonzero(~layers)]
         self.backprop = None if method == "ed" else rivals.Backprop(net, loss=method)
         self.directions = {name: torch.zeros_like(p) for name, p in net.parameters.items()}
-        for name, parameter in net.parameters.items():
-            parameter.grad = self.directions[name]
+        self.frozen = []  # views of what stays zero
+        for name, direction in self.directions.items():
+            net.parameters[name].grad = direction
+            places = [part(name, int(layer), net.depth) for layer in np.flatnonzero(~layers)]
+            self.frozen += [direction[place] for place in places if place is not None]
         self.optimizer = rivals.Optimizer(net.parameters.values(), optimizer, rate, steps, maximize=True)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -68,10 +69,8 @@ class Learner:
         else:
             with self.net.exclusive():
                 self.net.add_direction(self.directions, error, 1.0)
-        for name, direction in self.directions.items():
-            for layer in self.frozen:
-                if (place := part(name, layer, self.net.depth)) is not None:
-                    direction[place] = 0
+        for direction in self.frozen:
+            direction.zero_()
 
 
 def mask(net: Any, *layers: str | int) -> np.ndarray:
@@ -172,24 +171,6 @@ def fit(
 
     look = lambda: accuracy(net, *test_set)  # noqa: E731
     return training.loop(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)
-
-
-def search_rate(
-    make: Callable[[float], Any], rates: Iterable[float], train_set: Images, *,
-    held_out: float = 1 / 6, **options: int,
-) -> dict[float, float]:  # fmt: skip
-    """The accuracy that each of these rates reaches on images held out from training: {rate: accuracy}.
-
-    ``make(rate)`` returns a new learner. The last share ``held_out`` of the training set judges the others,
-    so that the test set has no part in the choice. ``options`` are those of ``fit``.
-    """
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out is {held_out}; wanted a share between 0 and 1")
-    inputs, labels = train_set
-    kept = round(len(inputs) * (1 - held_out))
-    learn, judge = (inputs[:kept], labels[:kept]), (inputs[kept:], labels[kept:])
-    options = {"every": 10**9} | options  # one look at the end is enough
-    return {rate: fit(make(rate), learn, judge, **options).accuracy[-1] for rate in rates}
 
 
 def check_images(name: str, net: Any, images: Images) -> None:

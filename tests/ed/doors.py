@@ -102,7 +102,6 @@ ED = [
     ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
     ("fit: batch", lambda: fit(batch=0), ValueError, "batch is 0"),
     ("fit: every", lambda: fit(every=0), ValueError, "every is 0"),
-    ("rates: held_out", lambda: learner.search_rate(None, [], IMAGES, held_out=1), ValueError, "held_out is"),
     ("XOR: x", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS[:, :1], TARGETS), ValueError,
      "x has the shape"),
     ("XOR: target", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS, TARGETS[:3]), ValueError,

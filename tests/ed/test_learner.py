@@ -1,7 +1,5 @@
 """ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -114,21 +112,6 @@ def test_a_mask_names_layers():
     net = a_net(depth=2)
     assert mask(net, "input", "output").tolist() == [True, False, False, True]
     assert mask(net, "hidden").tolist() == mask(net, 1, 2).tolist() == [False, True, True, False]
-
-
-def test_a_rate_is_searched_on_images_held_out(rng):
-    inputs, labels = rng.random((120, 7)).astype("float32"), rng.integers(0, 2, 120)
-    seen, like = [], a_net()
-
-    def constant(rate):
-        """Learns nothing, and answers 1 for the rates above a half."""
-        forward = lambda x: torch.full((len(x), 1), float(rate > 0.5))  # noqa: E731
-        step = lambda x, target: seen.append(len(x)) or forward(x)  # noqa: E731
-        return SimpleNamespace(n_inputs=7, n_outputs=1, asarray=like.asarray, forward=forward, step=step)
-
-    found = learner.search_rate(constant, [0.1, 0.9], (inputs, labels), held_out=0.25, batch=30)
-    assert found == {0.1: (labels[90:] == 0).mean(), 0.9: (labels[90:] == 1).mean()}
-    assert sum(seen) == 2 * 90
 
 
 @pytest.mark.oracle
