@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ed_lib import machine, roofline
-from ed_lib.timing import Timing, text
+from ed_lib.timing import Timing, tell
 
 ADD_UP = 0.15  # relative: how far the sum of the parts may be from the whole
 SPREAD = 1.6  # how far apart the quartiles of a time may be
@@ -31,7 +31,7 @@ def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, floa
     words = "below its floor of {}: this machine's ceilings were measured too low"
     _judge(
         [f"{name} took {times[name]}, which is far from steady" for name in varies]
-        + [f"{name} took {text(median(times[name]))}, {words.format(text(least[name]))}" for name in below]
+        + [f"{name} took {tell(median(times[name]))}, {words.format(tell(least[name]))}" for name in below]
     )
 
 
@@ -39,7 +39,7 @@ def order(times: Mapping[str, float | Timing], *names: str) -> None:
     """Of the times, in seconds, those named get shorter from first to last."""
     seconds = [(name, median(times[name])) for name in names]
     _judge(
-        f"{fast} took {text(after)}, no less than {slow} with {text(before)}"
+        f"{fast} took {tell(after)}, no less than {slow} with {tell(before)}"
         for (slow, before), (fast, after) in zip(seconds, seconds[1:], strict=False)
         if after >= before
     )
@@ -48,7 +48,7 @@ def order(times: Mapping[str, float | Timing], *names: str) -> None:
 def parts(whole: float | Timing, *times: float | Timing) -> None:
     """The parts' times add up to the whole's, in seconds, within 15 %."""
     total, of = sum(map(median, times)), median(whole)
-    _judge([f"parts of {text(total)} make a whole of {text(of)}"] if abs(total / of - 1) > ADD_UP else [])
+    _judge([f"parts of {tell(total)} make a whole of {tell(of)}"] if abs(total / of - 1) > ADD_UP else [])
 
 
 def median(time: float | Timing) -> float:
@@ -76,7 +76,7 @@ def disturbance() -> str | None:
     """What keeps this machine from being timed, in words; None if nothing does."""
     if (others := machine.load()) > OTHERS:
         return f"other programs use {others:.2f} of its cores"
-    best, now = roofline.ceilings(), roofline.measure(seconds=0.6)
+    best, now = roofline.ceilings(), roofline.probe(seconds=0.6)
     for what, found, most in (("GB/s", now.bandwidth, best.bandwidth), ("GFLOP/s", now.rate, best.rate)):
         if found < REACHED * most:
             return f"it reaches {found / 1e9:.0f} of the {most / 1e9:.0f} {what} that it has reached before"

@@ -70,7 +70,7 @@ def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
 
 def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0) -> Ceilings:
     """Measures a device once more, and keeps the highest ever seen."""
-    key, found, kept = f"{machine.slug(device)}, {dtype}", measure(device, dtype, seconds=seconds), _kept()
+    key, found, kept = f"{machine.slug(device)}, {dtype}", probe(device, dtype, seconds=seconds), _kept()
     found = found.higher(kept.get(key, found))
     values = {name: asdict(one) for name, one in (kept | {key: found}).items()}
     try:
@@ -83,7 +83,7 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0)
     return found
 
 
-def measure(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
+def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
     """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``.
 
     The bandwidth is the best of a copy and a scaling in place of large arrays, counted as STREAM does (each

@@ -28,7 +28,7 @@ class Timing:
 
     def __str__(self):
         low, high = (f"{seconds * _unit(self.median)[0]:.3g}" for seconds in (self.q1, self.q3))
-        return f"{text(self.median)} (quartiles {low} to {high}, n = {self.n})"
+        return f"{tell(self.median)} (quartiles {low} to {high}, n = {self.n})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Apart:
         return f"launch {self.launch}; completion {self.completion}"
 
 
-def text(seconds: float) -> str:
+def tell(seconds: float) -> str:
     """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs"."""
     scale, unit = _unit(seconds)
     return f"{seconds * scale:.3g} {unit}"

@@ -47,7 +47,7 @@ def machines(monkeypatch):
     def set(load, share):
         monkeypatch.setattr(machine, "load", lambda: load)
         probe = roofline.Ceilings("x", "float32", 10e9, share * 100e9)
-        monkeypatch.setattr(roofline, "measure", lambda seconds: probe)
+        monkeypatch.setattr(roofline, "probe", lambda seconds: probe)
 
     monkeypatch.setattr(roofline, "ceilings", lambda: best)
     return set

@@ -22,11 +22,11 @@ def test_the_floor_is_the_longer_of_moving_and_computing(size, flops, seconds):
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """The file of the ceilings, on a machine where ``measure`` finds what is given."""
+    """The file of the ceilings, on a machine where ``probe`` finds what is given."""
     file, found = tmp_path / "cache" / "ceilings.json", []
     monkeypatch.setenv("ED_CEILINGS", str(file))
     made = lambda device, dtype, seconds: roofline.Ceilings("a machine", dtype, *found.pop(0))  # noqa: E731
-    monkeypatch.setattr(roofline, "measure", made)
+    monkeypatch.setattr(roofline, "probe", made)
     return file, found
 
 
@@ -71,7 +71,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize("dtype", roofline.DTYPES)
 def test_the_ceilings_name_what_they_were_measured_on(small, dtype):
     threads = torch.get_num_threads()
-    found = roofline.measure("cpu", dtype, seconds=0.01)
+    found = roofline.probe("cpu", dtype, seconds=0.01)
     assert (found.device, found.dtype) == (machine.name("cpu"), dtype)
     assert found.bandwidth >= found.reading > 0 and found.rate > 0 and torch.get_num_threads() == threads
     assert found.library in ("PyTorch", "NumPy", "oneDNN") and found.library in str(found)
@@ -86,7 +86,7 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
     runs = iter([copy, scale, read])
     monkeypatch.setattr(roofline, "_best", lambda function, limit, device: next(runs))
     monkeypatch.setattr(roofline, "_rate", lambda *arguments: (1.0, "any"))
-    found = roofline.measure(seconds=1.0)
+    found = roofline.probe(seconds=1.0)
     assert found.bandwidth == moved * 2**16 and found.reading == 2**16 / read
 
 
@@ -143,12 +143,12 @@ def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, 
     torch.set_float32_matmul_precision(before)
     was, during = settings(), []
     monkeypatch.setattr(roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0)
-    roofline.measure(seconds=1000)
+    roofline.probe(seconds=1000)
     assert settings() == was and not {"tf32", "bf16"} & set(during[-1])
     assert torch.get_float32_matmul_precision() == before
     monkeypatch.setattr(roofline, "_rate", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        roofline.measure(seconds=0.01)
+        roofline.probe(seconds=0.01)
     assert settings() == was, "after a fault too"
 
 

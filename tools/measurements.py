@@ -89,7 +89,7 @@ def cell(key, value):
         return mean if low == high else f"{mean} ({low} – {high})"
     if value is None or isinstance(value, dict) or value != value:  # a NaN
         return ""
-    return timing.text(value) if key in TIMES else words(value)
+    return timing.tell(value) if key in TIMES else words(value)
 
 
 def words(value):
