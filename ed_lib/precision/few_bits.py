@@ -141,8 +141,8 @@ def _scales(most, f, kind):
 
 
 def mixed(x: Tensor, signs: Tensor) -> Tensor:
-    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (N, C), signs (16,) of ± 1 →
-    (N, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y. N is a multiple of 16.
+    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), signs (16,) of ± 1
+    → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
     """
     H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])  # (16, 16)
     matrix = (H * signs).to(x.device) / HADAMARD**0.5

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ed_lib import check, training
+from ed_lib import training
 from ed_lib.data import Pairs
 from ed_lib.models import Encoder
 from ed_lib.precision import minilm
@@ -46,14 +46,12 @@ def finetune(
 ) -> training.History:  # fmt: skip
     """Trains ``net`` in place by AdamW → ``training.History``; looks at ``test`` at the end of each epoch.
 
-    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context: called for each
-    step, gives what forward pass and loss run in. scaler: with torch.amp.GradScaler's interface, or None.
-    ValueError for a label that is no class of ``net``.
+    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler: as
+    :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
     """
     classes, found = net.classes.out_features, train.labels
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < classes:
         raise ValueError(f"labels run from {found.min()} to {found.max()}; wanted 0 to {classes - 1}")
-    check.positive("rate", rate)
     total = epochs * -(-len(train) // batch)
     matrices = [p for p in net.parameters() if p.dim() > 1]  # biases and layer norms do not decay
     others = [p for p in net.parameters() if p.dim() <= 1]
@@ -63,10 +61,9 @@ def finetune(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))
     )
-    device = net.classes.weight.device
 
     def one_step(rows):
-        *inputs, labels = (each.to(device) for each in train.batch(rows))
+        *inputs, labels = (each.to(net.classes.weight.device) for each in train.batch(rows))
         with context():
             loss = F.cross_entropy(net(*inputs), labels)
         scale = scaler.get_scale() if scaler else 0

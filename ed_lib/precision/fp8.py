@@ -57,9 +57,8 @@ def in_hardware(device: torch.device | str) -> bool:
 
 
 class Product8(torch.autograd.Function):
-    """x (M, K), weight (N, K) → x weightᵀ (M, N) of ``dtype``: three products of 8-bit numbers in all.
-
-    What the backward pass needs is kept in 8 bits too. Scores may be summed fast; gradients never.
+    """x (M, K), weight (N, K) → x weightᵀ (M, N) of ``dtype``: three products of 8-bit numbers in all. What
+    the backward pass needs is kept in 8 bits too. Scores may be summed fast; gradients never.
     """
 
     @staticmethod
@@ -80,10 +79,8 @@ class Product8(torch.autograd.Function):
 
 
 def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As F.linear, with products of 8-bit numbers forward and backward: x (…, K), weight (N, K) → (…, N).
-
-    K and N are multiples of 16. The result is of autocast's dtype where that is on, else of x's; gradients
-    are of the dtypes of x and of the weight.
+    """As F.linear, with products of 8-bit numbers forward and backward: x (…, K), weight (N, K) → (…, N); K
+    and N are multiples of 16. Of autocast's dtype where that is on, else of x's.
     """
     (N, K), device = weight.shape, x.device.type
     if K % MULTIPLE or N % MULTIPLE:
@@ -103,9 +100,8 @@ class Float8Linear(nn.Linear):
 
 
 def use_float8(model: nn.Module) -> int:
-    """Makes the nn.Linear in a model whose sizes are multiples of 16 a :class:`Float8Linear` → how many.
-
-    In place, and the parameters stay the same objects: an optimizer that has them keeps them.
+    """Makes the nn.Linear in a model whose sizes are multiples of 16 a :class:`Float8Linear` → how many. In
+    place: the parameters stay the same objects, and an optimizer that has them keeps them.
     """
     found = [module for module in model.modules() if type(module) is nn.Linear]
     found = [m for m in found if not (m.in_features % MULTIPLE or m.out_features % MULTIPLE)]

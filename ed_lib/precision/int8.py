@@ -18,10 +18,9 @@ OUT: tuple = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothi
 
 
 class Int8(nn.Module):
-    """A :class:`quantization.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out.
-
-    The inputs are rounded to codes, the sums of products are whole numbers, and are scaled once, at the end.
-    Equal to the layer that it is made of but for the rounding of float32. It cannot be trained.
+    """A :class:`quantization.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out,
+    sums of whole numbers inside, scaled once at the end. Equal to the layer that it is made of but for the
+    rounding of float32. It cannot be trained.
     """
 
     def __init__(self, quantized: quantization.Quantized):

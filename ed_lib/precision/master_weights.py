@@ -80,9 +80,8 @@ class MasterWeights:
             p.copy_(master)  # to the nearest, ties to even
 
     def step(self) -> Any:
-        """One step of the optimizer on the masters. Returns what the optimizer's step returns.
-
-        The float32 gradients are freed after it: 4 bytes a parameter that only a step needs.
+        """One step of the optimizer on the masters → what that returns. The float32 gradients are freed after
+        it: 4 bytes a parameter that only a step needs.
         """
         self.pull_gradients()
         result = self.optimizer.step()

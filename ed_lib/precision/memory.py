@@ -40,11 +40,10 @@ class Memory:
 
 
 def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tensor) -> Memory:
-    """Makes one training step with the loss ``run(*inputs)``, and counts its bytes → :class:`Memory`.
+    """Makes one training step of ``model`` with the loss ``run(*inputs)``, and counts its bytes.
 
-    model: the module that is trained. optimizer: torch's, or a MasterWeights. inputs: tensors. The step is
-    not scaled, and it changes the parameters. What is kept by other means than autograd's is not seen, such
-    as what checkpointing keeps.
+    optimizer: torch's, or a MasterWeights. inputs: tensors. The step is not scaled, and it changes the
+    parameters. What is kept by other means than autograd's is not seen, such as what checkpointing keeps.
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]

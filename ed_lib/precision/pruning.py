@@ -16,11 +16,9 @@ from ed_lib.precision.quantization import LAYERS, plain, replaced
 class Mask(nn.Module):
     """Holds the pruned weights of a layer at zero, whatever an optimizer does to the numbers behind them."""
 
-    mask: Tensor
-
     def __init__(self, mask: Tensor):
         super().__init__()
-        self.register_buffer("mask", mask)
+        self.mask = nn.Buffer(mask)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask

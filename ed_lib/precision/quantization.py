@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ed_lib import check
 
 BITS = range(2, 9)
-SCHEMES = ("symmetric", "asymmetric")
+SCHEMES = "symmetric", "asymmetric"
 LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
 LARGEST = torch.finfo(torch.float32).max
 TINY = torch.finfo(torch.float32).tiny  # the least scale: its inverse is still finite
@@ -29,13 +29,10 @@ class Grid(nn.Module):
     A module, so that a model that holds grids saves them, and takes them along to another device.
     """
 
-    scale: Tensor
-    zero_point: Tensor
-
     def __init__(self, scale: Tensor, zero_point: Tensor, low: int, high: int, axis: int | None = None):
         super().__init__()
-        self.register_buffer("scale", scale)
-        self.register_buffer("zero_point", zero_point)
+        self.scale: Tensor = nn.Buffer(scale)
+        self.zero_point: Tensor = nn.Buffer(zero_point)
         self.low, self.high, self.axis = low, high, axis
 
     def get_extra_state(self) -> Tensor:
@@ -73,7 +70,7 @@ def choose_grid(
     check.choice("scheme", scheme, SCHEMES)
     check.choice("span", span, ("min-max", "mse"))
     check.choice("axis", axis, (None, *range(x.dim())))
-    rows = x.detach().movedim(axis or 0, 0) if x.dim() else x.detach()
+    rows = x.detach() if axis is None else x.detach().movedim(axis, 0)
     rows = rows.reshape(1 if axis is None else len(rows), -1)  # (1 or C, …)
     least, most = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)  # (1 or C,)
     grid = _grid(least, most, bits, scheme)
@@ -114,9 +111,7 @@ def rounded(x: Tensor, grid: Grid) -> Tensor:
 
 
 def quantize(x: Tensor, grid: Grid) -> Tensor:
-    """The codes of a float32 tensor: int8, or uint8 if the grid's codes begin at 0; shaped as x. Numbers
-    outside the grid get its first or its last code.
-    """
+    """The codes, int8 or (if they begin at 0) uint8, of a float32 tensor; the first or last one outside."""
     _check(x)
     return rounded(x, grid).clamp_(grid.low, grid.high).to(torch.int8 if grid.low < 0 else torch.uint8)
 
@@ -149,10 +144,9 @@ class StraightThrough(torch.autograd.Function):
 
 
 class Quantized(nn.Module):
-    """A Conv2d or Linear layer that computes with the numbers of a grid, and trains with them.
-
-    ``weights``, ``inputs``: their :class:`Grid`, or None for inputs left in float32. The layer's own float32
+    """A Conv2d or Linear layer that computes with the numbers of a grid, and trains with them: its float32
     weights stay, and are rounded at each call. The products are float32: nothing gets faster by this.
+    ``weights``, ``inputs``: their :class:`Grid`, or None for inputs left in float32.
     """
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, weights: Grid, inputs: Grid | None = None):
@@ -212,8 +206,8 @@ def _calibrate(model, layers, images, bits):
 
 
 def unpacked(model: nn.Module) -> nn.Module:
-    """A copy in which each layer with quantized weights is an ordinary one again, with the numbers of its
-    grid for weights: how a network that is *stored* in few bits computes in float32.
+    """A copy whose quantized layers are ordinary again, with the numbers of their grids for weights: how
+    a network that is *stored* in few bits computes in float32.
     """
     model = copy.deepcopy(model)
     for name, module in list(model.named_modules()):

@@ -14,8 +14,7 @@ import torch
 
 from ed_lib import check
 
-# From the usual first scale, 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16. A loss scaled by
-# less starts the backward pass with 0. So by then every scale that could help has been tried.
+# From 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16: all scales that could help were tried
 STUCK, SMALLEST = 40, 2.0**-24
 KEYS = "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"  # of torch's state
 
@@ -61,9 +60,8 @@ class GradScaler:
         return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
     def unscale_(self, optimizer: Any) -> None:
-        """Divides the gradients of the optimizer's parameters by the scale, in place; looks for inf and NaN.
-
-        Does not wait for the device: what was found is a tensor there, which ``step`` waits for.
+        """Divides the gradients of the optimizer's parameters by the scale, in place; looks for inf and NaN:
+        what was found is a tensor on the device, which ``step`` waits for.
         """
         if not self._enabled:
             return
@@ -75,8 +73,7 @@ class GradScaler:
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``optimizer.step(*args, **kwargs)`` and what it returns, or None if a gradient is infinite or NaN.
-
-        Calls ``unscale_`` if that was not done. Waits for the device, to see whether to skip.
+        Calls ``unscale_`` if that was not done; waits for the device, to see whether to skip.
         """
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
@@ -195,10 +192,8 @@ class GradScaler:
 
 
 class StaticScaler(GradScaler):
-    """Loss scaling with one ``scale`` that ``update`` never changes, as in the paper's experiments.
-
-    A step with inf or NaN is skipped, an option that the paper names; STUCK of them in a row raise. All else
-    is :class:`GradScaler`'s; ``update(new_scale)`` does set another scale.
+    """Loss scaling with one ``scale`` that ``update`` never changes, as in the paper's experiments. All else
+    is :class:`GradScaler`'s: a step with inf or NaN is skipped, and STUCK of them in a row raise.
     """
 
     def __init__(self, scale: float, device: str = "cuda", enabled: bool = True):

@@ -139,21 +139,16 @@ class Linear4(nn.Module):
     factors: what AWQ multiplied the columns by, or None.
     """
 
-    packed: Tensor
-    grids: Tensor  # (I / group, O, 2)
-    bias: Tensor | None
-    factors: Tensor | None
-
     def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
         super().__init__()
         if few.bits != 4 or few.group not in (32, 64, 128, 256):
             raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
         self.group = few.group
-        self.register_buffer("bias", bias)
-        self.register_buffer("factors", factors)
-        self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
+        self.bias = None if bias is None else nn.Buffer(bias)
+        self.factors = None if factors is None else nn.Buffer(factors)
+        self.packed = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
         middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
-        self.register_buffer("grids", torch.stack([few.scale.T, middle.T], dim=2).contiguous())
+        self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())  # (I / group, O, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = (x if self.factors is None else (x / self.factors).to(x.dtype)).flatten(
