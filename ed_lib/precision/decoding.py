@@ -8,8 +8,6 @@ from torch.nn import functional as F
 
 from ed_lib.ed.language import Transformer, check_numbers, normal
 
-Product = Callable[[Tensor], Tensor]
-
 
 class Decoder:
     """Reads characters one by one. Attention needs the keys and values of all characters so far: those of
@@ -19,7 +17,7 @@ class Decoder:
     product itself.
     """
 
-    def __init__(self, net: Transformer, product: Callable[[Tensor], Product] | None = None):
+    def __init__(self, net: Transformer, product: Callable | None = None):
         self.net, self.length = net, 0
         product = product or (lambda w: lambda x: x @ w.T)
         blocks = {name: p.detach().T for name, p in net.parameters.items() if name[0].isdigit()}  # (O, I)

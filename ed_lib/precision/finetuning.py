@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ def finetune(
     The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler: as
     :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
     """
-    classes, found = net.classes.out_features, train.labels
-    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < classes:
-        raise ValueError(f"labels run from {found.min()} to {found.max()}; wanted 0 to {classes - 1}")
+    classes, found = net.classes.out_features, {0, *train.labels.tolist()}
+    if not 0 <= min(found) <= max(found) < classes:
+        raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
     total = epochs * -(-len(train) // batch)
     matrices = [p for p in net.parameters() if p.dim() > 1]  # biases and layer norms do not decay
     others = [p for p in net.parameters() if p.dim() <= 1]
@@ -72,10 +73,8 @@ def finetune(
             schedule.step()
         return loss.detach()
 
-    def look():
-        return accuracy(net, test, context)
-
-    return training.loop(one_step, len(train), look if test else None, epochs=epochs, batch=batch, seed=seed)
+    look = partial(accuracy, net, test, context) if test else None
+    return training.loop(one_step, len(train), look, epochs=epochs, batch=batch, seed=seed)
 
 
 @torch.no_grad()

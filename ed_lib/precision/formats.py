@@ -88,7 +88,12 @@ def nearest(
     saturate: what is beyond the largest number becomes that; without, infinity, or NaN in e4m3 (a format
     that has neither saturates). random: up or down with the probability that makes the mean right.
     """
-    f = _checked(x, format)
+    check.choice("format", format, FORMATS)
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
+        raise TypeError(f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError("x requires a gradient, and rounding has none; wanted x.detach()")
+    f = FORMATS[format]
     saturate = saturate or f.codes == "numbers"
     if f.mantissa == 23 and not saturate:
         return x.clone()
@@ -104,16 +109,6 @@ def nearest(
         return rounded if random is None else rounded.clamp_(-top, top)
     beyond = torch.full_like(x, float("inf") if f.codes == "ieee" else float("nan"))
     return torch.where(rounded.abs() > f.largest, beyond.copysign(x), rounded)
-
-
-def _checked(x, format):
-    """The format, once it is known that x can be rounded to it."""
-    check.choice("format", format, FORMATS)
-    if not isinstance(x, Tensor) or x.dtype != torch.float32:
-        raise TypeError(f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32")
-    if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError("x requires a gradient, and rounding has none; wanted x.detach()")
-    return FORMATS[format]
 
 
 def values(format: str) -> np.ndarray:

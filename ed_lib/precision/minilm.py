@@ -37,14 +37,11 @@ EPS = 1e-12  # of BERT's layer norms
 
 
 def load(classes: int = 3, seed: int = 0) -> Encoder:
-    """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``.
-
-    Errors: :func:`ed_lib.data.published`'s, and ImportError without safetensors.
+    """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``. Errors:
+    :func:`ed_lib.data.published`'s, and ImportError without safetensors.
     """
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(f"MiniLM needs safetensors: pip install safetensors ({error})") from error
+    from safetensors.torch import load_file
+
     net = Encoder(**SIZES, classes=classes, seed=seed, eps=EPS)
     load_bert(net, load_file(data.minilm("model.safetensors")))
     return net
@@ -58,16 +55,13 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
     theirs = {name: tensor for name, tensor in theirs.items() if name != IGNORED}
     ours = {name: p for name, p in net.state_dict().items() if not name.startswith("classes.")}
     sources = {name: names(name) for name in ours}
-    wanted = {name for each in sources.values() for name in each}
-    if missing := sorted(wanted - theirs.keys()):
-        raise ValueError(f"theirs lacks {', '.join(missing[:3])} ({len(missing)} in all); wanted a BERT's")
-    if extra := sorted(theirs.keys() - wanted):
-        raise ValueError(f"theirs has {', '.join(extra[:3])} ({len(extra)} in all), which net has no use for")
+    if wrong := sorted({name for each in sources.values() for name in each} ^ theirs.keys()):
+        some = f"{', '.join(wrong[:3])} ({len(wrong)} in all)"
+        raise ValueError(f"theirs lacks, or net has no use for, {some}; wanted a BERT's tensors")
     joined = {name: torch.cat([theirs[each] for each in sources[name]]) for name in ours}
     for name, tensor in joined.items():
-        if tensor.shape != ours[name].shape:
-            shapes = f"{tuple(tensor.shape)}; wanted {tuple(ours[name].shape)}"
-            raise ValueError(f"{', '.join(sources[name])}: shape {shapes}")
+        if tensor.shape != (shape := ours[name].shape):
+            raise ValueError(f"{', '.join(sources[name])}: {tuple(tensor.shape)}; wanted {tuple(shape)}")
     with torch.no_grad():
         for name, tensor in joined.items():
             ours[name].copy_(tensor)
@@ -84,14 +78,11 @@ def names(ours: str) -> list[str]:
 
 
 def tokenizer() -> Any:
-    """The published tokenizer, which cuts words into pieces of BERT's vocabulary.
-
-    Errors: :func:`ed_lib.data.published`'s, and ImportError without tokenizers.
+    """The published tokenizer, which cuts words into pieces of BERT's vocabulary. Errors:
+    :func:`ed_lib.data.published`'s, and ImportError without tokenizers.
     """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ImportError(f"MiniLM needs tokenizers: pip install tokenizers ({error})") from error
+    from tokenizers import Tokenizer
+
     made = Tokenizer.from_file(str(data.minilm("tokenizer.json")))
     made.no_padding()
     made.no_truncation()
@@ -110,9 +101,8 @@ def encode(
     found = tokenizer.encode_batch(list(pairs))
     if cut := sum(len(each.ids) > positions for each in found):
         warnings.warn(f"{cut} of {len(found)} have more than {positions} tokens and were cut", stacklevel=2)
-    columns = ([each.ids for each in found], [each.type_ids for each in found])
-    tokens, segments = ([torch.tensor(ids[:positions]) for ids in column] for column in columns)
-    return tokens, segments
+    tokens = [torch.tensor(each.ids[:positions]) for each in found]
+    return tokens, [torch.tensor(each.type_ids[:positions]) for each in found]
 
 
 @torch.no_grad()
