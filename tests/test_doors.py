@@ -13,6 +13,7 @@ from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
+from tools import repository
 
 # Each entry: (what it is, a function that makes the call, the error, words of the message, in their order)
 
@@ -65,7 +66,11 @@ MEASURE = [
 ]  # fmt: skip
 ROOF = Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
 
-TOOLS = []
+URLS = "", "github.com/a/b", "https://github.com", 'https://github.com/a/b" # x', "git@host:a/b"
+TOOLS = [
+    (f"URL: {url!r}", lambda url=url: repository.change(url), ValueError, "wanted an address like https://")
+    for url in URLS
+]
 
 DOORS = [*GROUND, *MEASURE, *ED, *PARALLEL, *PRECISION, *LSTM, *TOOLS]
 

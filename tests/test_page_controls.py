@@ -93,16 +93,6 @@ def test_focus_is_seen(tab, site):
     assert [kind for kind in controls.split() if kind not in str(seen)] == []
 
 
-def test_an_edge_fades_until_its_end_is_reached(tab, site):
-    widen(tab, PHONE)
-    tab.goto(site + CHAPTER)
-    box = tab.locator('article pre[data-more="right"]').first.element_handle()
-    assert "gradient" in box.evaluate("box => getComputedStyle(box).maskImage")
-    for left, more in [(10, "left right"), (10_000, "left"), (0, "right")]:
-        box.evaluate("(box, left) => box.scrollTo({ left, behavior: 'instant' })", left)
-        tab.wait_for_function("([box, more]) => box.dataset.more == more", arg=[box, more])
-
-
 def test_a_phone_goes_from_the_front_page_to_a_chapter_and_back_by_the_menu(browser, site):
     phone = browser.new_context(viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True)
     page = phone.new_page()

@@ -45,45 +45,36 @@ def test_whatever_is_imported_is_declared(folder):
     declared = BOOK.keys() | (TESTS.keys() if folder != "ed_lib" else set())
     ours = {"ed_lib", "benchmarks", "tools", "tests", "conftest"}
     for path in (ROOT / folder).rglob("*.py"):
-        for name in top_level_imports(path) - set(sys.stdlib_module_names) - ours - set(COME_WITH):
+        for name in set(top_level_imports(path)) - set(sys.stdlib_module_names) - ours - set(COME_WITH):
             assert PACKAGES.get(name, name.lower()).replace("_", "-") in declared, f"{path}: {name}"
 
 
 def top_level_imports(path):
-    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            yield node.module.partition(".")[0]
 
 
 def test_the_version_is_one_number_and_every_package_is_installed():
     version = ed_lib.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
-    setup = next(
-        c for c in notebooks.read(ROOT / notebooks.chapters()[0]).cells if "setup" in notebooks.tags(c)
-    )
-    assert f'VERSION = "v{version}"' in setup.source
-    folders = {
-        p.parent.relative_to(ROOT).as_posix().replace("/", ".") for p in ROOT.glob("ed_lib/**/__init__.py")
-    }
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"ed_lib.recorded"}
+    assert f'VERSION = \\"v{version}\\"' in (ROOT / notebooks.chapters()[0]).read_text()
+    folders = {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("ed_lib/**/__init__.py")}
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+    assert {package.replace(".", "/") for package in packages} == folders | {"ed_lib/recorded"}
 
 
-ABSENT = (
-    "d2l torchvision cupy triton pooch requests array_api_compat tqdm IPython matplotlib keras sklearn jax"
-)
-JUPYTER = "nbformat nbclient jupytext yaml"
+ABSENT = """d2l torchvision cupy triton pooch requests array_api_compat tqdm IPython matplotlib keras sklearn
+    jax nbformat nbclient jupytext yaml"""
 
 
-@pytest.mark.parametrize("folder, absent", [("ed_lib", ABSENT), ("benchmarks", f"{ABSENT} {JUPYTER}")])
-def test_importing_needs_only_what_a_bare_machine_with_a_gpu_has(folder, absent):
-    files = (ROOT / folder).rglob("*.py")
+def test_importing_needs_only_what_a_bare_machine_with_a_gpu_has():
+    files = [*ROOT.glob("ed_lib/**/*.py"), *ROOT.glob("benchmarks/*.py")]
     modules = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files]
-    code = f"import sys\nfor name in {absent.split()}: sys.modules[name] = None\nimport {', '.join(modules)}"
+    code = f"import sys\nfor name in {ABSENT.split()}: sys.modules[name] = None\nimport {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -99,14 +90,10 @@ def copy(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_one_command_changes_the_address_everywhere_or_names_a_bad_one(copy):
+def test_one_command_changes_the_address_everywhere(copy):
     before = repository.addresses()
     assert before.keys() == {"_config.yml", "README.md", *map(str, notebooks.chapters())}
     assert len(set(before.values())) == 1
-    for url in ("", "github.com/a/b", "https://github.com", 'https://github.com/a/b" # x', "git@host:a/b"):
-        with pytest.raises(ValueError, match="URL is .*; wanted an address like https://"):
-            repository.change(url)
-    assert repository.addresses() == before
     repository.change("https://github.com/someone/a-book.git")
     assert set(repository.addresses().values()) == {"https://github.com/someone/a-book"}
     for path in notebooks.chapters():
