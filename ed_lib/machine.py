@@ -82,16 +82,16 @@ def facts(device: str = "cpu") -> dict:
 
     keys = ("internal_api", "version", "architecture", "num_threads")
     blas = [[pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    found: dict = {"machine": slug(device), "device": name(device), "cpu": name(), "flags": flags()}
-    found |= {"threads": torch.get_num_threads(), "blas": blas, "os": platform.platform(), "gpu": None}
-    found |= {"versions": versions(), "torch_kernels": torch.backends.cpu.get_cpu_capability()}
-    found["forced"] = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
-    found["command"] = " ".join(["python", *(re.sub(r"\S*/(?=\S)", "", word) for word in sys.orig_argv[1:])])
+    command = " ".join(["python", *(re.sub(r"\S*/(?=\S)", "", word) for word in sys.orig_argv[1:])])
+    forced = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
     if (gpu := _gpu(device)) is not None:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True).stdout.split()[:1]
-        found["gpu"] = {"memory": gpu.total_memory, "driver": driver, "cuda": torch.version.cuda}
-    return found
+        gpu = {"memory": gpu.total_memory, "driver": driver, "cuda": torch.version.cuda}
+    found = {"machine": slug(device), "device": name(device), "cpu": name(), "flags": flags(), "gpu": gpu}
+    found |= {"threads": torch.get_num_threads(), "os": platform.platform(), "versions": versions()}
+    found |= {"torch_kernels": torch.backends.cpu.get_cpu_capability(), "blas": blas}
+    return found | {"forced": forced, "command": command}
 
 
 def threads() -> int:

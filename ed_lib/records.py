@@ -82,7 +82,7 @@ def read(path: Path) -> pd.DataFrame:
             record[name] = [
                 long.get(str(n), cell) for n, cell in enumerate(record.get(name, [None] * len(record)))
             ]
-    words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", made["device"])
+    words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", made.get("device", ""))
     record.attrs = made | {"label": " ".join(words.split()).replace(" ,", ",")}  # the device for people
     return record
 

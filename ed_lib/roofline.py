@@ -86,21 +86,17 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0)
 def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
     """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``.
 
-    The bandwidth is the best of a copy and a scaling in place of large arrays, counted as STREAM does (each
-    byte read and written), and of a sum (each byte read). The rate is the best of square products by every
-    library at hand: PyTorch's MKL (of float16 and bfloat16 its oneDNN), NumPy's OpenBLAS, oneDNN with packed
-    weights. Each is the fastest run: a ceiling is what has been reached. float32 is computed in float32.
-    ValueError for a device or dtype that does not exist.
+    The bandwidth is the best of a copy and a scaling in place of large arrays (each byte read and written, as
+    STREAM counts), and of a sum. The rate is the best of square products by every library at hand: PyTorch's
+    MKL (its oneDNN for 16 bits), NumPy's OpenBLAS, oneDNN with packed weights. Each is the fastest run: a
+    ceiling is what has been reached. ValueError for a device or dtype that does not exist.
     """
     import torch
     from threadpoolctl import threadpool_limits
 
     check.choice("dtype", dtype, DTYPES)
-    share, name, threads = (
-        check.positive("seconds", seconds) / 6,
-        machine.name(device),
-        torch.get_num_threads(),
-    )
+    share, threads = check.positive("seconds", seconds) / 6, torch.get_num_threads()
+    name = machine.name(device)
     with true_float32(), torch.no_grad(), threadpool_limits(machine.threads(), "blas"):
         torch.set_num_threads(machine.threads())
         try:
@@ -199,13 +195,13 @@ def cache_rate(size: float, threads: int = 1, seconds: float = 0.1) -> float:
 
     if check.count("threads", threads) > get_num_threads():
         raise ValueError(f"threads is {threads}; wanted at most {get_num_threads()}, as many as Numba has")
-    if (numbers := int(size) // 1024 // threads * 256) == 0:
+    if size < 1024 * threads:
         raise ValueError(f"size is {size}; wanted at least {1024 * threads}, 1024 a thread")
-    blocks, read, best, times = np.ones((threads, 4, numbers // 4), np.float32), reader(), 0.0, 1
-    read(blocks, 1)
+    blocks, best, times = np.ones((threads, int(size) // 4 // threads), np.float32), 0.0, 1
+    reader()(blocks, 1)
     end = perf_counter() + seconds
     while (start := perf_counter()) < end:
-        read(blocks, times)
+        reader()(blocks, times)
         took = perf_counter() - start
         best = max(best, times * blocks.nbytes / took)
         times = min(2 * times, 10**6) if took < seconds / 20 else times
@@ -214,7 +210,7 @@ def cache_rate(size: float, threads: int = 1, seconds: float = 0.1) -> float:
 
 @functools.cache
 def reader():
-    """A compiled function that sums blocks (threads, 4, numbers), each on its thread, so many times."""
+    """A compiled function that sums blocks (threads, numbers), each on its thread, so many times."""
     from numba import njit, prange
 
     @njit(parallel=True, fastmath=True)
@@ -222,16 +218,11 @@ def reader():
         totals = np.zeros(blocks.shape[0], np.float32)
         for n in prange(blocks.shape[0]):
             for turn in range(times):
-                blocks[n, 0, turn % blocks.shape[2]] = (
-                    1  # so that a turn cannot be left out as the one before
-                )
-                one = two = three = four = np.float32(0)  # a single sum would wait for its last addition
-                for k in range(blocks.shape[2]):
-                    one += blocks[n, 0, k]
-                    two += blocks[n, 1, k]
-                    three += blocks[n, 2, k]
-                    four += blocks[n, 3, k]
-                totals[n] += one + two + three + four
+                blocks[n, turn % blocks.shape[1]] = 1  # so that a turn cannot be left out as the one before
+                total = np.float32(0)
+                for k in range(blocks.shape[1]):
+                    total += blocks[n, k]
+                totals[n] += total
         return totals
 
     return read

@@ -163,7 +163,7 @@ def test_the_newer_setting_by_library_is_put_back_too(precision):
 
 @pytest.mark.oracle
 def test_every_number_in_a_cache_is_read_every_time():
-    blocks = np.ones((2, 4, 160), np.float32)
+    blocks = np.ones((2, 640), np.float32)
     assert roofline.reader()(blocks, 7).tolist() == [7 * 640] * 2
 
 
