@@ -40,9 +40,8 @@ class Block(nn.Module):
         self.attention.in_proj_weight.data = p[f"{n}.ask"].detach().T.clone()
         self.attention.out_proj.weight.data = p[f"{n}.answer"].detach().T.clone()
         self.up, self.down = (nn.Linear(1, 1, bias=False) for _ in range(2))
-        self.up.weight.data, self.down.weight.data = (
-            p[f"{n}.{k}"].detach().T.clone() for k in ("up", "down")
-        )
+        self.up.weight.data = p[f"{n}.up"].detach().T.clone()
+        self.down.weight.data = p[f"{n}.down"].detach().T.clone()
 
     def forward(self, x):
         y, mask = self.norm(x), nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
