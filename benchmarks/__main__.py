@@ -43,17 +43,16 @@ def main(arguments=None):
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
-    states = {}
+    states = []
     for name in options.benchmark or TIMED:
         if device == "cuda" and name not in ON_GPU:
             print(f"{name}: left out, since it is about a CPU; --device cpu runs it")
             continue
         benchmark = importlib.import_module(f"benchmarks.{name}")
-        try:
-            states |= harness.run(benchmark, device, out, only=options.only, tiny=options.tiny)
-        except ValueError as error:
-            parser.error(f"{error}")
-    sys.exit(any(state != "done" for state in states.values()))
+        if unknown := set(options.only) - set(benchmark.TABLES):
+            parser.error(f"{name} has no table {', '.join(sorted(unknown))}; {', '.join(benchmark.TABLES)}")
+        states += harness.run(benchmark, device, out, only=options.only, tiny=options.tiny).values()
+    sys.exit(any(state != "done" for state in states))
 
 
 if __name__ == "__main__":

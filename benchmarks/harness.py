@@ -1,16 +1,14 @@
 """What all benchmarks share: versions timed in turns, training over a grid, a record written table by table.
 
-A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, with ``SIZE``, a dataclass,
-and ``TINY``, the same for a rehearsal. A row is a dict: the case's keys, what :func:`measure` or :func:`runs`
-found, results. A module may have ``ceilings``, (device, format) → :class:`ed_lib.roofline.Ceilings`, and
-``context``, a function that makes the context in which its tables are measured.
+A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a dataclass or one
+for each device, and ``TINY``, for a rehearsal. A row is a dict: the case, what :func:`measure` or :func:`runs`
+found, results. Optional: ``ceilings``, (device, format) → :class:`ed_lib.roofline.Ceilings`, and ``context``,
+which makes the context in which tables are measured.
 """
 
 import contextlib
-import datetime
 import functools
 import itertools
-import math
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -28,16 +26,15 @@ RATE = "FLOPs, "  # begins the keys of operations by the format that sets their 
 
 @dataclass(frozen=True)
 class Version:
-    """Something to be timed: its ``case``, what to call, and the (bytes, FLOPs) that it cannot do without;
-    FLOPs may be {format: number}. It is timed if its ``error``, the deviation from float64, is within the
-    ``tolerance``. ``results``: what else is known or, if a function, is found once it has been timed.
+    """What is timed, if its ``error``, the deviation from float64, is within the ``tolerance``. cost: (bytes,
+    FLOPs) that it needs, FLOPs maybe {format: number}. ``results``, if a function, is called afterwards.
     """
 
     case: dict
     call: Callable
     cost: tuple
     error: float | None = None
-    tolerance: float = math.inf
+    tolerance: float = float("inf")
     results: dict | Callable = field(default_factory=dict)
 
 
@@ -61,9 +58,9 @@ def measure(versions, device, seconds, *, rounds=3, launches=True):
 
 def is_right(case, error, tolerance):
     """Whether a deviation is within what rounding explains; says so if it is not."""
-    if not (right := error is None or error <= tolerance):
+    if wrong := error is not None and not error <= tolerance:
         print(f"{case}: deviates by {error:.1e}, more than rounding explains; not timed", flush=True)
-    return right
+    return not wrong
 
 
 def summary(seconds):
@@ -73,9 +70,7 @@ def summary(seconds):
 
 
 def side_by_side(function, jobs, workers=None):
-    """What ``function(**job)`` returns for each job, in order; as many at a time as ``workers``
-    says, or the machine has threads, with one thread each: their seconds are only a guide.
-    """
+    """What ``function(**job)`` returns for each job, in order, with one thread each: seconds are a guide."""
     from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
 
     with parallel_config("loky", inner_max_num_threads=1):
@@ -84,15 +79,14 @@ def side_by_side(function, jobs, workers=None):
 
 
 def runs(function, cases, seeds, *, workers=None, **common):
-    """A row for each of cases, dicts: ``function(seed=n, **case, **common)`` gives "seconds" and results for
-    each n < seeds, side by side, which become {key: [of each seed]}.
+    """Rows of cases, dicts: ``function(seed=n, **case, **common)`` gives "seconds" and results, for n < seeds
+    side by side, which become {key: [of each seed]}. workers: how many; None: as the machine has threads.
     """
     jobs = [case | common | {"seed": n} for case in cases for n in range(seeds)]
     found = side_by_side(function, jobs, workers)
     for case in cases:
-        mine = [next(found) for _ in range(seeds)]
-        results = {key: [run[key] for run in mine] for key in mine[0]}
-        yield case | summary(results.pop("seconds")) | results
+        mine = pd.DataFrame([next(found) for _ in range(seeds)], dtype=object).to_dict("list")
+        yield case | summary(mine.pop("seconds")) | mine
 
 
 def search(function, cases, rates, seeds, *, score, tried="kept", best=max, **common):
@@ -100,8 +94,8 @@ def search(function, cases, rates, seeds, *, score, tried="kept", best=max, **co
     ``tried``: the ``score`` of one run each with ``searching`` true, when the function keeps out data for it.
     """
     grid = [case | {"rate": rate} for case in cases for rate in rates]
-    reached = [row[score][0] for row in runs(function, grid, 1, searching=True, **common)]
-    scores = [reached[n : n + len(rates)] for n in range(0, len(reached), len(rates))]
+    reached = (row[score][0] for row in runs(function, grid, 1, searching=True, **common))
+    scores = [[next(reached) for _ in rates] for _ in cases]
     chosen = [case | {"rate": rates[s.index(best(s))]} for case, s in zip(cases, scores, strict=True)]
     for row, each in zip(runs(function, chosen, seeds, searching=False, **common), scores, strict=True):
         yield row | {"rates": list(rates), tried: each}
@@ -131,9 +125,8 @@ def run(benchmark, device, out, *, only=(), tiny=False):
     failed}. On a CPU each waits for a quiet machine, and fails if a time is below its floor.
     """
     name, tables = benchmark.__name__.rpartition(".")[2], benchmark.TABLES
-    if unknown := sorted(set(only) - set(tables)):
-        raise ValueError(f"only is {', '.join(unknown)}; {name} has {', '.join(tables)}")
     size, quiet, states = benchmark.TINY if tiny else benchmark.SIZE, device == "cpu" and not tiny, {}
+    size = size[device] if isinstance(size, dict) else size
     ceilings = functools.cache(functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device))
     for table in only or tables:
         rows = []
@@ -147,7 +140,7 @@ def run(benchmark, device, out, *, only=(), tiny=False):
                     print(f"{name}: {told}", flush=True)
                     if quiet and row["seconds"] < row.get("floor", 0):
                         raise gates.Busy(f"below its floor: {told}")
-                print(write(benchmark, table, rows, size, ceilings, device, out), "written")
+                print(write(benchmark, table, rows, size, ceilings, device, out))
             states[table] = "done"
         except Exception as error:  # of a driver, a compiler, or of ours; the other tables go on
             traceback.print_exc()
@@ -180,7 +173,7 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     roofs |= {name: asdict(ceilings(name)) for row in rows for name in operations(row)}
     tables = {key: records.rows(old, table=key).to_dict("records") for key in benchmark.TABLES}
     facts["parameters"], facts["ceilings"] = asdict(size), list(roofs.values())
-    facts["date"] = f"{datetime.date.today()}"
+    facts["date"] = f"{pd.Timestamp.now():%Y-%m-%d}"  # of the newest table
     facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
     facts["code"] = old.attrs.get("code", {}) | {table: records.code_hash([benchmark.__name__])}
     rows = [row for each in (tables | {table: rows}).values() for row in each]
