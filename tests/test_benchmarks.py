@@ -18,7 +18,6 @@ from benchmarks import __main__ as command
 from benchmarks import (
     controls,
     critical_batch,
-    deep,
     ed_pipeline,
     few_bits,
     harness,
@@ -29,10 +28,7 @@ from benchmarks import (
 )
 from benchmarks import precision_subjects as subjects
 from benchmarks.harness import Version
-from benchmarks.networks import ResidualNetwork, RoutedNetwork
 from ed_lib import data, gates, machine, models, records, roofline, training
-from ed_lib.ed import EDNetwork, layout
-from ed_lib.ed.learner import Learner
 from ed_lib.ed.relatives import Perceptron
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
@@ -54,13 +50,12 @@ def quick(monkeypatch):
 def test_a_rehearsal(name, tmp_path, capsys):
     """Each table has rows, of different cases, each right and with its floor; the record reads back."""
     benchmark = importlib.import_module(f"benchmarks.{name}")
-    threads = torch.get_num_threads()
     states = harness.run(benchmark, "cpu", tmp_path, tiny=True)
     said = capsys.readouterr()
     if any("DataError" in state for state in states.values()):
         pytest.skip(f"{states}")
     assert set(states.values()) == {"done"}, said.err
-    assert "not timed" not in said.out and torch.get_num_threads() == threads
+    assert "not timed" not in said.out
     record = records.read(tmp_path / machine.slug("cpu") / f"{name}.csv")
     assert list(dict.fromkeys(record.table)) == list(benchmark.TABLES) == list(record.attrs["code"])
     for table in benchmark.TABLES:
@@ -207,128 +202,6 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
                     parameter -= row["rate"] * gradient
             right = training.accuracy(net, test_x[: size.looks], test_y[: size.looks])
             assert (right >= size.target) == (n == steps) or n % max(1, n // 50)
-
-
-INPUTS, W, D = 5, 4, 3
-
-
-def batch(n=6):
-    rng = np.random.default_rng(0)
-    x, target = rng.normal(size=(n, INPUTS)), rng.integers(0, 2, (n, 1)).astype(float)
-    return torch.from_numpy(x), torch.from_numpy(target)
-
-
-def deep_network(**options):
-    return ResidualNetwork(INPUTS, W, D, dtype="float64", **options)
-
-
-def test_without_skips_and_means_it_is_an_ed_network():
-    """The same outputs; and a step of its direction is that of the signed rule, but for a factor by layer."""
-    mine = deep_network(start="fan_in", residual=False, centred=False, seed=3)
-    options = {"rule": "signed", "init": "fan_in", "alpha": 1.0, "seed": 3, "dtype": "float64"}
-    ed, (x, target) = EDNetwork(INPUTS, W, D, backend="torch", **options), batch()
-    before, output = ed.state_dict(), mine.forward(x)
-    torch.testing.assert_close(output, ed.step(x, target), rtol=0, atol=1e-14)
-    change = {name: torch.from_numpy(after - before[name]) for name, after in ed.state_dict().items()}
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    for d, (weight, bias) in enumerate(mine.directions(target)[1:-1]):
-        ours = weight.view(2, W, 2, W) * signs[:, None, None, None]  # [q, i, p, o], of W as of M
-        theirs = change["hidden.weight"][d, 0].permute(1, 2, 0, 3)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
-        torch.testing.assert_close(bias, change["hidden.bias"][d, 0].flatten(), rtol=0, atol=1e-14)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("start", ["fan_in", "gain_one", "permutation"])
-def test_the_output_grows_with_every_cell_as_its_coefficient_says(residual, centred, start):
-    net, (x, target) = deep_network(start=start, residual=residual, centred=centred), batch()
-    for _ in range(3):
-        net.step(x, target)
-    net.forward(x)
-    for n, c in enumerate(net.coefficients("backprop")):
-        z = net.z[n].clone().requires_grad_()
-        after = z
-        for d in range(n, D):
-            v = after @ net.parameters["hidden.weight"][d] - net.means[d] + net.parameters["hidden.bias"][d]
-            f = torch.sigmoid(v * 2 / net.u0) - net.inhibitory
-            after = after + f / D**0.5 if residual else f
-        (slope,) = torch.autograd.grad((after @ net.parameters["output.weight"]).sum(), z)
-        torch.testing.assert_close(c * torch.ones_like(slope), slope, rtol=0, atol=1e-12)
-        assert (slope > 0).all()
-
-
-@pytest.mark.oracle
-def test_backprop_is_the_gradient_and_one_samples_ed_direction_has_its_signs():
-    net, (x, target) = deep_network(centred=False), batch(1)
-    leaves = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
-    z = torch.sigmoid((x @ leaves["input.weight"] + leaves["input.bias"]) * 2 / net.u0) - net.inhibitory
-    for weight, bias in zip(leaves["hidden.weight"], leaves["hidden.bias"], strict=True):
-        z = z + (torch.sigmoid((z @ weight + bias) * 2 / net.u0) - net.inhibitory) / D**0.5
-    output = torch.sigmoid((z @ leaves["output.weight"] + leaves["output.bias"]) * 2 / net.u0)
-    torch.testing.assert_close(output, net.forward(x), rtol=0, atol=1e-14)
-    (((target - output) ** 2).sum() / 2).backward()
-    grads = [leaves["input.weight"].grad, *leaves["hidden.weight"].grad, leaves["output.weight"].grad]
-    pairs = zip(net.directions(target, "backprop"), net.directions(target, "ed"), grads, strict=True)
-    for (gradient, _), (ed, _), grad in pairs:
-        factor = -grad.abs().sum() / gradient.abs().sum()
-        torch.testing.assert_close(gradient * factor, grad, rtol=0, atol=1e-14)
-        assert torch.equal(ed.sign(), gradient.sign())
-
-
-def test_sums_are_centred_by_a_running_mean():
-    net, (x, target) = deep_network(rate=1e-9), batch()
-    net.step(x, target)
-    first = net.means[0].clone()
-    torch.testing.assert_close(first, (net.z[0] @ net.parameters["hidden.weight"][0]).mean(0))
-    net.forward(x + 1)
-    assert torch.equal(net.means[0], first)
-    net.step(x + 1, target)
-    now = (net.z[0] @ net.parameters["hidden.weight"][0]).mean(0)
-    torch.testing.assert_close(net.means[0], 0.9 * first + 0.1 * now, rtol=0, atol=1e-8)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("centred", [False, True])
-def test_a_routed_step_agrees_with_loops_over_single_weights(centred, rng):
-    net = RoutedNetwork(4, 5, 1, 3, centred=centred, seed=3, dtype="float64")
-    x, target = rng.random((5, 4)), np.eye(3)[rng.integers(0, 3, 5)]
-    layers = [unfolded(net, name) for name in ("input", "hidden", "output")]
-    sent = [np.stack([x] * 2)]
-    for weight, bias in layers:
-        sums = [
-            (sent[-1][0] @ weight[p, 0] + sent[-1][1] @ weight[p, 1] + bias[p]) * (1, -1)[p] for p in (0, 1)
-        ]
-        sent.append(1 / (1 + np.exp(-2 * np.stack(sums) / 0.4)))
-    output = Learner(net, "ed", "sgd", 0.5).step(net.asarray(x), net.asarray(target)).numpy()
-    np.testing.assert_allclose(output, sent[-1][0], rtol=1e-12)
-    error = target - output
-    for n, (weight, bias) in enumerate(layers):
-        for p, q, i, o in np.ndindex(weight.shape):
-            for b in range(5):
-                d = error[b, o % 3] - (error[:, o % 3].mean() if centred and n < 2 else 0)
-                y = sent[n + 1][p, b, o]
-                weight[p, q, i, o] += 0.5 / 5 * d * y * (1 - y) * sent[n][q, b, i]
-                bias[p, 0, o] += (0.5 / 5 * d * y * (1 - y)) if (q, i) == (0, 0) else 0
-    for name, arrays in zip(("input", "hidden", "output"), layers, strict=True):
-        for found, right in zip(unfolded(net, name), arrays, strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-13)
-
-
-def unfolded(net, name):
-    """A layer's weight [p, q, i, o] and bias [p, 0, o], copied."""
-    weight, bias = (net.parameters[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
-    weight, bias = (value[0] if name == "hidden" else value for value in (weight, bias))
-    return layout.unfold(weight).copy(), layout.unfold(bias, types=1)[:, 0].copy()
-
-
-def test_the_published_start_favours_excitatory_weights_but_not_into_the_output():
-    plain, uneven = (deep.published(6, 30, uneven=each) for each in (False, True))
-    for name in ("input", "hidden", "output"):
-        ratio = unfolded(uneven, name)[0] / unfolded(plain, name)[0]
-        for q, factor in enumerate((1.5, 0.5) if name != "output" else (1, 1)):
-            np.testing.assert_allclose(ratio[:, q], factor)
 
 
 BERT = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "classes": 3}
