@@ -1,14 +1,14 @@
 """A GPU's own ways of being given work: streams beside each other, and calls captured as one CUDA graph. On a
 CPU, which works in the order of the calls, streams mean nothing, and the same lines do.
 
-The memory that streams work on must be allocated before the fork and live until the join: PyTorch's allocator
-knows only the stream that a tensor was made on, and would give it away too early. While a graph is captured
-with several streams, no other thread may use them.
+Memory that streams work on is allocated before the fork and lives until the join: PyTorch's allocator knows
+only the stream that a tensor was made on. While a graph is captured, no other thread may use its streams.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -16,15 +16,13 @@ CAPTURING = -1  # the number of the stream on which ``capture`` warms up
 
 
 class Stream:
-    """A CUDA stream; ``priority`` −1 goes before 0, ``number`` tells those of one priority apart. On a device
-    without streams, nothing.
-    """
+    """A CUDA stream; ``priority`` −1 goes before 0, ``number`` tells those of one priority apart."""
 
     def __init__(self, device, priority, number):
         self.stream = _cuda_stream(device, priority, number) if device.type == "cuda" else None
 
     def use(self) -> AbstractContextManager:
-        """The context in which calls are queued on this stream."""
+        """The context in which calls are queued on it."""
         return torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
     def record(self) -> torch.cuda.Event | None:
@@ -43,7 +41,7 @@ def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
     after this context waits for them.
     """
     forked = [Stream(device, priority, n) for n, priority in enumerate(priorities)]
-    current = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    current: Any = torch.cuda.current_stream(device) if device.type == "cuda" else None
     with torch.cuda.device(device) if current else nullcontext():
         streams = [stream.stream for stream in forked if stream.stream]
         for stream in streams:
@@ -52,7 +50,7 @@ def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
             yield forked
         finally:
             for stream in streams:
-                torch.cuda.current_stream(device).wait_stream(stream)
+                current.wait_stream(stream)
 
 
 class Graph:

@@ -50,6 +50,7 @@ def test_what_is_written_comes_back(place):
     assert [path.name for path in place.parent.iterdir()] == ["ed.csv"], "nothing long, and no file for it"
 
 
+@pytest.mark.oracle
 def test_a_table_is_a_csv_file_that_pandas_reads(place):
     table = pd.read_csv(place, comment="#")
     assert table.how.tolist() == ["a, b", "loop", '"7"'] and table.seconds.tolist() == 3 * [1.5e-3]
