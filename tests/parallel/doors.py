@@ -1,20 +1,62 @@
 """Bad input at the doors of ``ed_lib.parallel``, for the table of :mod:`tests.test_doors`."""
 
-import torch
+from functools import partial
 
-from ed_lib.parallel import launch
-from ed_lib.parallel.asynchronous import servers, workers
+import torch
+from torch import nn
+
+from ed_lib.ed import EDNetwork
+from ed_lib.parallel import advice, launch, layouts
+from ed_lib.parallel.asynchronous import failures, hogwild, servers, workers
+from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel.data_parallel import by_hand, training
+from ed_lib.parallel.ed.delay import Delayed, delays
+from ed_lib.parallel.model_parallel import cuts, pipeline, simulator
+from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
+from ed_lib.parallel.ranks import costs
+from ed_lib.parallel.scale import dry, published
+from ed_lib.parallel.scale.mesh import Layout, Model
+from ed_lib.parallel.sharded import units, zero
+
+TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
+MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
+NET = EDNetwork(7, 6, 5, backend="torch")
+LINK, SPARSE = costs.Link(5e-5, 1e-9), hogwild.SparseSquares.random(4, 2, 1)
 
 
 def _work(gradient=abs, n_tasks=4, n_workers=2, **options):
-    return lambda: workers.train(
-        servers.ParameterServer(torch.zeros(4), 1.0), gradient, n_tasks, n_workers, **options
-    )
+    server = servers.ParameterServer(torch.zeros(4), 1.0)
+    return lambda: workers.train(server, gradient, n_tasks, n_workers, **options)
 
 
+def _train(lr=0.1, epochs=1, devices=1, batch=6, labels=13):
+    x, y = torch.zeros(13, 1, 28, 28), torch.zeros(labels, dtype=torch.int64)
+    return lambda: by_hand.train(["cpu"] * devices, batch, lr, epochs, x, y, (x, y))
+
+
+def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
+    return lambda: simulate(server or servers.ParameterServer(TWO, 0.1), None, n_tasks, seconds, **options)
+
+
+def _used():
+    server = servers.ParameterServer(TWO, 0.1)
+    server.push(TWO, 0)
+    return servers.Dispatcher(server, 3)
+
+
+def _clock(stages=3, microbatches=2, schedule=gpipe, **seconds):
+    return lambda: simulator.simulate(schedule, stages, microbatches, seconds)
+
+
+def _mesh(devices=1, tensor=1, pipe=1, batch=4, **options):
+    return lambda: Layout(devices, tensor, pipe, batch, **options)
+
+
+# fmt: off
 PARALLEL = [
     ("launch without ranks", lambda: launch(len, 0), ValueError, "world_size is 0; wanted at least 1"),
-    ("launch of half a rank", lambda: launch(len, 1.5), TypeError, "world_size is 1.5; wanted a whole"),
+    ("half a rank", lambda: launch(len, 1.5), TypeError, "world_size is 1.5; wanted a whole"),
     ("launch in no time", lambda: launch(len, 1, timeout=0), ValueError, "timeout is 0"),
     ("launch by smoke", lambda: launch(len, 1, backend="smoke"), ValueError, "backend is 'smoke'; wanted"),
     ("launch of a text", lambda: launch("who", 1), TypeError, "fn is 'who'; wanted a function"),
@@ -25,4 +67,56 @@ PARALLEL = [
     ("workers in less than no time", _work(timeout=-1), ValueError, "timeout is -1"),
     ("a pause for one of two", _work(pause=[0.1]), ValueError, "pause is [0.1]; wanted 2 numbers"),
     ("a lambda for workers", _work(lambda params, task: 0), TypeError, "wanted a function at a module's top"),
-]  # fmt: skip
+    ("more devices than the last batch", _train(devices=2), ValueError, "devices has 2 for a batch of 1"),
+    ("no devices", _train(devices=0), ValueError, "devices has 0"),
+    ("labels of others", _train(labels=12), ValueError, "labels has the shape"),
+    ("a rate below 0", _train(lr=-1), ValueError, "lr is -1"),
+    ("ranks: no batch", lambda: training.train(0), ValueError, "batch is 0"),
+    ("ranks: no steps", lambda: training.train_sharded(3, 0), ValueError, "steps is 0"),
+    ("smoke for an all-reduce", lambda: costs.all_reduce("smoke", 8, 2, LINK), ValueError, "is 'smoke'"),
+    ("one size for a line", lambda: costs.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
+    ("a size without its time", lambda: costs.fit([8, 9], [1]), ValueError, "seconds has the shape"),
+    ("a sideways cut", lambda: cuts.bytes_sent("sideways", 2, 3, 4, 2), ValueError, "way is 'sideways'"),
+    ("blocks of two of three", lambda: cuts.bytes_sent("data", 3, 3, 4, 2), ValueError, "layers is 3"),
+    ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
+    ("a layer without a cost", lambda: pipeline.cut(THREE, 2, [1, 1]), ValueError, "costs has the shape"),
+    ("tied over parts", lambda: pipeline.cut(TIED, 2), ValueError, "a parameter in two of the parts"),
+    ("no stages", _clock(stages=0), ValueError, "stages is 0"),
+    ("a sideways time", _clock(sideways=1), ValueError, "seconds' op is 'sideways'"),
+    ("a stage without its time", _clock(forward=[1, 1]), ValueError, "seconds['forward'] is [1, 1]"),
+    ("chunks on one stage", _clock(1, 4, interleaved(2)), ValueError, "4, stages 1; wanted"),
+    ("no groups of stages", _clock(3, 4, interleaved(2)), ValueError, "4, stages 3; wanted"),
+    ("more stages than layers", lambda: delays(4, 5), ValueError, "stages is 5; wanted at most 4"),
+    ("too few delays", lambda: Delayed(NET, late=[0] * 6), ValueError, "shape (6,); wanted (7,)"),
+    ("an early delay", lambda: Delayed(NET, late=[0] * 6 + [-1]), ValueError, "late is -1"),
+    ("hogwild: no steps", lambda: hogwild.train(SPARSE, 1, 0, 0.1), ValueError, "steps is 0"),
+    ("hogwild: a rate below 0", lambda: hogwild.train(SPARSE, 1, 5, -1), ValueError, "lr is -1"),
+    ("saving all the time", lambda: failures.goodput(0, 1, 1), ValueError, "interval is 0"),
+    ("failing all the time", lambda: failures.best_interval(1, 0), ValueError, "between is 0"),
+    ("a matrix of parameters", lambda: servers.ParameterServer(torch.eye(2), 1), ValueError, "params has"),
+    ("a server that stands", lambda: servers.ParameterServer(TWO, 0), ValueError, "lr is 0"),
+    ("a step of nothing", lambda: servers.SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
+    ("a queue of nothing", lambda: servers.ModelQueue(TWO, 0.1, 0), ValueError, "n_models is 0"),
+    ("half a step of tasks", _virtual(servers.SynchronousServer(TWO, 0.1, 2)), ValueError, "a multiple of 2"),
+    ("a worker in no time", _virtual(seconds=[0]), ValueError, "seconds is 0"),
+    ("spread below 0", _virtual(spread=-1), ValueError, "spread is -1"),
+    ("a used server", _used, ValueError, "server has made 1 updates; wanted a new one"),
+    ("copies do not come out", _mesh(100, 8, 4), ValueError, "= 32; wanted a multiple, such as 128"),
+    ("a batch for one of two", _mesh(64, 8, 4, 3), ValueError, ["batch is 3", "wanted a multiple of 2"]),
+    ("a mesh of nothing", _mesh(0), ValueError, "devices is 0"),
+    ("micro-batches of three", _mesh(micro=3), ValueError, "wanted a multiple of 3"),
+    ("layers over three", lambda: Layout(3, 1, 3, 3).layers(Model(8, 64, 4, 16, 100, 256, 4)), ValueError,
+     "layers is 8, in pipeline 3 × chunks 1 = 3; wanted a multiple of 3"),
+    ("three constants of two runs", lambda: published.fit(published.LLAMA[:2]), ValueError, "runs has 2"),
+    ("a world of nothing", lambda: dry.count(0, len), ValueError, "world is 0"),
+    ("no devices for jax", lambda: layouts.simulate_devices(0), ValueError, "count is 0"),
+    ("a model for no device", lambda: advice.recommend(advice.Job(10**4, 10**5, 1), advice.Devices(
+        8, 1e14, 3e12, 5e-6, 1e9, LINK)), ValueError, "no way to do this job: one device: takes"),
+    ("a job of no width", lambda: advice.Job(1, 0, 1), ValueError, "width is 0; wanted at least 1"),
+    ("a slow device", lambda: advice.Devices(1, -1, 1, 0, 1, LINK), ValueError, "rate is -1"),
+    ("another's unit", lambda: units.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
+    ("a unit in a unit", lambda: units.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
+    ("a unit of two kinds", lambda: units.cut(MIXED, [MIXED]), ValueError, "the unit '' has parameters of"),
+    ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
+     "stage is 4; wanted one of 0, 1, 2, 3"),
+]

@@ -123,20 +123,6 @@ def test_a_step_on_k_devices_is_the_step_on_the_whole_batch(k):
         assert distance(copy, wanted) < 1e-12 and distance(copy, copies[0]) == 0
 
 
-def test_averaging_the_means_of_uneven_shards_is_something_else():
-    params, (x, y) = strong(1), batch(9)
-    net = torchs(params)
-
-    def gradient(x, y):
-        net.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-        return torch.cat([p.grad.flatten() for p in net.parameters()])
-
-    parts = [gradient(*shard) for shard in ((x[:8], y[:8]), (x[8:], y[8:]))]
-    whole, of_means, weighted = gradient(x, y), (parts[0] + parts[1]) / 2, (8 * parts[0] + parts[1]) / 9
-    assert (weighted - whole).norm() < 1e-12 * whole.norm() and (of_means - whole).norm() > 0.2 * whole.norm()
-
-
 @pytest.mark.oracle
 def test_sgd_and_accuracy_are_d2ls(d2l):
     params, (x, y) = strong(2, torch.float32), batch(25, torch.float32)
@@ -168,25 +154,6 @@ def test_a_run_is_serial_sgd_also_in_its_uneven_last_batch(k):
     assert min(history.seconds[1:]) > 0
     right = torchs(wanted)(test[0]).argmax(dim=1) == test[1]
     assert history.accuracy[-1] == right.sum().item() / 7
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"devices": ["cpu"] * 2}, "devices has 2 for a batch of 1"),  # its last
-        ({"devices": []}, "devices has 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"labels": torch.zeros(12)}, "labels has the shape"),
-        ({"lr": -1}, "lr is -1"),
-        ({"epochs": 0}, "epochs is 0"),
-    ],
-)
-def test_a_run_that_cannot_be_finished_is_not_started(changed, message, monkeypatch):
-    monkeypatch.setattr(by_hand, "train_batch", lambda *_: pytest.fail("it started"))
-    x, y = batch(13, torch.float32)
-    call = {"devices": ["cpu"], "batch_size": 6, "lr": 0.1, "epochs": 1, "images": x, "labels": y}
-    with pytest.raises(ValueError, match=message):
-        by_hand.train(**call | changed, test=(x, y))
 
 
 @pytest.mark.oracle

@@ -22,10 +22,3 @@ def test_the_bytes_are_those_of_the_formulas(p):
         for way, number in sums.items():
             assert [rank[0][way].messages for rank in ranks] == [number * 2 * (p - 1)] * p
         assert sum(rank[0]["pipeline"].messages for rank in ranks) == 2 * 2 * (p - 1)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="way is 'sideways'"):
-        cuts.bytes_sent("sideways", 2, 3, 4, 2)
-    with pytest.raises(ValueError, match="layers is 3; wanted an even number"):
-        cuts.bytes_sent("data", 3, 3, 4, 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel.asynchronous.hogwild import SparseSquares, shared, train
+from ed_lib.parallel.asynchronous.hogwild import SparseSquares, train
 from ed_lib.parallel.ranks.launcher import RankError
 
 TIMEOUT = 120.0
@@ -102,22 +102,3 @@ def test_no_file_is_left_while_they_compute_for_they_may_be_killed(tmp_path, mon
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)  # which reads TMPDIR again
     train(Alone(SparseSquares.random(4, 2, 1)), 2, 4, 0.1, timeout=TIMEOUT)
-
-
-def test_memory_is_shared_by_those_who_map_the_same_folder(tmp_path):
-    first, second = shared(tmp_path, 5), shared(tmp_path, 5)
-    first[0][2] = 7
-    assert second[0].tolist() == [0, 0, 7, 0, 0] and second[1].tolist() == [0] * 5
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: train(SparseSquares.random(4, 2, 1), 0, 5, 0.1), ValueError, "world_size is 0"),
-        (lambda: train(SparseSquares.random(4, 2, 1), 1, 0, 0.1), ValueError, "steps is 0"),
-        (lambda: train(SparseSquares.random(4, 2, 1), 1, 5, -1), ValueError, "lr is -1"),
-    ],
-)
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -46,8 +46,6 @@ def test_without_jax_the_error_says_what_to_install():
     code = "import sys; sys.modules['jax'] = None\nfrom ed_lib.parallel import layouts\n"
     done = python(code + "layouts.simulate_devices(8)")
     assert "ImportError: jax is missing; install it with: pip install jax" in done.stderr
-    with pytest.raises(ValueError, match="count is 0"):
-        layouts.simulate_devices(0)
 
 
 @needs_jax

@@ -72,25 +72,9 @@ def test_which_links_an_all_reduce_takes():
     assert machine.all_reduce(n, 1, 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"devices": 100, "tensor": 8, "pipeline": 4}, "= 32; wanted a multiple, such as 128"),
-        ({"devices": 64, "tensor": 8, "pipeline": 4, "batch": 3}, "batch is 3.*wanted a multiple of 2"),
-        ({"devices": 0}, "devices is 0"),
-        ({"micro": 3}, "wanted a multiple of 3"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_an_error_that_says_what_would(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Layout(**{"devices": 1, "tensor": 1, "pipeline": 1, "batch": 4} | arguments)
-
-
 def test_layers_that_do_not_divide():
     assert Layout(16, 1, 16, 16, chunks=8).layers(published.llama()) == (1, True)
     assert Layout(8, 1, 8, 8).layers(SMALL) == (1, False)
-    with pytest.raises(ValueError, match="layers is 8, in pipeline 3 × chunks 1 = 3; wanted a multiple of 3"):
-        Layout(3, 1, 3, 3).layers(SMALL)
 
 
 # --- the clock ----------------------------------------------------------------------------------------------
@@ -171,8 +155,6 @@ def test_a_fit_finds_shares_that_are_known():
     runs = [dataclasses.replace(run, published=run.predicted(known)) for run in published.MEGATRON]
     found = published.fit(runs[1::2])
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(known), rel=1e-4)
-    with pytest.raises(ValueError, match="runs has 2; wanted at least three"):
-        published.fit(runs[:2])
 
 
 # --- what is exact ------------------------------------------------------------------------------------------

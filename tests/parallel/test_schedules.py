@@ -74,17 +74,6 @@ def test_what_is_sent_is_received_in_the_same_order(name, p, m):
         assert sent.keys() == activations.keys() | {(p - 1, s) for s in range(p - 1)}
 
 
-@pytest.mark.parametrize("name", BACKPROPAGATION)
-def test_what_is_sent_was_computed_before(name):
-    for stage in range(4):
-        done = set()
-        for do in SCHEDULES[name](stage, 4, 6):
-            if do.op == "send":
-                made = {"forward"} if do.what == "activation" else {"backward", "backward_input"}
-                assert any((op, do.microbatch) in done for op in made)
-            done.add((do.op, do.microbatch))
-
-
 def test_repeating_numbers_the_microbatches_on():
     once = list(SCHEDULES["1f1b"](0, 2, 3))
     thrice = list(repeat(SCHEDULES["1f1b"], 3)(0, 2, 3))
@@ -271,21 +260,6 @@ def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
         simulate(waits_for_ever, 2, 1, {})
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"stages": 0}, "stages is 0"),
-        ({"microbatches": 0}, "microbatches is 0"),
-        ({"seconds": {"sideways": 1}}, "seconds' op is 'sideways'"),
-        ({"seconds": {"forward": [1, 1]}}, r"seconds\['forward'\] is \[1, 1\]"),
-    ],
-)
-def test_bad_arguments(change, message):
-    arguments = dict(schedule=SCHEDULES["gpipe"], stages=3, microbatches=2, seconds={"forward": 1})
-    with pytest.raises(ValueError, match=message):
-        simulate(**arguments | change)
-
-
 # --- the drawing --------------------------------------------------------------------------------------------
 
 
@@ -316,9 +290,3 @@ def test_interleaving_has_the_published_bubble_messages_and_memory(p, v, groups,
     assert timeline.live == [min(m * v, n + 1) for n in ahead]
     if v == 1:
         assert timeline.seconds == seconds("1f1b", p, m, forward=f, backward=b)
-
-
-def test_interleaving_needs_groups_of_p():
-    for p, m in ((1, 4), (3, 4)):
-        with pytest.raises(ValueError, match=f"microbatches is {m}, stages {p}; wanted a multiple"):
-            simulate(interleaved(2), p, m, {})

@@ -69,10 +69,6 @@ def test_the_perceptron_is_pytorchs(problem):
     assert 0.9 < bound <= 1
 
 
-def test_tasks_draw_batches_of_their_own_that_do_not_depend_on_the_caller(problem):
-    assert (problem.rows(8) == problem.rows(8)).all() and (problem.rows(8) != problem.rows(9)).any()
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
@@ -218,36 +214,6 @@ def test_what_a_server_gives_away_and_takes_in_is_copied():
         assert not server.params.requires_grad
 
 
-def run(**changed):
-    call = {"server": ParameterServer(torch.zeros(2), 0.1), "gradient": None, "n_tasks": 3, "seconds": [1]}
-    return simulate(**call | changed)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ParameterServer(torch.zeros(2, 2), 0.1), "params has the shape"),
-        (lambda: ParameterServer(torch.zeros(2), 0), "lr is 0"),
-        (lambda: SynchronousServer(torch.zeros(2), 0.1, 0), "per_step is 0"),
-        (lambda: ModelQueue(torch.zeros(2), 0.1, 0), "n_models is 0"),
-        (lambda: run(n_tasks=0), "n_tasks is 0"),
-        (lambda: run(server=SynchronousServer(torch.zeros(2), 0.1, 2)), "wanted a multiple of 2"),
-        (lambda: run(seconds=[0]), "seconds is 0"),
-        (lambda: run(spread=-1), "spread is -1"),
-    ],
-)
-def test_bad_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_a_server_that_has_been_used_gets_no_new_tasks():
-    server = ParameterServer(torch.zeros(1), 0.1)
-    server.push(torch.ones(1), 0)
-    with pytest.raises(ValueError, match="server has made 1 updates; wanted a new one"):
-        Dispatcher(server, 3)
-
-
 def test_a_dispatcher_knows_who_holds_what():
     dispatcher = Dispatcher(ParameterServer(torch.zeros(1), 0.1), 2)
     assert dispatcher.assign(0)[0] == 0 and dispatcher.assign(1)[0] == 1 and dispatcher.assign(2) is None
@@ -312,12 +278,6 @@ def test_the_same_seed_is_the_same_run(problem):
 
     (a, log_a, w_a), (b, log_b, w_b), (c, _, _) = once(0), once(0), once(1)
     assert a == b and log_a == log_b and torch.equal(w_a, w_b) and a != c
-
-
-def test_a_network_that_diverges_is_said_to():
-    server = ParameterServer(torch.ones(1), 1e30)
-    with pytest.raises(Diverged):
-        simulate(server, Quadratic(torch.ones(1)), 50, [1, 1])
 
 
 def radius(rate, staleness):

@@ -207,25 +207,6 @@ def test_the_deadline_holds_for_a_worker_that_stops():
     assert "worker 0 held 0" in too_late(stop, LARGE, 2)
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended_by_the_watchdog():
-    """The server waits in a read of the rest; the process's end is the end of its pipe."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=send_half_and_sleep, args=(theirs,), name="worker 0")
-    process.start()
-    worker = Worker(0, process, ours, theirs)
-    assert ours.poll(TIMEOUT)
-    threading.Timer(0.2, process.kill).start()
-    assert worker.receive() is None
-    process.join()
-    ours.close()
-
-
-def send_half_and_sleep(channel):
-    os.write(channel.fileno(), b"\0\0\0\x64" + b"half of a message")
-    time.sleep(1000)
-
-
 SCRIPT = """
 import torch
 from ed_lib.parallel.asynchronous.servers import ParameterServer
