@@ -1,11 +1,9 @@
 """Which way to split a training step over p devices: the seconds and the bytes of each way, in the α–β model.
 
 The model is a stack of L layers of width W: L·W² parameters, 2·W² FLOPs a sample and layer forward and twice
-that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch, so
-few samples at a time are dear. What can be sent while a device computes is: a pipeline's messages; gradients
-during the backward pass, in buckets, of which the last has nothing left to hide behind; a sharded layer's
-weights, once the layer before it computes. Memory is that of parameters, gradients, the optimizer's state and
-the inputs of all layers. It is meant for choosing, not for predicting to the percent.
+that backward. A product takes its arithmetic, or reading its weights where that is longer, and a launch. What
+can be sent while a device computes is: a pipeline's messages; gradients during the backward pass, in buckets;
+a sharded layer's weights, once the layer before it computes. It is meant for choosing, not for predicting.
 """
 
 from dataclasses import dataclass
@@ -20,9 +18,7 @@ WORTH = 0.9  # of one device's time, at most, is what a way to split it may take
 
 @dataclass(frozen=True)
 class Job:
-    """A training step: ``layers`` of ``width`` cells, a ``batch`` of samples, ``itemsize`` bytes a number;
-    and an optimizer that keeps ``moments`` numbers for each weight: two, as Adam does.
-    """
+    """A training step; an optimizer keeps ``moments`` numbers for each weight: two, as Adam does."""
 
     layers: int
     width: int
@@ -52,9 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Devices:
-    """``count`` devices of ``rate`` FLOP/s, with ``memory`` bytes that are read at ``bandwidth`` bytes/s and
-    ``launch`` seconds to start an operation; and the ``link`` between any two.
-    """
+    """``count`` devices: FLOP/s, bytes/s of their memory, seconds of a launch, bytes, a link between any."""
 
     count: int
     rate: float
@@ -71,9 +65,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to do the step: its ``seconds``, of which the devices compute for ``computing``, and the bytes of
-    ``memory`` on the fullest device. ``obstacle``: why it cannot be done, or "".
-    """
+    """A way to do the step: ``seconds``, of which ``computing``; bytes of ``memory``; or the ``obstacle``."""
 
     name: str
     seconds: float

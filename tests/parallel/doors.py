@@ -16,7 +16,7 @@ from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
 from ed_lib.parallel.ranks import costs
 from ed_lib.parallel.scale import dry, published
 from ed_lib.parallel.scale.mesh import Layout, Model
-from ed_lib.parallel.sharded import units, zero
+from ed_lib.parallel.sharded import zero
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
@@ -114,9 +114,9 @@ PARALLEL = [
         8, 1e14, 3e12, 5e-6, 1e9, LINK)), ValueError, "no way to do this job: one device: takes"),
     ("a job of no width", lambda: advice.Job(1, 0, 1), ValueError, "width is 0; wanted at least 1"),
     ("a slow device", lambda: advice.Devices(1, -1, 1, 0, 1, LINK), ValueError, "rate is -1"),
-    ("another's unit", lambda: units.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
-    ("a unit in a unit", lambda: units.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
-    ("a unit of two kinds", lambda: units.cut(MIXED, [MIXED]), ValueError, "the unit '' has parameters of"),
+    ("another's unit", lambda: zero.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
+    ("a unit in a unit", lambda: zero.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
+    ("a unit of two kinds", lambda: zero.cut(MIXED, [MIXED]), ValueError, "the unit '' has parameters of"),
     ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
      "stage is 4; wanted one of 0, 1, 2, 3"),
 ]

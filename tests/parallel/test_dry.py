@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -65,6 +66,25 @@ def test_ddp_sums_every_gradient_once_in_buckets(world):
     dry.count(world, lambda: buckets.extend(dry.data_parallel(model, torch.randn(2, 2048))))
     assert len(buckets) > 1
     assert sum(buckets) == 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_every_way_to_ask_for_a_collective_counts_alike_and_an_unknown_one_is_an_error():
+    part, whole, parts = torch.zeros(7), torch.zeros(56), [torch.zeros(7) for _ in range(8)]
+    asked = {
+        "all_reduce": [lambda: dist.all_reduce(whole),
+                       lambda: functional.all_reduce(whole, "sum", dist.group.WORLD)],
+        "all_gather": [lambda: dist.all_gather(parts, part), lambda: dist.all_gather_into_tensor(whole, part),
+                       lambda: functional.all_gather_tensor(part, 0, dist.group.WORLD)],
+        "reduce_scatter": [lambda: dist.reduce_scatter(part, parts),
+                           lambda: dist.reduce_scatter_tensor(part, whole),
+                           lambda: functional.reduce_scatter_tensor(whole, "sum", 0, dist.group.WORLD)],
+        "all_to_all": [lambda: dist.all_to_all_single(whole, whole)],
+    }  # fmt: skip
+    for name, calls in asked.items():
+        for call in calls:
+            assert dry.count(8, call) == [dry.Collective(name, 4 * 56, 8)]
+    with pytest.raises(NotImplementedError, match="gather_.* is no collective whose bytes are known"):
+        dry.count(8, lambda: dist.gather(part, parts))
 
 
 def test_a_rank_of_another_group_is_an_error():

@@ -15,7 +15,7 @@ from ed_lib.models import GPT
 from ed_lib.parallel import RankError, launch
 from ed_lib.parallel.data_parallel.replica import shard as rows_of
 from ed_lib.parallel.ranks.collectives import Traffic
-from ed_lib.parallel.sharded import ledger, units, zero
+from ed_lib.parallel.sharded import ledger, zero
 from ed_lib.parallel.sharded.zero import STAGES, shard
 from tests.parallel import ranks
 
@@ -108,7 +108,7 @@ def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(
 
 def test_what_is_sent_is_as_in_the_formulas(found):
     module = net()
-    parts = units.cut(module, list(module.blocks))
+    parts = zero.cut(module, list(module.blocks))
     for p, results in found.items():
         for stage in STAGES:
             number = 3 if stage == "prefetching" else stage

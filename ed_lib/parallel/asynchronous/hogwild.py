@@ -1,9 +1,8 @@
 """Hogwild: processes that move the same parameters, in the same memory, without locks.
 
-To add to a number in memory is to read it, add, and write it back. When two processes do so at once, the one
-that writes later has not seen what the other wrote, and that update is lost. F. Niu, B. Recht, C. Ré and S.
-Wright, "Hogwild!: a lock-free approach to parallelizing stochastic gradient descent" (2011): if each update
-touches few of many parameters, updates rarely meet, and little is lost.
+To add to a number in memory is to read it, add, and write it back; when two processes do so at once, one
+update is lost. F. Niu, B. Recht, C. Ré and S. Wright, "Hogwild!: a lock-free approach to parallelizing
+stochastic gradient descent" (2011): if each touches few of many parameters, little is lost.
 """
 
 import shutil

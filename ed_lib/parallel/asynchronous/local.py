@@ -1,10 +1,7 @@
 """Workers that meet seldom: each takes some steps of its own, and then their moves are averaged.
 
-With plain averages this is local SGD (S. Stich, "Local SGD converges fast and communicates little", 2019).
-With AdamW inside and Nesterov's momentum on the mean moves it is DiLoCo (A. Douillard and others, "DiLoCo:
-Distributed low-communication training of language models", 2023).
-
-Letters: p workers, P parameters in one vector, H steps between two meetings.
+With plain averages this is local SGD (S. Stich, 2019); with AdamW inside and Nesterov's momentum on the mean
+moves it is DiLoCo (A. Douillard and others, 2023). p workers, P parameters in one vector.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,8 @@
 """Training in which no worker waits for another: the server of parameters, its rivals, and its tasks.
 
-Nothing here knows about time or processes. Two drivers run the same servers: ``virtual`` on a clock that is
-computed, ``workers`` in real processes.
-
-A *task* is the number of a batch. A worker pulls parameters and a task, computes the gradient of that batch
-at those parameters, and pushes it. P is the number of parameters; all of them stand in one flat tensor.
+Nothing here knows about time or processes: ``virtual`` drives the servers on a clock, ``workers`` in real
+processes. A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of
+that batch at those parameters, and pushes it. P parameters stand in one flat tensor.
 """
 
 import heapq
@@ -64,8 +62,7 @@ class ParameterServer:
     def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
         """Applies a gradient (P,) that was computed at the version ``read`` → its staleness τ.
 
-        A gradient with NaN in it would spoil all parameters for good: it is refused (:class:`Diverged`), as
-        is one that does not fit, and nothing has changed.
+        One that has NaN in it (:class:`Diverged`) or does not fit is refused, and nothing has changed.
         """
         self.require_fit(gradient, read, self.version)
         push = Push(worker, task, read, self.version)
@@ -97,7 +94,7 @@ class SynchronousServer(ParameterServer):
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
         super().__init__(params, lr)
         self.per_step = check.count("per_step", per_step)
-        self._came: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
+        self._inbox: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
 
     def allows(self, task: int) -> bool:
         return task // self.per_step == self.version
@@ -105,16 +102,14 @@ class SynchronousServer(ParameterServer):
     def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
         """As the asynchronous one; τ is 0. A task of another step, or one that came, is refused as well."""
         self.require_fit(gradient, read, self.version)
-        if read != self.version or not self.allows(task) or task in self._came:
-            raise ValueError(
-                f"task is {task}, read at version {read}; wanted a missing one of {self.version}"
-            )
-        self._came[task] = gradient.detach().clone()
+        if read != self.version or not self.allows(task) or task in self._inbox:
+            raise ValueError(f"task is {task}, of version {read}; wanted a missing one of {self.version}")
+        self._inbox[task] = gradient.detach().clone()
         self.log.append(Push(worker, task, read, self.version))
-        if len(self._came) == self.per_step:
-            ordered = torch.stack([self._came[task] for task in sorted(self._came)])  # (per_step, P)
+        if len(self._inbox) == self.per_step:
+            ordered = torch.stack([self._inbox[task] for task in sorted(self._inbox)])  # (per_step, P)
             self.params.add_(ordered.mean(0), alpha=-self.lr)
-            self._came.clear()
+            self._inbox.clear()
             self.version += 1
         return 0
 
@@ -122,9 +117,8 @@ class SynchronousServer(ParameterServer):
 class ModelQueue(ParameterServer):
     """A queue of models: a worker pops the next, improves it by one gradient, and pushes it back to the end.
 
-    params: (P,), where all ``n_models`` start. There are as many parameters as models, and each of them moves
-    by the gradients that were computed at it: nothing is ever stale, and nothing ever merges. In ``log``, the
-    versions are of the model. ``seen[m]`` lists the tasks that model m has learnt from.
+    params: (P,), where all ``n_models`` start. Each moves by the gradients that were computed at it: nothing
+    is ever stale, and nothing ever merges. ``seen[m]`` lists the tasks that model m has learnt from.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, n_models: int):
@@ -168,9 +162,8 @@ class ModelQueue(ParameterServer):
 class Dispatcher:
     """Hands tasks 0 … n_tasks − 1 to workers, so that each is applied to the server exactly once.
 
-    A task waits, or is held by one worker, or is done. It is done when its gradient has arrived, whole. The
-    task of a worker that is gone waits again. Whoever calls must not pass on what arrives from a worker after
-    :meth:`lose`.
+    A task waits, or is held by one worker, or is done: when its gradient has arrived, whole. The task of a
+    worker that is gone waits again.
     """
 
     def __init__(self, server: ParameterServer, n_tasks: int):

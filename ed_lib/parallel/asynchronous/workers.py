@@ -1,9 +1,8 @@
-"""The servers of :mod:`ed_lib.parallel.asynchronous.servers` with real workers: processes that may die.
+"""The servers of :mod:`.servers` with real workers: processes that may die.
 
-The calling process is the server. It has a pipe to each worker, hands out tasks and parameters, and takes in
-gradients, one message at a time. A worker that is gone is one whose pipe has ended; what it was working on
-goes to another. Since a task is done only when its gradient has arrived whole, and is handed out again only
-when its pipe has ended without that, each is applied exactly once, whenever a worker is killed.
+The calling process is the server, with a pipe to each worker. A task is done when its gradient has arrived
+whole, and is handed out again when the pipe of the worker that held it has ended without that: so each is
+applied exactly once, whenever a worker is killed.
 """
 
 import contextlib
@@ -31,17 +30,13 @@ def train(
 ) -> Run:  # fmt: skip
     """Runs tasks 0 … n_tasks − 1 in ``n_workers`` processes → a :class:`Run`.
 
-    gradient(params, task): params (P,) → the gradient (P,) and the loss; anything that can be called, and
-    that another process can import. It is sent to each worker once. pause: seconds that a worker sleeps
-    before each gradient, one number or one for each worker; it stands in for a device that computes. timeout:
-    seconds for all of it, the start included. The clock of the Run starts when all workers have.
-
-    :class:`WorkerError` if a worker raises (with its traceback; the task is not tried again, since it would
-    raise again), if no worker is left, and at the timeout. What the server refuses is raised as it is. In
-    every case no process is left.
+    gradient(params, task): params (P,) → the gradient (P,) and the loss; another process must be able to
+    import it. pause: seconds that a worker sleeps before each gradient, one number or one for each worker; it
+    stands in for a device that computes. timeout: seconds for all of it. The Run's clock starts when all
+    workers have. :class:`WorkerError` if a worker raises, if none is left, and at the timeout. What the
+    server refuses is raised as it is. In every case no process is left.
     """
-    n_workers = check.count("n_workers", n_workers)
-    timeout = check.positive("timeout", timeout)
+    check.count("n_workers", n_workers), check.positive("timeout", timeout)
     pauses = [pause] * n_workers if isinstance(pause, (int, float)) else list(pause)
     if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
@@ -100,9 +95,8 @@ def serve(dispatcher: Dispatcher, workers: Collection[Worker], payload: bytes, e
 
     def start_the_idle():
         for worker in workers:
-            if not worker.is_alive or worker.number in tasks:
-                continue
-            if (order := dispatcher.assign(worker.number)) is not None:
+            is_idle = worker.is_alive and worker.number not in tasks
+            if is_idle and (order := dispatcher.assign(worker.number)) is not None:
                 tasks[worker.number] = order[0], time.monotonic() - zero
                 if not worker.send(pickle.dumps((order[0], order[1].numpy()))):
                     bury(worker)

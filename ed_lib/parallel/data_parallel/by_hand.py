@@ -1,10 +1,7 @@
 """LeNet on several devices, from scratch: copy the parameters, split the batch, add up the gradients.
 
 The names are those of Zhang, Lipton, Li and Smola, "Dive into Deep Learning" (d2l.ai), section 13.5. A list
-of devices may name one of them several times: ``["cpu"] * 4`` simulates four devices in one process, each
-with parameters and gradients of its own.
-
-B samples in a batch, p devices.
+of devices may name one several times: ``["cpu"] * 4`` simulates four in one process. B samples, p devices.
 """
 
 import itertools
@@ -125,9 +122,8 @@ def train(
 ) -> History:  # fmt: skip
     """Trains LeNet on a list of devices → :class:`History`.
 
-    images (N, 1, 28, 28) and labels (N,), tensors, and test, a pair of such. lr: a number, or a function of
-    the step that gives one. Each epoch goes through all N in an order drawn anew; where ``batch_size`` does
-    not divide N, its last batch is smaller, but has a sample for each device.
+    images (N, 1, 28, 28) and labels (N,), and test, a pair of such. lr: a number, or a function of the step.
+    Where ``batch_size`` does not divide N, an epoch's last batch is smaller, with a sample for each device.
     """
     check.shape("labels", tuple(labels.shape), (len(images),))
     smallest = min(len(images), len(images) % check.count("batch_size", batch_size) or batch_size)

@@ -1,11 +1,9 @@
 """Data parallelism over processes: every rank holds a replica and a shard, and the gradients are summed.
 
-The gradients of many parameters are kept in a few flat buckets, and the sum over the ranks of a bucket is
-started while the backward pass still computes the next. That is how PyTorch's DistributedDataParallel works:
-S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
-
-Losses are summed over samples, gradients over ranks, and what comes out is divided by the size of the global
-batch. So shards may be uneven, or empty.
+They are kept in a few flat buckets, and a bucket's sum is started while the backward pass still computes the
+next: S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"
+(2020). Losses are summed over samples, gradients over ranks, and what comes out is divided by the size of the
+global batch: so shards may be uneven, or empty.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,10 +39,9 @@ class Replica:
     B the samples of all ranks, and then any optimizer's step.
 
     It starts from rank 0's parameters and buffers. Gradients lie in ``buckets`` of at most ``bucket_bytes``
-    bytes, or of one larger parameter, from the last parameter to the first, which is about the order in which
-    the backward pass computes them. With ``overlap`` a bucket is summed as soon as it is complete and all
-    before it have been started, else in ``finish``. ``calls`` and ``bytes`` count what was handed to
-    ``dist.all_reduce``. If the ranks' parameters or arguments differ, every rank gets a ValueError.
+    bytes, or of one larger parameter, from the last parameter to the first. With ``overlap`` a bucket is
+    summed as soon as it is complete and all before it have been started, else in ``finish``. ``calls`` and
+    ``bytes`` count what was summed. If the ranks' parameters differ, every rank gets a ValueError.
     """
 
     def __init__(self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True):

@@ -76,11 +76,8 @@ class EDStage:
 
 
 class EDPipeline:
-    """This rank's part of an ED network that is cut into one stage for each rank of the group.
-
-    Every rank is given a network with the same weights, and keeps its own layers of it. Bad data is
-    an error on every rank, before anything is sent.
-    """
+    """This rank's part of an ED network that is cut into one stage for each rank of the group; every rank is
+    given a network with the same weights. Bad data is an error on every rank, before anything is sent."""
 
     def __init__(self, net: EDNetwork):
         # Activations and errors go by groups of their own: NCCL keeps the order of all messages of a group.

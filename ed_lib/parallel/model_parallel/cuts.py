@@ -1,12 +1,8 @@
 """What a training step sends, for each way to cut the same stack of layers: by formula, and counted.
 
-The stack: L linear layers, W × W, without biases, and a batch of B samples. Sums over the ranks are formed
-by a ring. All ranks together send 2(p − 1) times
-
-- "data", every rank has all layers and a part of the batch: the gradients, L·W² numbers;
-- "tensor", a cut through the layers, in blocks of two: B·W numbers, for each of L/2 sums forward and
-  L/2 − 1 back (the inputs of the first block need no gradient);
-- "pipeline", a cut between layers: B·W numbers.
+L linear layers, W × W, without biases, and B samples; sums by a ring. All ranks send 2(p − 1) times: "data",
+a part of the batch each, L·W² numbers; "tensor", a cut through the layers, in blocks of two, B·W numbers for
+each of L/2 sums forward and L/2 − 1 back; "pipeline", a cut between layers, B·W numbers.
 """
 
 from collections.abc import Sequence
@@ -71,5 +67,5 @@ def counted(layers: int, width: int, batch: int) -> dict[str, Traffic]:
 
 
 def counted_each(shapes: Sequence[tuple[int, int, int]]) -> list[dict[str, Traffic]]:
-    """:func:`counted` for each of several (layers, width, batch), in one launch → a list."""
+    """:func:`counted` for each of several (layers, width, batch), in one launch."""
     return [counted(*shape) for shape in shapes]

@@ -1,10 +1,8 @@
 """A pipeline on real processes: one worker a stage, which runs any schedule of backpropagation.
 
-Rank s of the group is stage s. It has one part of the model, and executes the instructions that a schedule
-(:mod:`.schedules`) gives it. Activations go to the next stage and gradients to the one before,
-as messages without tags: the n-th message on a link is the n-th that its receiver takes.
-
-Sources: as in :mod:`.schedules`. In earnest, use ``torch.distributed.pipelining``.
+Rank s is stage s, has a part of the model, and executes the instructions that a schedule (:mod:`.schedules`)
+gives it. Of the messages of a kind from one stage to another, the n-th is the n-th that its receiver takes.
+In earnest, use ``torch.distributed.pipelining``.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +15,12 @@ from torch import nn
 
 from ed_lib import check
 from ed_lib.parallel.model_parallel.schedules import Instruction, Schedule
-from ed_lib.parallel.model_parallel.simulator import check_schedule, routes
+from ed_lib.parallel.model_parallel.simulator import check_schedule
 from ed_lib.parallel.ranks.collectives import Traffic, agree
 from ed_lib.parallel.ranks.launcher import device
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
+TAGS = {"activation": 0, "gradient": 1}  # between two stages, messages of a kind keep their order
 HEADER = 8  # numbers that say of which dtype and shape a message is
 
 
@@ -42,12 +41,10 @@ class Pipeline:
     """One stage of a model that is cut into a chain, on the rank of the same number.
 
     parts: the parts of the model in order, one for each rank, or v times as many, of which rank s keeps the
-    parts s, s + p, s + 2p … (those of others may be None). Each takes one tensor (b, …) and gives one. loss:
-    a function of outputs and targets, the mean over the samples. shape: that of a batch of inputs, (B, …).
-    microbatches: how many m a batch is cut into, by ``tensor_split``. schedule: as in :mod:`.schedules`.
-
-    All ranks construct it together. Where a sample's output depends on that sample alone (so, without batch
-    normalization), the gradients are those of the unsplit model, however uneven the micro-batches.
+    parts s, s + p, s + 2p … (others may be None). Each takes a tensor (b, …) and gives one. loss: a function
+    of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …). microbatches: m,
+    by ``tensor_split``. Where a sample's output depends on that sample alone, the gradients are those of the
+    unsplit model, however uneven the micro-batches. All ranks construct it together.
     """
 
     def __init__(
@@ -70,13 +67,11 @@ class Pipeline:
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
         self.samples: dict[tuple, tuple] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
         self.told: set[tuple] = set()  # the (what, chunk) of which the receiver knows that
-        self.routes = _connect(stages, len(self.modules) > 1)
 
     def run(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> Report:
         """Forward and backward for one batch → :class:`Report`; gradients are added to the parameters'.
 
-        inputs: (B, …), on the first stage; targets: B of them, on the last. What other ranks pass is not
-        looked at.
+        inputs: (B, …), on the first stage; targets: B of them, on the last.
         """
         if self.rank == 0:
             assert inputs is not None, "wanted inputs, on the first stage"
@@ -130,11 +125,8 @@ class Pipeline:
             self.ready["gradient", *at] = x.grad
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
-        """The gradients of the weights, for which autograd walks back through the stage a second time.
-
-        With more than one layer in a stage, that costs more than the t_w of the papers, whose workers keep
-        the gradient of every layer's output from the first walk.
-        """
+        """The gradients of the weights, for which autograd walks back through the stage a second time; the
+        papers' workers keep the gradient of every layer's output from the first walk."""
         at = i, do.chunk
         _, y = self.kept.pop(at)
         gradient = self.arrived.pop(("gradient", *at), None)
@@ -144,13 +136,13 @@ class Pipeline:
     def do_send(self, i: int, do: Instruction) -> None:
         """Starts to send, and goes on. The tensor is kept until it is known to have been received."""
         route, kind = (do.what, self.rank, do.peer), (do.what, do.chunk)
-        tensor, link = self.ready.pop((do.what, i, do.chunk)).contiguous(), self.routes[route]
+        tensor, tag = self.ready.pop((do.what, i, do.chunk)).contiguous(), TAGS[do.what]
         if kind not in self.told:  # the first message says how large all of them are
             self.told.add(kind)
             header = torch.tensor([DTYPES.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]])
             header = nn.functional.pad(header, (0, HEADER - len(header))).to(device())
-            self.requests["header", *kind] = dist.isend(header, do.peer, link), header
-        self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, link), tensor
+            self.requests["header", *kind] = dist.isend(header, do.peer, tag=tag), header
+        self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, tag=tag), tensor
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
 
     def do_receive(self, i: int, do: Instruction) -> None:
@@ -170,10 +162,7 @@ class Pipeline:
     # --- what comes, and in which shape
 
     def _inbox(self, what):
-        """Yields what comes of a kind, in order. One receive is posted ahead of the one that is taken.
-
-        So a message travels while this stage computes. Posting all of them ahead would need m buffers.
-        """
+        """Yields what comes of a kind, in order. One receive is posted ahead: it travels meanwhile."""
         todo = [do for do in self.program if do.op == "receive" and do.what == what]
         waiting = None
         for do, following in zip(todo, [*todo[1:], None], strict=True):
@@ -185,15 +174,15 @@ class Pipeline:
 
     def _post(self, do):
         """Starts to receive a message → (where it will be, the request)."""
-        link, kind = self.routes[do.what, do.peer, self.rank], (do.what, do.chunk)
+        tag, kind = TAGS[do.what], (do.what, do.chunk)
         if kind not in self.samples:
             header = torch.empty(HEADER, dtype=torch.int64, device=device())
-            dist.irecv(header, do.peer, link).wait()
+            dist.irecv(header, do.peer, tag=tag).wait()
             dtype, ndim, *shape = header.tolist()
             self.samples[kind] = tuple(shape[:ndim]), DTYPES[dtype]
         shape, dtype = self.samples[kind]
         buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
-        return buffer, dist.irecv(buffer, do.peer, link)
+        return buffer, dist.irecv(buffer, do.peer, tag=tag)
 
     def _first(self, do):
         """Whether an instruction is of the chain's first part."""
@@ -245,21 +234,3 @@ def balance(costs: Sequence[float], parts: int) -> list[int]:
             for end in range(part, len(costs) - parts + part + 1)
         }
     return best[len(costs)][1]
-
-
-def _connect(stages, wraps):
-    """{(what, sender, receiver): group}: one for each route, with its connection made.
-
-    Under NCCL a group has one queue a rank, and a send stays in it until it is received. In one queue for
-    both directions, two neighbours that both send would wait for each other; in queues apart neither a
-    receive nor a computation stands behind a send. Connections are made link after link, for the same reason.
-    """
-    # every rank calls new_group for every route
-    groups = {(what, *pair): dist.new_group(list(pair)) for what, *pair in routes(stages, wraps)}
-    token = torch.zeros(1, device=device())
-    for (_, sender, receiver), group in groups.items():
-        if dist.get_rank() == sender:
-            dist.isend(token, receiver, group).wait()
-        if dist.get_rank() == receiver:
-            dist.irecv(token, sender, group).wait()
-    return groups

@@ -1,14 +1,12 @@
 """Schedules of a pipeline: in which order a stage works on its micro-batches.
 
 A model is cut into a chain of p stages, one on each device, and a batch into m micro-batches. A *schedule* is
-a generator: ``schedule(stage, stages, microbatches)`` yields the :class:`Instruction`\\ s of one stage, in
-order. One worker executes them on real processes (:mod:`.pipeline`), and a simulator on a
-clock of its own (:mod:`.simulator`).
+a generator: ``schedule(stage, stages, microbatches)`` yields the instructions of one stage, in order. One
+worker executes them on real processes (:mod:`.pipeline`), a simulator on a clock (:mod:`.simulator`).
 
-Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019) and "Memory-efficient
-pipeline-parallel DNN training" (2021) for 1F1B; the same, "Efficient large-scale
-language model training on GPU clusters using Megatron-LM" (2021) for interleaving; P. Qi et al., "Zero bubble
-pipeline parallelism" (2024) for ZB-H1 and ZB-H2.
+Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019), "Memory-efficient
+pipeline-parallel DNN training" (2021) for 1F1B, and "Efficient large-scale language model training on GPU
+clusters using Megatron-LM" (2021) for interleaving; P. Qi et al., "Zero bubble pipeline parallelism" (2024).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,10 +36,9 @@ Schedule = Callable[[int, int, int], Iterator[Instruction]]
 def bubble(p: int, m: int, waits: float = 1.0, works: float = 1.0) -> float:
     """The share of a step's time in which a stage is idle: (p − 1) · waits / ((p − 1) · waits + m · works).
 
-    A stage works ``works`` seconds for each of m micro-batches, and waits ``waits`` seconds for each of the
-    p − 1 others, once a step. Under GPipe and 1F1B both are t_f + t_b, so the bubble is (p − 1) / (m + p − 1)
-    whatever they are. ZB-H1 waits t_f + t_b − t_w, since weights' gradients fill the rest, and works
-    t_f + t_b + t_w. ED waits for forward passes only, t_f, and works t_f + t_u.
+    A stage works ``works`` seconds for each of m micro-batches, and waits ``waits`` for each of the p − 1
+    others, once a step. Under GPipe and 1F1B both are t_f + t_b: (p − 1) / (m + p − 1). ZB-H1 waits
+    t_f + t_b − t_w and works t_f + t_b + t_w; ED waits t_f, and works t_f + t_u.
     """
     return (p - 1) * waits / ((p - 1) * waits + m * works)
 
@@ -84,9 +81,8 @@ def interleaved(chunks: int) -> Schedule:
 
     def schedule(stage, stages, microbatches):
         if stages < 2 or microbatches % stages:
-            raise ValueError(
-                f"microbatches is {microbatches}, stages {stages}; wanted a multiple of at least two stages"
-            )
+            said = f"microbatches is {microbatches}, stages {stages}"
+            raise ValueError(f"{said}; wanted a multiple of at least two stages")
         groups = range(0, microbatches, stages)
         parts = range(chunks)
         there = [(i, c) for g in groups for c in parts for i in range(g, g + stages)]
@@ -186,14 +182,9 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "zb_h1": zb_h1,
-    "zb_h2": zb_h2,
-    "ed": ed,
+    "naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2, "ed": ed,
     "ed_streaming": ed_streaming,
-}
+}  # fmt: skip
 
 
 def forward(stage: int, stages: int, i: int, chunk: int = 0, chunks: int = 1) -> Iterator[Instruction]:

@@ -123,17 +123,14 @@ def check_schedule(schedule: Schedule, stages: int, microbatches: int, chunks: i
                 done.setdefault(do.op, []).append((do.microbatch, do.chunk))
         whole = "forward" in done and set(done) - {"forward"} in BACKWARD
         if not whole or any(sorted(found) != wanted for found in done.values()):
-            raise ValueError(
-                f"schedule has stage {stage} do {done}; wanted each micro-batch forward and back once, "
-                f"with each of {chunks} chunks"
-            )
+            wanted_ = f"wanted each micro-batch forward and back once, with each of {chunks} chunks"
+            raise ValueError(f"schedule has stage {stage} do {done}; {wanted_}")
     for (what, sender, receiver), messages in on_the_way.items():
         right = (what, sender, receiver) in routes(stages, chunks > 1)
         if not right or messages.get("send") != messages.get("receive"):
-            raise ValueError(
-                f"schedule has {sender} send {messages.get('send')} ({what}) and {receiver} receive "
-                f"{messages.get('receive')}; wanted the same between neighbours, in the same order"
-            )
+            sent, received = messages.get("send"), messages.get("receive")
+            said = f"{sender} send {sent} ({what}) and {receiver} receive {received}"
+            raise ValueError(f"schedule has {said}; wanted the same between neighbours, in the same order")
     simulate(schedule, stages, microbatches, {})  # ValueError if it stops
 
 

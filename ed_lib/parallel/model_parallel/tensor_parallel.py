@@ -2,10 +2,8 @@
 
 A linear layer is y = x·A + b. PyTorch stores ``weight`` = Aᵀ, (out, in), so the *columns* of A are rows of
 ``weight``. Two layers with an activation between them need one sum over the ranks forward, and one back.
-
-Sources: M. Shoeybi et al., "Megatron-LM" (2019), section 3, whose f and g are :class:`Enter` and
-:class:`Leave`; A. Krizhevsky et al., "ImageNet classification with deep convolutional neural networks" (2012)
-for branches. In earnest, use ``parallelize_module`` of ``torch.distributed.tensor.parallel``.
+Sources: M. Shoeybi et al., "Megatron-LM" (2019), whose f and g are :class:`Enter` and :class:`Leave`; A.
+Krizhevsky et al. (2012) for branches. In earnest, use ``parallelize_module``.
 """
 
 import copy
@@ -118,23 +116,15 @@ def one_block(first: nn.Linear, second: nn.Linear, x: torch.Tensor, slope: torch
 
 
 def merge(states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The ``state_dict()`` of a :class:`ParallelMLP` from every rank, in order → that of the serial layers.
-
-    Copies of numbers only, so the result has the same bits. Keys "first.weight" (hidden, in), "first.bias",
-    "second.weight" (out, hidden), "second.bias", of which every rank has the whole.
-    """
+    """The ``state_dict()`` of a ParallelMLP from every rank, in order → that of the serial layers."""
     axes = {"first.weight": 0, "first.bias": 0, "second.weight": 1}  # along which they were cut
-    merged = {
-        key: torch.cat([s[key] for s in states], axis) for key, axis in axes.items() if key in states[0]
-    }
+    there = [key for key in axes if key in states[0]]
+    merged = {key: torch.cat([state[key] for state in states], axes[key]) for key in there}
     return merged | {key: state.clone() for key, state in states[0].items() if key not in axes}
 
 
 def branch(conv: nn.Conv2d, index: int) -> nn.Conv2d:
-    """One group of an nn.Conv2d with ``groups``, as a layer of its own.
-
-    It takes part ``index`` of the channels and gives part ``index`` of the outputs.
-    """
+    """Group ``index`` of an nn.Conv2d with ``groups``, as a layer of its own."""
     alone = copy.deepcopy(conv)
     alone.groups, alone.in_channels = 1, conv.in_channels // conv.groups
     alone.out_channels = conv.out_channels // conv.groups

@@ -1,12 +1,9 @@
 """Collectives, built from sends and receives between two ranks, and counted.
 
-Every rank of a group calls the same function with a tensor of the same shape and dtype; the tensor is changed
-in place. What is sent and received is one message each, started together by
-``torch.distributed.batch_isend_irecv`` and waited for, which gloo and NCCL both have.
-
-p ranks, n bytes: the costs of the algorithms stand in :mod:`ed_lib.parallel.ranks.costs`. Sources: R. Thakur,
-R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005);
-P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+Every rank of a group calls the same function with a tensor of the same shape and dtype, which is changed in
+place. p ranks, n bytes: what each costs stands in :mod:`.costs`. Sources: R. Thakur, R. Rabenseifner and W.
+Gropp, "Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """What sending costs: the α–β–γ model of a link, and of the collectives that are built on it.
 
 A message of n bytes takes α + nβ seconds: α is the *latency*, β the time for one byte, 1/β the *bandwidth*;
-adding what arrived takes nγ. Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
-communication operations in MPICH" (2005), section 3. The term for contention is this book's: it was needed
-for ranks that share one machine.
+adding what arrived takes nγ (R. Thakur and others, as in :mod:`.collectives`, section 3). The term for
+contention is this book's: it was needed for ranks that share one machine.
 """
 
 from collections.abc import Sequence
@@ -59,26 +58,19 @@ def fit(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarr
     return Link(*(found / scale).tolist())
 
 
-def rounds(algorithm: str, p: int) -> int:
-    """How many messages follow one another in an all-reduce over p ranks."""
+def counts(algorithm: str, p: int) -> tuple[int, float, int]:
+    """Of an all-reduce over p ranks: messages that follow one another, their bytes in units of the tensor's
+    (what β is paid for), and the messages of all ranks together.
+    """
     check.choice("algorithm", algorithm, ALGORITHMS)
-    q = power_of_two(p)
+    q = 1 << (p.bit_length() - 1)  # the ranks among which halving-doubling swaps parts
+    levels, up, fold = q.bit_length() - 1, (p - 1).bit_length(), 0 if q == p else 2
     return {
-        "naive": 2 * (p - 1),
-        "tree": 2 * (p - 1).bit_length(),  # ⌈log₂ p⌉ up the tree, and as many down
-        "ring": 2 * (p - 1),
-        "halving_doubling": 2 * (q.bit_length() - 1) + (0 if q == p else 2),
+        "naive": (2 * (p - 1), 2 * (p - 1), 2 * (p - 1)),
+        "tree": (2 * up, 2 * up, 2 * (p - 1)),  # ⌈log₂ p⌉ up the tree, and as many down
+        "ring": (2 * (p - 1), 2 * (p - 1) / p, 2 * p * (p - 1)),
+        "halving_doubling": (2 * levels + fold, 2 * (q - 1) / q + fold, 2 * q * levels + 2 * (p - q)),
     }[algorithm]
-
-
-def path_bytes(algorithm: str, bytes: float, p: int) -> float:
-    """The bytes of those messages together, for a tensor of so many bytes; what β is paid for."""
-    if algorithm in ("naive", "tree"):
-        return rounds(algorithm, p) * bytes
-    if algorithm == "ring":
-        return 2 * (p - 1) / p * bytes
-    q = power_of_two(p)
-    return 2 * (q - 1) / q * bytes + (0 if q == p else 2 * bytes)
 
 
 def all_reduce(algorithm: str, bytes: float, p: int, link: Link) -> float:
@@ -86,19 +78,19 @@ def all_reduce(algorithm: str, bytes: float, p: int, link: Link) -> float:
 
     What is on its way at the same time, and what is added, follow from the path: half of its bytes are added.
     """
-    path = path_bytes(algorithm, bytes, p)
+    rounds, share, _ = counts(algorithm, p)
+    path = share * bytes
     beside = 2 * (p - 1) * bytes - path  # what all ranks send, less what is sent one after another
     contended = (link.contention - 1) * link.beta * beside
-    return rounds(algorithm, p) * link.alpha + path * (link.beta + link.gamma / 2) + contended
+    return rounds * link.alpha + path * (link.beta + link.gamma / 2) + contended
 
 
 def two_trees(bytes: float, p: int, link: Link) -> float:
     """The seconds of an all-reduce by two binary trees, pipelined, in the model; full bandwidth, few rounds.
 
     Each tree carries half of the bytes, in the best number of pieces, up to rank 0 and down again. Whoever is
-    inside one tree is a leaf of the other, so each rank sends and receives two pieces in a round. Source:
-    P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-    scan" (2009). A model only: this book has no such collective. NCCL's trees are of this kind.
+    inside one tree is a leaf of the other, so each rank sends and receives two pieces in a round. P. Sanders,
+    J. Speck and J. L. Träff (2009); NCCL's trees are of this kind, this book has none.
     """
     depth = (p - 1).bit_length()
     best = (max(depth - 1, 0) * bytes * link.beta / (2 * link.alpha)) ** 0.5 if link.alpha else bytes
@@ -110,8 +102,7 @@ def two_trees(bytes: float, p: int, link: Link) -> float:
 def two_levels(bytes: float, nodes: int, each: int, inside: Link, between: Link) -> float:
     """The seconds of an all-reduce over nodes of ``each`` devices, with a link ``between`` nodes a device.
 
-    Rings inside the nodes leave every device with 1/each of its node's sum; rings between nodes add those
-    up; rings inside copy the sums. See :func:`ed_lib.parallel.ranks.collectives.two_levels`.
+    Rings inside the nodes leave every device with 1/each of its node's sum; rings between nodes add those up.
     """
     parts = all_reduce("ring", bytes / each, nodes, between)
     return all_reduce("ring", bytes, each, inside) + parts
@@ -137,19 +128,7 @@ def traffic(algorithm: str, bytes: int, p: int) -> Traffic:
 
     With fewer, the empty messages are left out.
     """
-    q = power_of_two(p)
-    messages = {
-        "naive": 2 * (p - 1),
-        "tree": 2 * (p - 1),
-        "ring": 2 * p * (p - 1),
-        "halving_doubling": 2 * q * (q.bit_length() - 1) + 2 * (p - q),
-    }[algorithm]
-    return Traffic(messages, 2 * (p - 1) * bytes)
-
-
-def power_of_two(p: int) -> int:
-    """The last power of two ≤ p: the ranks among which halving-doubling swaps parts."""
-    return 1 << (p.bit_length() - 1)
+    return Traffic(counts(algorithm, p)[2], 2 * (p - 1) * bytes)
 
 
 def measure(sizes: Sequence[int], repeats: int = 20) -> tuple[Link, list[float]]:

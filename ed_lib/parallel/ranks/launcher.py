@@ -1,9 +1,8 @@
 """One function in several processes that can talk to each other, and what each of them returns.
 
 Each process is a *rank*: it has a number from 0 to p − 1, its own memory, one thread for computing, and, on
-NVIDIA GPUs, its own GPU. ``torch.distributed`` joins them into a group. Under ``torchrun``, which has started
-the processes already (on one machine or on many), :func:`launch` starts none and joins their group instead,
-so that one script serves both.
+NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the processes already, :func:`launch` starts
+none and joins their group instead, so that one script serves both.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ from threadpoolctl import threadpool_limits
 
 from ed_lib import check
 
-# A fork of this process would inherit threads and locks of OpenMP and CUDA, and hang; a new process imports
-# PyTorch first, for seconds. So a server imports it once, computes nothing, and is forked. (Under macOS the
-# system's own libraries do not bear even that.)
+# A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports PyTorch, for
+# seconds. So a server imports it once, computes nothing, and is forked. (macOS does not bear even that.)
 FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:
@@ -60,12 +58,10 @@ def launch(
 ) -> list[Any]:
     """``fn(*args)`` in ``world_size`` processes → the list of what each rank returned, by rank.
 
-    fn: a function that another process can import; args and results: anything that pickle knows, copied, so
-    that ranks share no memory. backend: "gloo" (CPU) or "nccl" (one NVIDIA GPU for each rank). timeout:
-    seconds for all of it, the start included.
-
+    fn: a function that another process can import; args and results: anything that pickle knows, copied.
+    backend: "gloo" (CPU) or "nccl" (one NVIDIA GPU for each rank). timeout: seconds for all of it.
     :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end; no
-    process is left then either. Under torchrun ``world_size`` has to be what torchrun started.
+    process is left then either.
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
@@ -174,7 +170,7 @@ def one_thread() -> None:
 
 
 def _store_here():
-    """Where the ranks find each other: in this process, and for this machine only."""
+    """Where the ranks find each other: in this process."""
     server = socket.create_server(("127.0.0.1", 0))  # any port that is free
     host, port = server.getsockname()
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())

@@ -1,8 +1,7 @@
 """Splitting what does not fit elsewhere: a sequence over ranks (ring attention), and experts over ranks.
 
-Letters: b sequences, a heads, T tokens of which a rank has T/p, d numbers a head; n tokens of H numbers.
-Sources: H. Liu, M. Zaharia and P. Abbeel, "Ring attention with blockwise transformers" (2023); D. Lepikhin et
-al., "GShard" (2020). In earnest: ``torch.distributed.tensor.experimental.context_parallel``.
+b sequences, a heads, T tokens of which a rank has T/p, d numbers a head; n tokens of H numbers. H. Liu, M.
+Zaharia and P. Abbeel, "Ring attention" (2023); D. Lepikhin et al., "GShard" (2020).
 """
 
 from typing import Any

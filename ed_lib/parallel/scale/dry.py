@@ -4,6 +4,7 @@ written down.
 It rests on PyTorch's "fake" backend, which its own tests use, and torchtitan's dry runs.
 """
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ed_lib import check
 
 # of a ring, in each of which a rank sends (p − 1)/p
+QUIET = ("wait", "wrap", "barrier", "broadcast", "scatter")  # sends nothing, or is of the start of a model
 HALVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
@@ -49,14 +51,18 @@ class Watch(TorchDispatchMode):
         self.seen: list[Collective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         space, name = func._schema.name.split("::")
-        name = name.strip("_").replace("allg", "all_g")
-        name = next((known for known in HALVES if name.startswith(known)), "")
-        if "c10d" in space and name:
-            leaves = tree_leaves((args, kwargs))
-            size = max(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-            self.seen.append(Collective(name, size, _ranks(leaves)))
-        return func(*args, **(kwargs or {}))
+        name = re.sub("^all(?=[gr])", "all_", name.strip("_")).replace("alltoall_base", "all_to_all")
+        if "c10d" in space and not name.startswith(QUIET):
+            known = next((known for known in HALVES if name.startswith(known)), None)
+            if known is None:
+                raise NotImplementedError(f"{func} is no collective whose bytes are known: {list(HALVES)}")
+            leaves = tree_leaves((args, kwargs, result))
+            sizes, ranks = [leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)], _ranks(leaves)
+            size = ranks * min(sizes) if known in ("all_gather", "reduce_scatter") else max(sizes)
+            self.seen.append(Collective(known, size, ranks))
+        return result
 
 
 def count(world: int, run: Callable[[], None]) -> list[Collective]:
@@ -83,8 +89,8 @@ def count(world: int, run: Callable[[], None]) -> list[Collective]:
 def data_parallel(model: torch.nn.Module, *inputs: torch.Tensor) -> list[int]:
     """For ``count``: PyTorch's DistributedDataParallel → the bytes of its buckets, each of which is summed.
 
-    DDP sums inside the backward pass, in C++, where no mode sees it; it does say what to its hook. Of two
-    steps the second, since the first shows DDP in which order gradients come, and is one bucket.
+    DDP sums in C++, where no mode sees it; it does say what to its hook. Of two steps the second, since the
+    first shows DDP in which order gradients come.
     """
     ddp, buckets = torch.nn.parallel.DistributedDataParallel(model), []
 

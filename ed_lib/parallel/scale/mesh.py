@@ -2,12 +2,9 @@
 
 Devices form a mesh: data × pipeline × context × tensor. Each layer's products, the memory traffic of what is
 not a product, and every message are counted; seconds follow from the devices' rates and links, and from three
-:class:`Efficiency`, the only things that are fitted (by :mod:`ed_lib.parallel.scale.published`). Bytes are
-those of 16-bit training.
-
-Sources: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
-Megatron-LM" (2021), for counts of FLOPs and the schedule; V. Korthikanti et al., "Reducing activation
-recomputation in large transformer models" (2022); A. Grattafiori et al., "The Llama 3 herd of models" (2024).
+:class:`Efficiency`, the only things that are fitted (:mod:`.published`). Bytes are those of 16-bit training.
+Sources: D. Narayanan et al. (2021) for counts of FLOPs and the schedule; V. Korthikanti et al., "Reducing
+activation recomputation in large transformer models" (2022); A. Grattafiori et al., "Llama 3" (2024).
 """
 
 import dataclasses
@@ -112,15 +109,12 @@ class Layout:
         copy = self.tensor * self.context * self.pipeline
         if self.devices % copy:
             low = self.devices // copy * copy
-            raise ValueError(
-                f"devices is {self.devices}, and a copy of the model is on tensor {self.tensor} × context "
-                f"{self.context} × pipeline {self.pipeline} = {copy}; wanted a multiple, such as {low + copy}"
-            )
+            split = f"tensor {self.tensor} × context {self.context} × pipeline {self.pipeline} = {copy}"
+            said = f"devices is {self.devices}, and a copy of the model is on {split}"
+            raise ValueError(f"{said}; wanted a multiple, such as {low + copy}")
         if self.batch % (self.data * self.micro):
-            raise ValueError(
-                f"batch is {self.batch}, on {self.data} copies in micro-batches of {self.micro}; "
-                f"wanted a multiple of {self.data * self.micro}"
-            )
+            said = f"batch is {self.batch}, on {self.data} copies in micro-batches of {self.micro}"
+            raise ValueError(f"{said}; wanted a multiple of {self.data * self.micro}")
 
     @property
     def data(self) -> int:
@@ -140,10 +134,8 @@ class Layout:
         for missing in (0, 2):
             if (L + missing) % cuts == 0 and L > missing:
                 return (L + missing) // cuts, missing > 0
-        raise ValueError(
-            f"layers is {L}, in pipeline {self.pipeline} × chunks {self.chunks} = {cuts}; "
-            f"wanted a multiple of {cuts}, or two less"
-        )
+        said = f"layers is {L}, in pipeline {self.pipeline} × chunks {self.chunks} = {cuts}"
+        raise ValueError(f"{said}; wanted a multiple of {cuts}, or two less")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A sharded training state on disk: each rank writes its parts, and a crash at any moment loses nothing.
 
-A checkpoint is a folder ``step-N``: a file for each rank, and a manifest that says of each file how long it
-is and its SHA-256. It is written under another name, brought to the disk, and renamed at last, which a file
-system does at once or not at all. So every ``step-N`` is whole, and what a crash leaves has another name.
+A checkpoint is a folder ``step-N``: a file for each rank, and a manifest of their lengths and SHA-256. It is
+written under another name, brought to the disk, and renamed at last, which a file system does at once or not
+at all. So every ``step-N`` is whole.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def save(sharded: Stage0, folder: Path | str, step: int, keep: int = 2) -> Path:
     return place
 
 
-def write(path: Path, content: dict[str, torch.Tensor]) -> dict:
+def write(path: Path, content: dict) -> dict:
     """Brings tensors to the disk → what the manifest says of the file: its name, bytes and SHA-256."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -98,7 +98,7 @@ def load(sharded: Stage0, place: Path | str) -> int:
     of them, for a file that is missing, cut short or altered, and for another model or optimizer.
     """
     problem, step = "", -1
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, dict[str, torch.Tensor]] = {}
     try:
         step, found = read(Path(place), sharded)
     except (ValueError, KeyError, TypeError, OSError) as error:  # of a manifest that was altered, too
@@ -109,39 +109,33 @@ def load(sharded: Stage0, place: Path | str) -> int:
         raise CheckpointError(next(filter(None, problems)))
     state = sharded.optimizer.state_dict()
     for n, unit in enumerate(sharded.units):
-        names = [name for name in found if name.endswith(f" of {unit.name}")]
-        mine = {name.split(" ", 1)[0]: found[name] for name in names}
-        unit.kept.copy_(mine.pop("weights"))
-        state["state"][n] = mine
+        unit.kept.copy_(found[unit.name].pop("weights"))
+        state["state"][n] = found[unit.name]
     sharded.optimizer.load_state_dict(state)
     sharded.spread()
     return step
 
 
-def read(place: Path, sharded: Stage0) -> tuple[int, dict[str, torch.Tensor]]:
-    """The step of a checkpoint, and of each of its vectors what this rank keeps of it."""
+def read(place: Path, sharded: Stage0) -> tuple[int, dict[str, dict[str, torch.Tensor]]]:
+    """The step of a checkpoint, and {unit: {what: what this rank keeps of it}}."""
     manifest = json.loads((place / MANIFEST).read_text())
     mine, written = layout(sharded), manifest["units"]
     for name in mine | written:
         there, here = (of.get(name, "no such unit") for of in (written, mine))
         if there != here:
             raise CheckpointError(f"the unit {name!r} has {there}; the model's has {here}")
-    pieces: dict[str, list] = {}
-    for entry in manifest["files"]:
-        for name, tensor in opened(place / entry["file"], entry).items():
-            pieces.setdefault(name, []).append(tensor)
-    found = {}
+    files = [opened(place / entry["file"], entry) for entry in manifest["files"]]
+    found: dict[str, dict[str, torch.Tensor]] = {unit.name: {} for unit in sharded.units}
     for unit in sharded.units:
-        for name in [name for name in pieces if name.endswith(f" of {unit.name}")]:
-            first, *others = pieces[name]
+        for what, first in files[0][unit.name].items():
             if first.dim():  # a vector's parts; else a number that all ranks have
-                first = torch.cat([first, *others])
+                first = torch.cat([file[unit.name][what] for file in files])
                 first = first if len(unit.kept) == unit.size else unit.part(first, sharded.wire)
-            found[name] = first
+            found[unit.name][what] = first
     return manifest["step"], found
 
 
-def opened(path: Path, entry: dict) -> dict[str, torch.Tensor]:
+def opened(path: Path, entry: dict) -> dict[str, dict[str, torch.Tensor]]:
     """A rank's file, if it is as it was written."""
     content = path.read_bytes()
     if len(content) != entry["bytes"]:
@@ -157,13 +151,12 @@ def layout(sharded: Stage0) -> dict[str, str]:
     return {unit.name: f"{unit.size} of {unit.weights.dtype} by {kind}" for unit in sharded.units}
 
 
-def parts(sharded: Stage0) -> dict[str, torch.Tensor]:
-    """{"what of unit": this rank's part} of the weights and of the optimizer's state, numbers as they are."""
-    found = {}
+def parts(sharded: Stage0) -> dict[str, dict[str, torch.Tensor]]:
+    """{unit: {what: this rank's part}} of the weights and of the optimizer's state, numbers as they are."""
+    found: dict[str, dict[str, torch.Tensor]] = {unit.name: {} for unit in sharded.units}
     for unit in sharded.units:
-        state = {"weights": unit.kept, **sharded.optimizer.state[unit.kept]}
-        for what, tensor in state.items():
+        for what, tensor in {"weights": unit.kept, **sharded.optimizer.state[unit.kept]}.items():
             is_whole = tensor.dim() and len(tensor) == unit.size
             part = unit.part(tensor, sharded.wire) if is_whole else tensor
-            found[f"{what} of {unit.name}"] = part.detach().clone()
+            found[unit.name][what] = part.detach().clone()
     return found

@@ -1,8 +1,7 @@
 """What training holds in memory, by formula, and what a process really holds.
 
-Letters: Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S.
-Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others, "Reducing activation
-recomputation in large transformer models" (2022), section 4.
+Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S. Rajbhandari and
+others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
 from collections.abc import Callable
@@ -52,10 +51,9 @@ def activations(
 ) -> float:
     """Bytes that one block of :class:`ed_lib.models.GPT` keeps for its backward pass.
 
-    For each token 16 H numbers: the inputs of two norms, of the products for queries, keys and values, those
-    three, the inputs of the next product, of two wide ones and of the GELU. And for each head T of softmax,
-    which "selective" recomputation does without. "full" keeps the block's input. The published count, 17 H
-    and 2.5 T at two bytes a number, has dropout as well.
+    For each token 16 H numbers: the inputs of norms, products and the GELU, and queries, keys and values. And
+    for each head T of softmax, which "selective" recomputation does without; "full" keeps the block's input.
+    The published count, 17 H and 2.5 T at two bytes a number, has dropout as well.
     """
     check.choice("recompute", recompute, RECOMPUTE)
     numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[recompute]

@@ -1,12 +1,9 @@
 """Data parallel training with less and less on each rank: ZeRO's stages, each a change to the one before.
 
-Stage 0 is plain data parallel. Stage 1 shards the optimizer's state, stage 2 the gradients as well, and stage
-3 the weights. S. Rajbhandari and others, "ZeRO: Memory optimizations toward training trillion parameter
-models" (2020); Y. Zhao and others, "PyTorch FSDP" (2023).
-
-A step, whatever the stage: the backward pass of a loss *summed* over this rank's samples, then ``step(B)``
-with B the samples of all ranks. Several backward passes before it add their gradients up. With one of them
-all stages form every sum in the same order, and end with the same bits.
+Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients as well, 3 the weights. S.
+Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A step, whatever the stage:
+backward passes of losses *summed* over this rank's samples, then ``step(B)`` with B the samples of all ranks.
+With one backward pass all stages form every sum in the same order, and end with the same bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +16,50 @@ import torch.distributed as dist
 from ed_lib import check
 from ed_lib.parallel.ranks import collectives
 from ed_lib.parallel.ranks.collectives import Wire
-from ed_lib.parallel.sharded.units import Unit, cut
 
 Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+class Unit:
+    """The parameters that a module trains, and no other unit has, as views of one vector ``weights`` (n,).
+
+    ``kept``: what this rank's optimizer updates, all of ``weights`` or this rank's part of it.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]):
+        self.name, self.module, self.parameters = name, module, list(parameters)
+        self.weights = torch.cat([p.detach().flatten() for p in parameters])  # (n,)
+        self.size, self.bytes = self.weights.numel(), self.weights.nbytes
+        for p, view in zip(parameters, self.weights.split([p.numel() for p in parameters]), strict=True):
+            p.data = view.view(p.shape)
+        self.kept = self.weights
+        self.awaited = set(parameters)  # those whose gradients the backward pass has not reached yet
+
+    def part(self, flat: torch.Tensor, wire: Wire) -> torch.Tensor:
+        """This rank's part of a vector (n,), a view."""
+        return flat.tensor_split(wire.size)[wire.rank]
+
+    def take_gradients(self) -> torch.Tensor:
+        """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the loss."""
+        flat = self.weights.new_zeros(self.size)
+        for p, place in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
+            if p.grad is not None:
+                place.copy_(p.grad.flatten())
+                p.grad = None
+        self.awaited = set(self.parameters)
+        return flat
+
+    def free(self) -> None:
+        """Gives the memory of ``weights`` back, and with it that of the parameters."""
+        self.weights.untyped_storage().resize_(0)
+
+    def make_room(self) -> None:
+        """The same memory again, with anything in it."""
+        self.weights.untyped_storage().resize_(self.bytes)
+
+    @property
+    def is_here(self) -> bool:
+        return self.weights.untyped_storage().nbytes() == self.bytes
 
 
 class Stage0:
@@ -218,17 +256,38 @@ def shard(
 ) -> Stage0:  # fmt: skip
     """A module that all ranks train together, by a stage of ZeRO, from rank 0's weights on.
 
-    stage: 0 to 3, or "prefetching", which is stage 3 with messages beside the computing.
-    optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by itself, as SGD
-    and Adam do: it is given vectors, and from stage 1 on parts of them. units: modules within ``module`` of
-    which each one's parameters are sent, and in stage 3 gathered, together, in the order in which they
-    compute; what is in none of them is a unit of its own. A module that shares a parameter with another has
-    to be left out.
-
-    ValueError for another stage, for units as said, or where the ranks' modules differ.
+    stage: 0 to 3, or "prefetching": 3 with messages beside the computing. optimizer: from a list of tensors,
+    a ``torch.optim.Optimizer`` that treats every number by itself, as SGD and Adam do. units: modules within
+    ``module``, in the order in which they compute, of which each one's parameters are sent together; what is
+    in none of them is a unit of its own. ValueError for a parameter in two, or where the ranks' differ.
     """
     check.choice("stage", stage, STAGES)
     return STAGES[stage](module, optimizer, units)
+
+
+def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
+    """A unit for what none of the ``modules`` has, if there is such, and then one for each of them."""
+    names: dict[torch.nn.Module, str] = {part: name for name, part in module.named_modules()}
+    owner: dict[torch.nn.Parameter, str] = {}
+    of: list[tuple[str, torch.nn.Module, list]] = []
+    for part in modules:
+        if part not in names:
+            raise ValueError(f"units has a {type(part).__name__} that is no part of the module")
+        mine = [(name, p) for name, p in part.named_parameters() if p.requires_grad]
+        for name, p in mine:
+            if p in owner:
+                said = f"the parameter {f'{names[part]}.{name}'.strip('.')} is {owner[p]} too"
+                raise ValueError(f"{said}; wanted it in one unit: leave both modules out")
+            owner[p] = f"{names[part]}.{name}".strip(".")
+        of.append((names[part], part, [p for _, p in mine]))
+    rest = [p for p in module.parameters() if p.requires_grad and p not in owner]
+    if rest:
+        of.insert(0, ("the rest", module, rest))
+    for name, _, parameters in of:
+        kinds = {(p.dtype, p.device) for p in parameters}
+        if len(kinds) != 1:
+            raise ValueError(f"the unit {name!r} has parameters of {kinds}; wanted one kind")
+    return [Unit(*entry) for entry in of]
 
 
 def nbytes(tensors: Any) -> int:
