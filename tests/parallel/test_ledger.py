@@ -73,16 +73,6 @@ def test_the_published_ledger():
     assert ledger.sent(1000, 4, 3) == 1.5 * ledger.sent(1000, 4, 0)
 
 
-def test_a_clock_keeps_queues_in_order_and_waits():
-    clock = overlap.Clock()
-    clock.add("a", "one", 2)
-    clock.add("b", "two", 1, "one")
-    clock.add("a", "three", 1)
-    clock.add("b", "four", 1, "three")
-    assert [(s.start, s.end) for s in clock.spans.values()] == [(0, 2), (2, 3), (2, 3), (3, 4)]
-    assert clock.seconds == 4
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("units", [1, 2, 7])
 def test_a_step_with_and_without_prefetching(units):

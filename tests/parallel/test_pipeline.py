@@ -217,10 +217,6 @@ def tied():
     return nn.Sequential(one, nn.ReLU(), one)
 
 
-def test_layers_that_share_a_parameter_may_stay_together():
-    assert len(cut(tied(), 1)) == 1
-
-
 # --- schedules that a pipeline cannot run -------------------------------------------------------------------
 
 

@@ -72,11 +72,6 @@ def test_which_links_an_all_reduce_takes():
     assert machine.all_reduce(n, 1, 1) == 0
 
 
-def test_layers_that_do_not_divide():
-    assert Layout(16, 1, 16, 16, chunks=8).layers(published.llama()) == (1, True)
-    assert Layout(8, 1, 8, 8).layers(SMALL) == (1, False)
-
-
 # --- the clock ----------------------------------------------------------------------------------------------
 
 
@@ -127,11 +122,6 @@ def test_the_state_is_the_ledgers():
         own = (4 * SMALL.weights + SMALL.vocabulary * SMALL.hidden) / 4  # of stage 0, with the embedding
         wanted = ledger.state(own, layout.data, stage)
         assert {name: found[name] for name in wanted} == pytest.approx(wanted)
-
-
-def test_stage_0_keeps_all_layers_of_one_microbatch_whatever_the_pipeline():
-    kept = [memory(SMALL, Layout(p, 1, p, 64))["activations"] for p in (1, 2, 4, 8)]
-    assert len(set(kept)) == 1
 
 
 # --- published runs -----------------------------------------------------------------------------------------

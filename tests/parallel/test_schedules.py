@@ -52,28 +52,6 @@ def test_every_stage_works_on_each_microbatch_once(name, p, m):
             assert order == sorted(order)  # forward before backward (before the weights')
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(p=stages, m=microbatches)
-@some
-def test_what_is_sent_is_received_in_the_same_order(name, p, m):
-    """No tags: the n-th message from one stage to another is the n-th that the other takes from it."""
-    sent, received = {}, {}
-    for stage in range(p):
-        for do in SCHEDULES[name](stage, p, m):
-            if do.op == "send":
-                sent.setdefault((stage, do.peer), []).append((do.what, do.microbatch))
-            if do.op == "receive":
-                received.setdefault((do.peer, stage), []).append((do.what, do.microbatch))
-    assert sent == received
-    activations = {(s, s + 1): [("activation", i) for i in range(m)] for s in range(p - 1)}
-    assert {route: found for route, found in sent.items() if found[0][0] == "activation"} == activations
-    if name in BACKPROPAGATION:
-        gradients = {(s + 1, s): [("gradient", i) for i in range(m)] for s in range(p - 1)}
-        assert sent == activations | gradients
-    else:  # the error, from the last stage straight to each
-        assert sent.keys() == activations.keys() | {(p - 1, s) for s in range(p - 1)}
-
-
 def test_repeating_numbers_the_microbatches_on():
     once = list(SCHEDULES["1f1b"](0, 2, 3))
     thrice = list(repeat(SCHEDULES["1f1b"], 3)(0, 2, 3))
@@ -238,12 +216,6 @@ def test_messages_are_counted(name, p, m):
     if name.startswith("ed"):
         back = [("error", p - 1, s) for s in range(p - 1)]
     assert found == dict.fromkeys([("activation", s, s + 1) for s in range(p - 1)] + back, m)
-
-
-def test_a_single_stage_computes_without_pause():
-    for name in BACKPROPAGATION:
-        timeline = simulate(SCHEDULES[name], 1, 3, {"forward": 1, "backward": 2})
-        assert timeline.busy == 1 and not timeline.messages
 
 
 # --- errors -------------------------------------------------------------------------------------------------

@@ -273,8 +273,3 @@ def disagree(how):
 def test_ranks_that_differ_get_an_error_and_do_not_hang(how, message):
     with pytest.raises(RankError, match=message):
         launch(disagree, 2, how)
-
-
-def test_memory_lies_once():
-    one = torch.zeros(10)
-    assert zero.nbytes([one, one[3:], one.view(2, 5)]) == 40

@@ -69,10 +69,6 @@ def diverge(params, task):
     return torch.full_like(params, torch.nan), 0.0
 
 
-def sleep(params, task):
-    time.sleep(1000)
-
-
 def stop(params, task):
     """Worker 0 stops, neither dead nor alive, before it has sent its gradient."""
     if worker_number() == 0:
@@ -131,30 +127,6 @@ def test_every_gradient_is_applied_once_though_two_workers_kill_themselves(make)
     assert {span.worker for span in run.lost} <= {1, 2} and run.lost
 
 
-def test_every_gradient_is_applied_once_at_random_kills():
-    """Killed from outside, at moments of no one's choosing: two of three workers."""
-    moments = random.Random(7)
-    killed = []
-
-    def kill(number):
-        for process in multiprocessing.active_children():
-            if process.name == f"worker {number}":
-                process.kill()
-                killed.append(number)
-
-    class Killer(ParameterServer):
-        def push(self, *args):
-            if self.version in (20, 45):
-                threading.Timer(moments.random() * 0.05, kill, (self.version // 20,)).start()
-            return super().push(*args)
-
-    server = Killer(torch.zeros(LARGE), 1.0)
-    train(server, mark, 120, 3, pause=0.005, timeout=TIMEOUT)
-    assert killed == [1, 2]
-    assert sorted(push.task for push in server.log) == list(range(120))
-    assert server.params[:120].tolist() == [1.0] * 120 and not server.params[120:].any()
-
-
 @pytest.mark.parametrize("part", [b"", b"\0", b"\0\0\0\x64", b"\0\0\0\x64" + b"half of a message"])
 def test_half_a_message_is_none(part):
     ours, theirs = multiprocessing.Pipe()
@@ -186,25 +158,16 @@ def test_errors_end_the_run_at_once(gradient, error, message):
         train(ParameterServer(torch.zeros(9), 1.0), gradient, 9, 1, timeout=TIMEOUT)
 
 
-def too_late(gradient, size, n_workers):
-    """What is said at the deadline, once a worker has got a task before it; a busy machine needs longer."""
+def test_the_deadline_holds_for_a_worker_that_stops():
+    """Once a worker has got a task before it; a busy machine needs longer."""
     for timeout in (1.0, 4.0, 16.0, 64.0):
         start = time.monotonic()
         with pytest.raises(WorkerError, match=f"tasks were not done within {timeout:g} s") as caught:
-            train(ParameterServer(torch.zeros(size), 1.0), gradient, 4, n_workers, timeout=timeout)
+            train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=timeout)
         assert timeout <= time.monotonic() - start < timeout + 20
         if "worker 0 held" in str(caught.value):
             break
-    return str(caught.value)
-
-
-def test_the_deadline():
-    text = too_late(sleep, 4, 1)
-    assert text.startswith("4 of 4 tasks") and text.endswith("worker 0 held 0")
-
-
-def test_the_deadline_holds_for_a_worker_that_stops():
-    assert "worker 0 held 0" in too_late(stop, LARGE, 2)
+    assert "tasks were not done" in str(caught.value) and "worker 0 held 0" in str(caught.value)
 
 
 SCRIPT = """
