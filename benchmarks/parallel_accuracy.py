@@ -5,6 +5,7 @@ many as the machine has threads, with one thread each: only their accuracies cou
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from ed_lib.parallel.asynchronous.problems import Perceptron
 from ed_lib.parallel.asynchronous.servers import Diverged, ModelQueue, ParameterServer, SynchronousServer
 from ed_lib.parallel.asynchronous.virtual import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
-from ed_lib.parallel.ed.delay import Delayed, delays
+from ed_lib.parallel.ed.stages import delays
 
 LR = 0.2  # the source's
 
@@ -147,6 +148,28 @@ def streaming(size, device):
     of = {"width": size.width, "depth": size.depth, "batch": size.ed_batch, "images": size.ed_images}
     for row in runs(streamed, cases, size.seeds, workers=size.workers, size=size):
         yield of | {"longest_delay": int(delays(size.depth, row["stages"]).max())} | row
+
+
+class Delayed(learner.Learner):
+    """A learner whose layer l learns from the direction of ``late[l]`` steps ago, with that time's weights.
+
+    Before a direction has arrived, a layer stays as it is.
+    """
+
+    def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, late):
+        super().__init__(net, method, optimizer, rate)
+        self.late, self.found = late, deque(maxlen=int(max(late)) + 1)  # the last directions
+
+    def find_direction(self, error):
+        """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""
+        super().find_direction(error)
+        parameters = self.net.parameters
+        self.found.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
+        for name, parameter in parameters.items():
+            for layer, late in enumerate(self.late):
+                if (place := learner.part(name, layer, self.net.depth)) is not None:
+                    arrived = self.found[-1 - late][name][place] if late < len(self.found) else 0
+                    parameter.grad[place] = arrived
 
 
 def streamed(rule, stages, rate, seed, size):

@@ -87,8 +87,7 @@ def plans(job: Job, devices: Devices) -> list[Plan]:
 def recommend(job: Job, devices: Devices) -> tuple[Plan, list[str]]:
     """The fastest plan that is possible, and the reasons → (Plan, list of sentences).
 
-    Splitting has to save a tenth of one device's time, or one device it is. ValueError if no plan is
-    possible, with the obstacle of each.
+    Splitting has to save a tenth of one device's time, or one device it is. ValueError if none is possible.
     """
     every = plans(job, devices)
     possible = [plan for plan in every if not plan.obstacle]
@@ -126,11 +125,8 @@ def data(job: Job, devices: Devices) -> Plan:
 
 
 def sharded(job: Job, devices: Devices) -> Plan:
-    """Data parallel with 1/p of the weights, gradients and moments on each device (ZeRO-3, FSDP).
-
-    A layer's weights are gathered, forward and backward, while the layer before it computes; its gradients
-    are summed to where they belong while the next one does. Each of these is half a ring.
-    """
+    """Data parallel with 1/p of the weights, gradients and moments on each device (ZeRO-3, FSDP); what is
+    gathered and summed, half a ring each, goes while a neighbouring layer computes."""
     p, name = devices.count, "sharded data parallel"
     forward = layer(job, devices, job.batch / p, job.width)  # of one layer; backward takes twice that
     of_layer = job.parameters / job.layers

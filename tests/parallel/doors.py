@@ -5,12 +5,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.ed import EDNetwork
 from ed_lib.parallel import advice, launch, layouts
 from ed_lib.parallel.asynchronous import failures, hogwild, servers, workers
 from ed_lib.parallel.asynchronous.virtual import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
-from ed_lib.parallel.ed.delay import Delayed, delays
+from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.model_parallel import cuts, pipeline, simulator
 from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
 from ed_lib.parallel.ranks import costs
@@ -21,7 +20,6 @@ from ed_lib.parallel.sharded import zero
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
-NET = EDNetwork(7, 6, 5, backend="torch")
 LINK, SPARSE = costs.Link(5e-5, 1e-9), hogwild.SparseSquares.random(4, 2, 1)
 
 
@@ -87,8 +85,6 @@ PARALLEL = [
     ("chunks on one stage", _clock(1, 4, interleaved(2)), ValueError, "4, stages 1; wanted"),
     ("no groups of stages", _clock(3, 4, interleaved(2)), ValueError, "4, stages 3; wanted"),
     ("more stages than layers", lambda: delays(4, 5), ValueError, "stages is 5; wanted at most 4"),
-    ("too few delays", lambda: Delayed(NET, late=[0] * 6), ValueError, "shape (6,); wanted (7,)"),
-    ("an early delay", lambda: Delayed(NET, late=[0] * 6 + [-1]), ValueError, "late is -1"),
     ("hogwild: no steps", lambda: hogwild.train(SPARSE, 1, 0, 0.1), ValueError, "steps is 0"),
     ("hogwild: a rate below 0", lambda: hogwild.train(SPARSE, 1, 5, -1), ValueError, "lr is -1"),
     ("saving all the time", lambda: failures.goodput(0, 1, 1), ValueError, "interval is 0"),

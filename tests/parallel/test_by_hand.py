@@ -139,17 +139,12 @@ def test_sgd_and_accuracy_are_d2ls(d2l):
 @pytest.mark.oracle
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_run_is_serial_sgd_also_in_its_uneven_last_batch(k):
-    (x, y), test, steps = batch(29), batch(7), []
-
-    def lr(step):
-        steps.append(step)
-        return 0.05
-
-    history = by_hand.train(["cpu"] * k, 12, lr, 2, x, y, test, seed=4)
+    (x, y), test = batch(29), batch(7)
+    history = by_hand.train(["cpu"] * k, 12, 0.05, 2, x, y, test, seed=4)
     order = [np.random.default_rng(4000 + epoch).permutation(29) for epoch in range(2)]
     rows = [part for each in order for part in (each[:12], each[12:24], each[24:])]
     wanted = reference(by_hand.init_params(4, torch.float64), [(x[r], y[r]) for r in rows], 0.05)
-    assert distance(history.params, wanted) < 1e-12 and steps == list(range(6))
+    assert distance(history.params, wanted) < 1e-12
     assert len(history.loss) == 6 and history.steps == [0, 3, 6] and len(history.accuracy) == 3
     assert min(history.seconds[1:]) > 0
     right = torchs(wanted)(test[0]).argmax(dim=1) == test[1]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.parallel_accuracy import Delayed
 from ed_lib.ed import layout, learner
 from ed_lib.parallel import launch
-from ed_lib.parallel.ed.delay import Delayed, delays
-from ed_lib.parallel.ed.stages import EDStage, merge
+from ed_lib.parallel.ed.stages import EDStage, delays, merge
 from ed_lib.parallel.model_parallel import schedules, simulator
 from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ed_ranks

@@ -19,8 +19,8 @@ def goodput(
 ) -> float:
     """The share of the time that is work which lasts, in a simulated run with so many failures.
 
-    interval: seconds of work between two checkpoints; a failure loses what came after the last whole one, and
-    costs ``restart`` seconds. The times between failures are exponential, with the mean ``between``.
+    interval: of work between two checkpoints; a failure loses what came after the last whole one, and costs
+    ``restart`` seconds. The times between failures are exponential, with the mean ``between``.
     """
     for name, value in {"interval": interval, "save": save, "between": between}.items():
         check.positive(name, value)

@@ -59,9 +59,8 @@ def train(
     """``steps`` steps of SGD, shared by processes on one memory, without locks → parameters (P,), and counts.
 
     The second tensor counts how often each parameter was moved, by adding 1 without a lock as well: what its
-    sum lacks of steps · k is how many of these additions were lost. Worker r takes the steps r,
-    r + n_workers, …; step s goes down row s of an order that ``seed`` sets. One worker loses none, and is
-    serial SGD.
+    sum lacks of steps · k was lost. Worker r takes the steps r, r + n_workers, …, on rows in an order that
+    ``seed`` sets. One worker loses none, and is serial SGD.
     """
     check.count("steps", steps)
     check.positive("lr", lr)

@@ -15,10 +15,7 @@ Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 class Worker:
-    """A copy of the parameters and an optimizer, whose state stays from round to round.
-
-    gradient(params, task): params (P,) → the gradient (P,) and the loss.
-    """
+    """A copy of the parameters and an optimizer, whose state stays from round to round."""
 
     def __init__(self, start: torch.Tensor, gradient: Callable, optimizer: Optimizer):
         self.params, self.gradient = start.clone(), gradient
@@ -34,10 +31,7 @@ class Worker:
 
 
 class Outer:
-    """What all workers start a round from: a mean move counts as a gradient of ``params`` (P,).
-
-    rate 1 and momentum 0: ``params`` becomes the average of the workers' parameters.
-    """
+    """What all workers start a round from: a mean move counts as a gradient of ``params`` (P,)."""
 
     def __init__(self, start: torch.Tensor, rate: float = 1.0, momentum: float = 0.0):
         self.params = start.clone()

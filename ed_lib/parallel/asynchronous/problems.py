@@ -1,7 +1,6 @@
 """What the workers compute: gradients of a batch, as a function of one flat tensor of parameters.
 
-Both can be called as gradient(params, task) → the gradient, (P,), and the loss, and can be sent to a process.
-The batch depends on the task's number alone, not on the worker that gets it.
+Both are called as gradient(params, task) → the gradient, (P,), and the loss; the batch depends on the task.
 """
 
 import math

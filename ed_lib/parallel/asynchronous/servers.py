@@ -87,8 +87,8 @@ class ParameterServer:
 class SynchronousServer(ParameterServer):
     """The same with a barrier: a step waits for ``per_step`` gradients, and makes one update by their mean.
 
-    Tasks 0 … per_step − 1 are the first step, and so on; no task of a step starts before the step before it
-    is made. The mean is formed in the order of the tasks, so no bit of the result depends on who was faster.
+    Tasks 0 … per_step − 1 are the first step, and so on. The mean is formed in the order of the tasks, so no
+    bit of the result depends on who was faster.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
@@ -219,9 +219,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """What a driver did: ``spans`` in the order in which the gradients were applied, as in the server's log,
-    the ``lost`` ones of workers that died over them, and the ``seconds`` that all of it took.
-    """
+    """What a driver did: ``spans`` as in the server's log, the ``lost`` ones of the dead; seconds."""
 
     spans: list[Span]
     lost: list[Span]

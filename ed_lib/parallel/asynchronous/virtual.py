@@ -1,7 +1,7 @@
 """Workers on a virtual clock: the gradients are really computed, the time that they take is made up.
 
-A discrete-event simulation: the next thing to happen is taken from a heap of things to come, and time jumps
-to it. The same arguments give the same run, bit by bit, on any machine's clock.
+The next thing to happen is taken from a heap of things to come, and time jumps to it. The same arguments give
+the same run, bit by bit.
 """
 
 import heapq

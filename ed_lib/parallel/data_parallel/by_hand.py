@@ -4,8 +4,7 @@ The names are those of Zhang, Lipton, Li and Smola, "Dive into Deep Learning" (d
 of devices may name one several times: ``["cpu"] * 4`` simulates four in one process. B samples, p devices.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -117,12 +116,12 @@ def train_batch(
 
 
 def train(
-    devices: Sequence[str | torch.device], batch_size: int, lr: float | Callable[[int], float], epochs: int,
+    devices: Sequence[str | torch.device], batch_size: int, lr: float, epochs: int,
     images: torch.Tensor, labels: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], seed: int = 0,
 ) -> History:  # fmt: skip
     """Trains LeNet on a list of devices → :class:`History`.
 
-    images (N, 1, 28, 28) and labels (N,), and test, a pair of such. lr: a number, or a function of the step.
+    images (N, 1, 28, 28) and labels (N,), and test, a pair of such.
     Where ``batch_size`` does not divide N, an epoch's last batch is smaller, with a sample for each device.
     """
     check.shape("labels", tuple(labels.shape), (len(images),))
@@ -131,14 +130,11 @@ def train(
         raise ValueError(
             f"devices has {len(devices)} for a batch of {smallest}; wanted one, or up to as many"
         )
-    if not callable(lr):
-        check.positive("lr", lr)
+    check.positive("lr", lr)
     device_params = [get_params(init_params(seed, images.dtype), device) for device in devices]
-    steps = itertools.count()
 
     def step(rows):
-        rate = lr(next(steps)) if callable(lr) else lr
-        return train_batch(images[rows], labels[rows], device_params, devices, rate)
+        return train_batch(images[rows], labels[rows], device_params, devices, lr)
 
     def look():
         return accuracy(*test, device_params, devices)

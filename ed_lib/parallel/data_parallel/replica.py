@@ -102,10 +102,7 @@ class Replica:
 def reduce_each(
     parameters: Iterable[torch.nn.Parameter], samples: int, algorithm: str = "ring"
 ) -> collectives.Traffic:
-    """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent.
-
-    Sums the gradients over the ranks by :func:`collectives.all_reduce`, and divides them by ``samples``.
-    """
+    """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent."""
     traffic = collectives.Traffic()
     for p in parameters:
         if p.grad is None:  # it had no part in this rank's loss
@@ -118,8 +115,7 @@ def reduce_each(
 def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
     """Rank ``rank``'s part of the rows of a global batch: ``rows.tensor_split(size)[rank]``, for any array.
 
-    The parts are together all rows, once each; they are uneven where size does not divide the rows, and some
-    are empty where there are more ranks than rows. Without numbers: those of this process.
+    Without numbers: those of this process.
     """
     rank = dist.get_rank() if rank is None else rank
     size = dist.get_world_size() if size is None else size
@@ -129,10 +125,7 @@ def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
 
 
 def accuracy(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The share of the samples x (N, …) that ``net`` gives their class y (N,), each counted on one rank.
-
-    All ranks pass the same samples and get the same number. What is summed are integers, so it is exact.
-    """
+    """The share of the samples x (N, …) that ``net`` gives their class y (N,), each counted on one rank."""
     mine = shard(x), shard(y)
     counts = torch.stack([training.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
     dist.all_reduce(counts)

@@ -1,12 +1,10 @@
-"""Trains LeNet on Fashion-MNIST, or a small GPT on tiny Shakespeare, over several processes: one script for a
-laptop, a notebook and a cluster.
+"""Trains LeNet, or a small GPT in shards, over several processes: one script for laptop, notebook, cluster.
 
     python -m ed_lib.parallel.data_parallel.training lenet --ranks 2
     torchrun --standalone --nproc-per-node 2 -m ed_lib.parallel.data_parallel.training gpt --ranks 2 --stage 3
     launch(training.train, 2)    # in a notebook
 
-All three give the same weights, to the last bit; of the GPT, whatever the stage. The options are those of
-:func:`train` and :func:`train_sharded`.
+All three give the same weights, to the last bit. The options are :func:`train`'s, :func:`train_sharded`'s.
 """
 
 import argparse
@@ -87,10 +85,9 @@ def train_sharded(
 ) -> dict:
     """Trains a GPT by a stage of ZeRO, on each rank its rows → a dict, with equal losses and weights.
 
-    folder: where checkpoints lie; it goes on from the newest, and leaves one of its last step there. "loss":
-    the mean of each step; "seconds": the median step's; "held": the bytes that this rank held when the
-    optimizer took its last step; "peak": the most, seen whenever a gradient arrived; "sent": what it has
-    sent; "sha256": of the weights.
+    folder: of checkpoints; it goes on from the newest, and leaves one of its last step. "loss": the mean of
+    each step; "seconds": the median step's; "held": the bytes of this rank at the optimizer's last step;
+    "peak": the most, seen whenever a gradient arrived; "sent": what it has sent; "sha256": of the weights.
     """
     check.count("steps", steps), check.count("batch", batch), check.positive("rate", rate)
     text = loaded(data.text)

@@ -32,10 +32,9 @@ def bytes_sent(way: str, layers: int, width: int, batch: int, p: int, itemsize: 
 
 
 def counted(layers: int, width: int, batch: int) -> dict[str, Traffic]:
-    """For :func:`~ed_lib.parallel.ranks.launcher.launch`: what this rank sends in a step → {way: Traffic}.
+    """For ``launch``: what this rank sends in a step → {way: Traffic}.
 
-    One step in each way, in float64, from the same weights and the same batch; their gradients are compared,
-    so that what is counted is the same work.
+    In float64, from the same weights and batch; gradients are compared, so that it is the same work.
     """
     torch.manual_seed(0)
     rank, p = dist.get_rank(), dist.get_world_size()

@@ -26,11 +26,8 @@ HEADER = 8  # numbers that say of which dtype and shape a message is
 
 @dataclass(frozen=True)
 class Report:
-    """What a stage did for one batch.
-
-    ``loss``: the mean over the batch, on the last stage; None on the others. ``sent``: {(what, sender,
-    receiver): Traffic}. ``live``: the most micro-batches whose activations it kept at one time.
-    """
+    """What a stage did for one batch: the mean ``loss``, on the last stage; what it ``sent``, {(what, sender,
+    receiver): Traffic}; and the most micro-batches whose activations it kept at one time, ``live``."""
 
     loss: float | None
     sent: dict[tuple[str, int, int], Traffic]
@@ -211,8 +208,8 @@ def cut(
 ) -> list[torch.nn.Sequential]:
     """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers.
 
-    costs: one number for each layer, such as its seconds; all alike if None. The costliest part costs as
-    little as any cut allows. No two parts may share a parameter: each would have half of its gradient.
+    costs: one number for each layer; all alike if None. The costliest part costs as little as any cut allows.
+    No two parts may share a parameter: each would have half of its gradient.
     """
     if check.count("parts", parts) > len(model):
         raise ValueError(f"parts is {parts}; wanted at most {len(model)}, the number of layers")

@@ -25,11 +25,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a simulation gave: its events, and for each message (what, sender, receiver) how many were sent.
-
-    ``live[s]`` is the largest number of micro-batches whose activations stage s kept at once, counted once
-    for each chunk.
-    """
+    """What a simulation gave: its events; of each (what, sender, receiver) how many messages; and the most
+    micro-batches whose activations each stage kept at once, ``live[s]``, counted once for each chunk."""
 
     events: list[Event]
     messages: dict[tuple[str, int, int], int]

@@ -47,11 +47,7 @@ class Leave(torch.autograd.Function):
 
 
 class ColumnParallel(nn.Module):
-    """A rank's columns of A: x (…, in) → its outputs (…, out_r). Needs nothing from other ranks.
-
-    linear: the serial layer, the same on every rank; rank r takes ``weight.tensor_split(p)[r]``, and its
-    part of the bias. The ``p`` parts may differ by one.
-    """
+    """A rank's columns of the serial layer's A, and its part of the bias: x (…, in) → (…, out_r)."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -63,11 +59,7 @@ class ColumnParallel(nn.Module):
 
 
 class RowParallel(nn.Module):
-    """A rank's rows of A: its inputs (…, in_r) → a part of the sum, (…, out). Add up, then add ``bias``.
-
-    linear: as above; rank r takes ``weight.tensor_split(p, dim=1)[r]``. The bias is on every rank, as it is
-    added after the sum, once.
-    """
+    """A rank's rows of A: its inputs (…, in_r) → a part of the sum, (…, out). Add up, then add ``bias``."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()

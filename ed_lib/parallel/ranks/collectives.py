@@ -34,10 +34,9 @@ def all_reduce(
 ) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place → what this rank sent, as :class:`Traffic`.
 
-    tensor: any shape, integers or floats, contiguous or not. algorithm: "naive", "tree", "ring" or
-    "halving_doubling". Sums are formed in an order that depends on the algorithm, and every rank ends with
-    the same bits. The ranks first compare what they were called with (that is not counted): if shapes, dtypes
-    or algorithms differ, all of them get a ValueError, where they would wait for each other for ever.
+    tensor: any shape, integers or floats, contiguous or not. Sums are formed in an order that depends on the
+    algorithm, one of ALGORITHMS, and every rank ends with the same bits. If what the ranks were called with
+    differs, all of them get a ValueError, where they would wait for each other for ever.
     """
     check.choice("algorithm", algorithm, ALGORITHMS)
     if not isinstance(tensor, torch.Tensor):
@@ -56,10 +55,7 @@ def all_reduce(
 
 
 class Wire:
-    """The connection of this rank to the others of a group: sends, receives, and counts what was sent.
-
-    Empty messages are left out, on both sides.
-    """
+    """The connection of this rank to the others of a group; counts what was sent. Empty messages are not."""
 
     def __init__(self, group: Any = None):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)

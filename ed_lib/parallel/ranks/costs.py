@@ -22,9 +22,8 @@ class Link:
     """A link between two devices: ``alpha`` seconds for a message, ``beta`` for each byte in it, ``gamma``
     for each byte that is added once it is there.
 
-    ``contention``: how many times as long a byte takes when a second message is on its way. 1: every device
-    has links of its own, one for each direction. 2: all messages pass through one thing, one after another,
-    as between processes that share a machine's memory and cores.
+    ``contention``: how many times as long a byte takes when a second message is on its way: 1 where links are
+    apart; 2 where all messages pass through one thing, as between processes on one machine.
     """
 
     alpha: float
@@ -74,15 +73,12 @@ def counts(algorithm: str, p: int) -> tuple[int, float, int]:
 
 
 def all_reduce(algorithm: str, bytes: float, p: int, link: Link) -> float:
-    """The seconds that an all-reduce of a tensor of so many bytes takes over p ranks, in the model.
-
-    What is on its way at the same time, and what is added, follow from the path: half of its bytes are added.
-    """
+    """The seconds that an all-reduce of a tensor of so many bytes takes over p ranks, in the model."""
     rounds, share, _ = counts(algorithm, p)
     path = share * bytes
     beside = 2 * (p - 1) * bytes - path  # what all ranks send, less what is sent one after another
     contended = (link.contention - 1) * link.beta * beside
-    return rounds * link.alpha + path * (link.beta + link.gamma / 2) + contended
+    return rounds * link.alpha + path * (link.beta + link.gamma / 2) + contended  # half is added
 
 
 def two_trees(bytes: float, p: int, link: Link) -> float:
@@ -112,7 +108,7 @@ def overlapped(backward: float, bytes: float, p: int, link: Link, most: int) -> 
     """The seconds of a backward pass and of the rings that sum its gradients beside it → (seconds, buckets).
 
     backward: its seconds alone. The gradients go in equal buckets, at most so many, each once its part of the
-    backward pass is done and the ring before it has ended: more buckets begin sooner, and pay more latency.
+    backward pass is done and the ring before it has ended.
     """
 
     def seconds(buckets):

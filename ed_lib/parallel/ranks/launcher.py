@@ -113,10 +113,8 @@ def pickled(fn: Callable, args: tuple = ()) -> bytes:
 
 @contextlib.contextmanager
 def team(name: str, target: Callable, calls: Iterable[tuple], folder: str = "") -> Iterator[list[Any]]:
-    """``target(*args)`` in a process for each args of ``calls`` → the processes, named by their numbers.
-
-    None of them outlives the block, or this process, however it ends; nor does the ``folder``.
-    """
+    """``target(*args)`` in a process for each args of ``calls`` → the processes. None of them outlives the
+    block, or this process, however it ends; nor does the ``folder``."""
     processes: list[Any] = []
     try:
         for number, args in enumerate(calls):

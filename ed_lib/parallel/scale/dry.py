@@ -68,8 +68,7 @@ class Watch(TorchDispatchMode):
 def count(world: int, run: Callable[[], None]) -> list[Collective]:
     """Calls ``run()`` as rank 0 of ``world`` → the collectives that it asks for, in order.
 
-    What comes back from the others is not defined, so what is computed is worthless; shapes are right.
-    RuntimeError where this process is already a rank.
+    What is computed is worthless; shapes are right. RuntimeError where this process is already a rank.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -84,11 +84,9 @@ class Layout:
     """How a step is split: over ``devices``, of which ``tensor``, ``context`` and ``pipeline`` are one copy.
 
     ``batch``: sequences in a step, ``micro`` in a micro-batch; ``chunks`` v of the layers on a device.
-    ``recompute``: all activations, in the backward pass. ``sharded``: what tensor parallelism leaves whole is
-    cut along the sequence, and the optimizer's state over the copies. ``overlap``: messages of the pipeline,
-    and sums of gradients, travel while devices compute. ``gradient``: bytes of one.
-
-    ValueError, that says what would fit, for a mesh that is not made of all devices.
+    ``recompute``: all activations. ``sharded``: what tensor parallelism leaves whole is cut along the
+    sequence, and the optimizer's state over the copies. ``overlap``: messages of the pipeline, and sums of
+    gradients, travel while devices compute. ``gradient``: bytes of one.
     """
 
     devices: int
@@ -126,10 +124,7 @@ class Layout:
         return self.batch // (self.data * self.micro)
 
     def layers(self, model: Model) -> tuple[int, bool]:
-        """Layers in a chunk, and whether the first and the last device have one less, as in Llama 3.
-
-        ValueError if the layers can be cut in neither way.
-        """
+        """Layers in a chunk, and whether the first and the last device have one less, as in Llama 3."""
         cuts, L = self.pipeline * self.chunks, model.layers
         for missing in (0, 2):
             if (L + missing) % cuts == 0 and L > missing:
@@ -242,9 +237,8 @@ def memory(model: Model, layout: Layout) -> dict[str, float]:
     """Bytes on the fullest device, stage 0 → {"weights", "gradients", "optimizer", "activations"}.
 
     Under 1F1B stage 0 keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that.
-    Kept of a layer: the inputs of its norms, queries, keys, values, attention's output and the wide products'
-    outputs; norms and the activation are computed again. With ``recompute`` its input alone. Gradients are
-    whole on each copy, as they add up over micro-batches; the optimizer's state may be sharded (ZeRO-1).
+    Kept of a layer: inputs of its norms, queries, keys, values, attention's output and the wide products';
+    with ``recompute`` its input alone. Gradients are whole; the optimizer's state may be sharded (ZeRO-1).
     """
     t, p, v, m = layout.tensor, layout.pipeline, layout.chunks, layout.microbatches
     count, short = layout.layers(model)

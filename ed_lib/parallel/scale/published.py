@@ -1,9 +1,8 @@
 """Published training runs, the three constants that are fitted to some of them, and how far the rest are off.
 
-Megatron-LM: D. Narayanan et al. (2021), table 1; sizes of micro-batches and chunks are those of the authors'
-scripts for that table (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh). Llama 3: A. Grattafiori et al.
-(2024), table 4. Of its first chunk the paper says that it has only the embedding, and of the last only the
-output: so a chunk is one layer, 126 layers and two that are missing on 16 stages, 8 each.
+Megatron-LM: D. Narayanan et al. (2021), table 1; micro-batches and chunks are those of the authors' scripts
+(NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh). Llama 3: A. Grattafiori et al. (2024), table 4: its first
+chunk has only the embedding, its last the output, so a chunk is one layer, 126 and two missing on 16 × 8.
 """
 
 from collections.abc import Sequence

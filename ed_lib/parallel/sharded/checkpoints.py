@@ -94,8 +94,7 @@ def whole(folder: Path | str) -> list[Path]:
 def load(sharded: Stage0, place: Path | str) -> int:
     """Reads a checkpoint, of any number of ranks and any stage → its step. All ranks call it.
 
-    Everything is checked on every rank before anything is changed on one. :class:`CheckpointError`, on all
-    of them, for a file that is missing, cut short or altered, and for another model or optimizer.
+    Everything is checked on every rank before anything is changed on one; if not: :class:`CheckpointError`.
     """
     problem, step = "", -1
     found: dict[str, dict[str, torch.Tensor]] = {}

@@ -34,9 +34,8 @@ def sharded_step(units: int, forward: float, message: float, prefetch: bool) -> 
     """A step of ZeRO's stage 3 on a :class:`Clock`: a unit's forward pass takes ``forward`` seconds and its
     backward pass twice that; to gather its weights, or to sum its gradients, takes ``message``.
 
-    Without ``prefetch`` all of it happens one after another. With it a unit's weights are gathered while the
-    unit before computes, and its gradients summed while the next one does. At the turn the last unit is
-    freed and gathered again.
+    Without ``prefetch`` one after another. With it a unit's weights are gathered while the unit before
+    computes, and its gradients summed while the next one does; at the turn the last is gathered again.
     """
     clock, order = Clock(), [f"F {n}" for n in range(units)] + [f"B {n}" for n in reversed(range(units))]
     for n, name in enumerate(order):
