@@ -20,8 +20,7 @@ LINE = re.compile(rf"= (.*?) ({NAMES})\(")
 def simulate_devices(count: int) -> Any:
     """Has this process's CPU pass for so many devices, and imports jax, in float64 → the module jax.
 
-    To be called before anything else imports jax. ImportError, with what to install, where jax is missing;
-    RuntimeError where it was started with fewer devices.
+    To be called before anything else imports jax: else RuntimeError; ImportError where it is missing.
     """
     check.count("count", count)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}={count}".strip()

@@ -146,10 +146,7 @@ def measure(sizes: Sequence[int], repeats: int = 20) -> tuple[Link, list[float]]
 
 
 def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
-    """What ranks 0 and 1 measure: the seconds of a message, for each of the sizes (bytes).
-
-    Half of the time that a message needs there and back. To be called by both ranks of a group of two.
-    """
+    """What ranks 0 and 1 measure: half of the seconds that a message of each size needs there and back."""
     wire, found = Wire(), []
     for size in sizes:
         tensor = torch.zeros(size, dtype=torch.uint8, device=device())
@@ -167,11 +164,7 @@ def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
 
 
 def time_all_reduces(sizes: Sequence[int], repeats: int = 10) -> dict[str, list[float]]:
-    """What the ranks of a group measure: {algorithm: the seconds for each of the sizes (bytes)}.
-
-    The slowest rank counts. The comparison of the ranks' arguments that :func:`collectives.all_reduce`
-    begins with is left out.
-    """
+    """What the ranks of a group measure: {algorithm: the slowest rank's seconds for each size (bytes)}."""
     wire = Wire()
     found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
 
