@@ -95,7 +95,7 @@ class Columns:
 
 class Alone(Apart):
     def descend(self, params, row, lr):
-        assert not list(Path(os.environ["TMPDIR"]).glob("ed_lib-*"))
+        assert not list(Path(os.environ["TMPDIR"]).glob("hogwild-*"))
 
 
 def test_no_file_is_left_while_they_compute_for_they_may_be_killed(tmp_path, monkeypatch):

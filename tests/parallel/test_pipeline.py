@@ -82,9 +82,6 @@ def test_interleaved_gradients_are_the_unsplit_models(worlds, p):
     assert [report.live for report, _ in found] == clock.live
 
 
-# --- gradients, messages, live activations ------------------------------------------------------------------
-
-
 def every_schedule():
     """On each rank: {(schedule, micro-batches): (report, {parameter: gradient})}."""
     rank, found = dist.get_rank(), {}
@@ -141,9 +138,6 @@ def outputs(parts, x):
     return [(y,) for y in found]
 
 
-# --- against PyTorch's own ----------------------------------------------------------------------------------
-
-
 def mlp():
     torch.manual_seed(3)
     layers = [nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 4)]
@@ -182,9 +176,6 @@ def test_losses_and_gradients_are_those_of_pytorchs_pipelining(worlds, p):
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
-# --- cutting ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.oracle
 @given(
     costs=st.lists(st.integers(0, 20), min_size=1, max_size=8),
@@ -215,9 +206,6 @@ def test_the_parts_are_the_model_and_share_its_layers():
 def tied():
     one = nn.Linear(3, 3)
     return nn.Sequential(one, nn.ReLU(), one)
-
-
-# --- schedules that a pipeline cannot run -------------------------------------------------------------------
 
 
 def forgets_one(stage, stages, microbatches):
@@ -258,9 +246,6 @@ def test_schedules_that_no_pipeline_can_run(schedule, message):
 def test_schedules_that_every_pipeline_can_run(name):
     for p, m in itertools.product(range(1, 7), range(1, 9)):
         check_schedule(SCHEDULES[name], p, m)
-
-
-# --- what does not fit, on ranks ----------------------------------------------------------------------------
 
 
 def everything_wrong():

@@ -24,9 +24,6 @@ FAST = Link(0.0, 1e-12)
 PLAIN = Machine("plain", 1e9, 1e9, 1e9, FAST, FAST)
 
 
-# --- counts -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.oracle
 def test_parameters_and_flops_are_the_publications():
     """Narayanan et al. (2021), equations 2 and 3: P = 12 L H² (1 + 13/12H + (V + T)/12LH), and FLOPs."""
@@ -57,9 +54,6 @@ def test_an_ideal_machine_reaches_its_rate():
         assert math.isclose(reached, 1e15, rel_tol=1e-12)
 
 
-# --- the mesh -----------------------------------------------------------------------------------------------
-
-
 def test_which_links_an_all_reduce_takes():
     inside, between = Link(1e-6, 1e-9), Link(1e-5, 1e-8)
     machine = Machine("m", 1, 1, 1, inside, between)
@@ -70,9 +64,6 @@ def test_which_links_an_all_reduce_takes():
     both = all_reduce("ring", n, 8, inside) + all_reduce("ring", n / 8, 2, between)
     assert math.isclose(machine.all_reduce(n, 16, 1), both)
     assert machine.all_reduce(n, 1, 1) == 0
-
-
-# --- the clock ----------------------------------------------------------------------------------------------
 
 
 @given(p=st.integers(1, 6), m=st.integers(1, 12), extra=st.integers(0, 50), per=st.integers(1, 3))
@@ -112,9 +103,6 @@ def test_a_link_for_each_pair_on_the_clock():
     assert clock.seconds == 4 * 3 + 5
 
 
-# --- memory -------------------------------------------------------------------------------------------------
-
-
 def test_the_state_is_the_ledgers():
     for sharded, stage in ((False, 0), (True, 1)):
         layout = Layout(64, 4, 2, 64, sharded=sharded)
@@ -122,9 +110,6 @@ def test_the_state_is_the_ledgers():
         own = (4 * SMALL.weights + SMALL.vocabulary * SMALL.hidden) / 4  # of stage 0, with the embedding
         wanted = ledger.state(own, layout.data, stage)
         assert {name: found[name] for name in wanted} == pytest.approx(wanted)
-
-
-# --- published runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.oracle
@@ -145,9 +130,6 @@ def test_a_fit_finds_shares_that_are_known():
     runs = [dataclasses.replace(run, published=run.predicted(known)) for run in published.MEGATRON]
     found = published.fit(runs[1::2])
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(known), rel=1e-4)
-
-
-# --- what is exact ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,6 @@ def period(name, p, m, **times):
     return (last - first) / 3
 
 
-# --- every stream of instructions ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(p=stages, m=microbatches)
 @some
@@ -58,9 +55,6 @@ def test_repeating_numbers_the_microbatches_on():
     assert thrice[: len(once)] == once and len(thrice) == 3 * len(once)
     assert [do.microbatch for do in thrice if do.op == "forward"] == list(range(9))
     assert [do.microbatch for do in thrice if do.op == "step"] == [-1] * 3
-
-
-# --- the times of one batch ---------------------------------------------------------------------------------
 
 
 @pytest.mark.oracle
@@ -154,9 +148,6 @@ def test_streaming_ed_updates_after_half_of_p_minus_1_minus_s_later_microbatches
             assert max(seen) - i == min(math.ceil((p - 1 - stage) / 2), m - 1 - i)
 
 
-# --- what is kept -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.oracle
 @given(p=stages, m=microbatches)
 @some
@@ -169,9 +160,6 @@ def test_live_activations(p, m):
     assert live["ed_streaming"] == [min(m, math.ceil((p - 1 - s) / 2) + 1) for s in range(p)]
     assert live["zb_h1"] == [min(m, p)] * p
     assert live["zb_h2"] == [min(m, 2 * p - 1)] * p
-
-
-# --- stages and links that differ, by hand ------------------------------------------------------------------
 
 
 @pytest.mark.oracle
@@ -218,9 +206,6 @@ def test_messages_are_counted(name, p, m):
     assert found == dict.fromkeys([("activation", s, s + 1) for s in range(p - 1)] + back, m)
 
 
-# --- errors -------------------------------------------------------------------------------------------------
-
-
 def waits_for_ever(stage, stages, microbatches):
     """Each of two stages first receives what the other would send later."""
     yield Instruction("receive", 0, "activation", 1 - stage)
@@ -232,9 +217,6 @@ def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
         simulate(waits_for_ever, 2, 1, {})
 
 
-# --- the drawing --------------------------------------------------------------------------------------------
-
-
 def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
     fig, ax = plt.subplots()
@@ -244,9 +226,6 @@ def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
     assert len({b.get_facecolor() for b in ax.patches}) == 3
     plt.close(fig)
-
-
-# --- interleaving -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.oracle

@@ -141,9 +141,6 @@ def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
         assert different.startswith("the ranks call different things")
 
 
-# --- branches -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, dict(stride=2, padding=1), dict(bias=False, dilation=2)])

@@ -64,7 +64,7 @@ def train(
     """
     check.count("steps", steps)
     check.positive("lr", lr)
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hogwild-") as folder:
         memory = shared(folder, len(problem.truth))
         launch(work, n_workers, folder, problem, steps, lr, seed, timeout=timeout)
         return tuple(tensor.clone() for tensor in memory)
