@@ -13,8 +13,6 @@ import torch
 
 from benchmarks import language, relatives
 from benchmarks.harness import one_thread, search
-from ed_lib import data
-from ed_lib.ed.learner import accuracy
 from ed_lib.ed.relatives import Perceptron
 
 
@@ -49,11 +47,12 @@ def random_features(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one last layer → {"test", "seconds"}."""
-    (x, labels), test = relatives.split(of, searching, size)
-    widths, steps = (x.shape[1], *size.hidden, 10), size.epochs * -(-len(x) // size.batch)
-    net = LastOnly(widths, rate=rate, one_signed=network == "one-signed", steps=steps, seed=seed)
-    seconds = relatives.taught(net, x, data.one_hot(labels, 10), size.epochs, size.batch, seed)
-    return {"test": accuracy(net, *test), "seconds": seconds}
+
+    def make(inputs, steps):
+        widths, signed = (inputs, *size.hidden, 10), network == "one-signed"
+        return LastOnly(widths, rate=rate, one_signed=signed, steps=steps, seed=seed)
+
+    return relatives.learned(make, of, seed, searching, size, size.epochs)
 
 
 TABLES = {name: partial(random_features, of=name) for name in relatives.SETS}

@@ -6,14 +6,12 @@ Of each network every rate of one grid is tried by one run on 50,000 training im
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from benchmarks.harness import one_thread, search
 from benchmarks.networks import ResidualNetwork, RoutedNetwork
-from benchmarks.relatives import SETS, split, taught
-from ed_lib import data
-from ed_lib.ed.learner import Learner, accuracy
+from benchmarks.relatives import SETS, learned
+from ed_lib.ed.learner import Learner
 
 NETWORKS = {  # how a deep network differs from EDNetwork
     "plain": {"start": "fan_in", "residual": False, "centred": False},
@@ -61,13 +59,12 @@ def by_depth(size, device):
 
 def even_or_odd(task, network, rule, stack, depth, rate, seed, searching, size):
     """Trains one → {"test", "seconds"}."""
-    (x, labels), (test, digits) = split(task, searching, size)
-    steps = size.epochs * -(-len(x) // size.batch)
-    options = NETWORKS[network] | {"stack": stack, "steps": steps, "seed": seed}
-    net = ResidualNetwork(x.shape[1], size.width, depth, rule, rate, **options)
-    target = (labels[:, None] % 2).astype(np.float32)
-    seconds = taught(net, x, target, size.epochs, size.batch, seed)
-    return {"test": accuracy(net, test, digits % 2), "seconds": seconds}
+
+    def make(inputs, steps):
+        options = NETWORKS[network] | {"stack": stack, "steps": steps, "seed": seed}
+        return ResidualNetwork(inputs, size.width, depth, rule, rate, **options)
+
+    return learned(make, task, seed, searching, size, size.epochs, odd=True)
 
 
 def ablation(size, device):
@@ -78,22 +75,21 @@ def ablation(size, device):
 
 def ten_classes(task, part, rate, seed, searching, size):
     """Trains one → {"test", "seconds"}."""
-    (x, labels), test = split(task, searching, size)
-    net = published(x.shape[1], size.pairs, seed=seed, **PARTS[part])
-    learner = Learner(net, "ed", "adam", rate, steps=size.ablation_epochs * -(-len(x) // size.batch))
-    seconds = taught(learner, x, data.one_hot(labels, 10), size.ablation_epochs, size.batch, seed)
-    return {"test": accuracy(net, *test), "seconds": seconds}
+
+    def make(inputs, steps):
+        return Learner(published(inputs, size.pairs, seed, **PARTS[part]), "ed", "adam", rate, steps=steps)
+
+    return learned(make, task, seed, searching, size, size.ablation_epochs)
 
 
-def published(inputs, pairs, *, centred=True, u0=6.0, uneven=True, seed=0):
+def published(inputs, pairs, seed, *, centred=True, u0=6.0, uneven=True):
     """A RoutedNetwork with one hidden-to-hidden layer, as "Diffusing Blame" has its dense layers: sigmoids of
     width 6, centred errors, excitatory weights of the start times 1.5 and inhibitory ones times 0.5, but for
     the output's.
     """
     net = RoutedNetwork(inputs, pairs, 1, 10, u0=u0, centred=centred, seed=seed)
-    if uneven:  # [..., q, i, p o]
-        for name in ("input.weight", "hidden.weight"):
-            net.parameters[name].unflatten(-2, (2, -1)).mul_(torch.tensor([1.5, 0.5])[:, None, None])
+    for name in ("input.weight", "hidden.weight") if uneven else ():  # [..., q, i, p o]
+        net.parameters[name].unflatten(-2, (2, -1)).mul_(torch.tensor([1.5, 0.5])[:, None, None])
     return net
 
 

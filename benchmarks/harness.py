@@ -1,9 +1,9 @@
 """What all benchmarks share: versions timed in turns, training over a grid, a record written table by table.
 
 A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a dataclass or one
-for each device, and ``TINY``, for a rehearsal. A row is a dict: the case, what :func:`measure` or :func:`runs`
+for each device, and ``TINY``, for a rehearsal. A row is a dict: case, what :func:`measure` or :func:`runs`
 found, results. Optional: ``ceilings``, (device, format) → :class:`ed_lib.roofline.Ceilings`, and ``context``,
-which makes the context in which tables are measured.
+which makes the context of a table.
 """
 
 import contextlib

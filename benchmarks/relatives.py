@@ -14,7 +14,6 @@ from benchmarks.harness import images, one_thread, search
 from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
-from ed_lib.ed.relatives import VectorPerceptron
 
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
@@ -37,14 +36,15 @@ class Size:
     workers: int | None = None  # None: as many as the machine has threads
 
 
-SIZE = Size()
-TINY = Size((12,), (6,), (CASES[0], CASES[-4], CASES[-2]), (1e-3, 1e-2), 1, 256, 200, 2, True, 1)
+SIZE, TINY = (
+    Size(),
+    Size((12,), (6,), (CASES[0], CASES[-4], CASES[-2]), (1e-3, 1e-2), 1, 256, 200, 2, True, 1),
+)
 
 
 def rules(size, device, of):
-    """A row for each network and rule; results: "kept" and "test", the shares of the kept images and of the
-    test images that are right; "before" and "cosine", of each layer's direction with the gradient, at the
-    start and at the end.
+    """A row for each network and rule; results: "kept" and "test", shares of images that are right; "before"
+    and "cosine", of each layer's direction with the gradient, at the start and at the end.
     """
     cases = [{"network": network, "rule": rule} for network, rule in size.cases]
     options = {"score": "test", "workers": size.workers, "of": of, "size": size}
@@ -53,18 +53,32 @@ def rules(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one network → {"test", "before", "cosine", "seconds"}."""
-    (x, labels), test = split(of, searching, size)
-    steps, options = size.epochs * -(-len(x) // size.batch), {"seed": seed}
-    if network == "vectors":
-        net = VectorPerceptron((x.shape[1], *size.of_vectors, 10), rule, rate, steps=steps, **options)
-    else:
-        options["one_signed"] = network == "one-signed"
-        net = relatives.Perceptron((x.shape[1], *size.hidden, 10), rule, rate, steps=steps, **options)
-    target = data.one_hot(labels, 10)
-    before = cosines(net, x[:2000], target[:2000])
-    seconds = taught(net, x, target, size.epochs, size.batch, seed)
-    after = cosines(net, x[:2000], target[:2000])
-    return {"test": accuracy(net, *test), "before": before, "cosine": after, "seconds": seconds}
+
+    def make(inputs, steps):
+        if network == "vectors":
+            widths = inputs, *size.of_vectors, 10
+            return relatives.VectorPerceptron(widths, rule, rate, steps=steps, seed=seed)
+        widths, signed = (inputs, *size.hidden, 10), network == "one-signed"
+        return relatives.Perceptron(widths, rule, rate, one_signed=signed, steps=steps, seed=seed)
+
+    return learned(make, of, seed, searching, size, size.epochs, look=cosines)
+
+
+def learned(make, of, seed, searching, size, epochs, *, odd=False, look=None):
+    """Trains what ``make(inputs, steps)`` gives on ten classes, or even against odd → {"test", "seconds"},
+    and what ``look`` sees of 2,000 images at the start, "before", and at the end, "cosine".
+    """
+    (x, labels), (tests, judge) = split(of, searching, size)
+    learner = make(x.shape[1], epochs * -(-len(x) // size.batch))
+    x = torch.from_numpy(x)
+    target = torch.from_numpy(labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10))
+    found, start = {"before": look(learner, x[:2000], target[:2000])} if look else {}, timing.now()
+    for epoch in range(epochs):
+        for rows in data.batches(len(x), size.batch, seed=1000 * seed + epoch):
+            learner.step(x[rows], target[rows])
+    found["seconds"] = timing.now() - start
+    found |= {"cosine": look(learner, x[:2000], target[:2000])} if look else {}
+    return found | {"test": accuracy(learner.net, tests, judge % 2 if odd else judge)}
 
 
 def split(of, searching, size):
@@ -77,19 +91,9 @@ def split(of, searching, size):
     return (x, labels), test
 
 
-def taught(learner, x, target, epochs, batch, seed):
-    """Trains on all of x (N, I) and target (N, K), so many times, in batches → seconds."""
-    x, target, start = torch.from_numpy(x), torch.from_numpy(target), timing.now()
-    for epoch in range(epochs):
-        for rows in data.batches(len(x), batch, seed=1000 * seed + epoch):
-            learner.step(x[rows], target[rows])
-    return timing.now() - start
-
-
 def cosines(net, x, target):
-    """Of each layer's direction with minus the gradient, for a batch of arrays."""
-    net.forward(torch.from_numpy(x))
-    target = torch.from_numpy(target)
+    """Of each layer's direction with minus the gradient, for a batch."""
+    net.forward(x)
     pairs = zip(net.directions(target), net.directions(target, "backprop"), strict=True)
     return [cosine(ours, theirs) for (ours, _), (theirs, _) in pairs]
 

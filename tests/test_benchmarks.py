@@ -170,7 +170,7 @@ def test_only_the_last_layer_of_random_features_learns():
 
 def test_the_gradients_cosine_with_itself_is_one():
     net = Perceptron((6, 5, 3))
-    x, target = np.random.default_rng(0).random((4, 6), "float32"), np.eye(3, dtype="float32")[[0, 1, 2, 0]]
+    x, target = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)), torch.eye(3)[[0, 1, 2, 0]]
     assert relatives.cosines(net, x, target) == pytest.approx([1, 1])
     net.rule = "direct"
     assert abs(relatives.cosines(net, x, target)[0]) < 1 - 1e-6
