@@ -125,8 +125,7 @@ def in_words(figure: Figure) -> list[str]:
         bars: list[Any] = [one for one in axes.containers if isinstance(one, BarContainer)]
         curves = [one for one in axes.lines if not str(one.get_label()).startswith("_")]
         for one in (*bars, *curves):
-            label = str(one.get_label())
-            label = "" if label.startswith("_") else label
+            label = re.sub("^_.*", "", str(one.get_label()))
             words = _bars(axes, one) if one in bars else _curve(axes, one)
             said.append(": ".join(filter(None, (axes.get_title(), label, words))).replace("\n", " ") + ".")
     return said[:MOST_SAID]
@@ -162,10 +161,8 @@ def _place(axis, value):
     from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import FixedLocator
 
-    if isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator):
-        ticks = np.asarray(axis.get_ticklocs())
-        if not len(ticks):
-            return f"{value:.3g}"
+    ticks = np.asarray(axis.get_ticklocs())
+    if isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator) and len(ticks):
         near = np.abs(ticks - value).argmin()
         name = str(axis.get_major_formatter().format_ticks(ticks)[near])
         number = name.replace("\N{MINUS SIGN}", "-").replace(",", "")

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -209,7 +209,7 @@ def cache_rate(size: float, threads: int = 1, seconds: float = 0.1) -> float:
 
 
 @functools.cache
-def reader():
+def reader() -> Callable:
     """A compiled function that sums blocks (threads, numbers), each on its thread, so many times."""
     from numba import njit, prange
 
