@@ -5,8 +5,11 @@ operations; the bytes from memory; and what no cache can spare, reading W_hh in 
 measured here for that many bytes. Weights in fewer bits count their own bytes.
 """
 
+import contextlib
 import functools
 from dataclasses import dataclass
+
+import torch
 
 from benchmarks import harness
 from benchmarks.lstm_subjects import NN, Subject, forward, training
@@ -34,6 +37,17 @@ class Size:
 
 
 SIZE, TINY = Size(), Size(3, 8, (8,), (1, 3), (16, 32), 0.001)
+
+
+@contextlib.contextmanager
+def context():
+    """PyTorch on all threads, as the compiled loops are, whose first call may set its number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(machine.threads())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @functools.cache
