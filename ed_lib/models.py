@@ -63,7 +63,6 @@ def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 class Recompute(torch.autograd.Function):
     """Keeps a function's input instead of all that its backward pass needs, and computes it once more then.
-
     T. Chen and others, "Training deep nets with sublinear memory cost" (2016). Randomness is repeated.
     """
 
@@ -140,11 +139,10 @@ class GPT(nn.Module):
         recompute: str = "none", seed: int = 0,
     ):  # fmt: skip
         super().__init__()
-        with _seeded(seed):
+        with _seeded(seed, self):
             self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
             self.blocks = nn.ModuleList(Block(hidden, heads, recompute) for _ in range(layers))
             self.norm = nn.LayerNorm(hidden)
-            _draw_matrices(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]  # (B, T) → (B, T, H)
@@ -164,18 +162,17 @@ class Encoder(nn.Module):
     ):  # fmt: skip
         super().__init__()
         check.count("layers", layers)
-        with _seeded(seed):
+        with _seeded(seed, self):
             self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
             self.segments = nn.Embedding(2, hidden)
             self.norm = nn.LayerNorm(hidden, eps)
             self.layers = nn.ModuleList(Block(hidden, heads, "none", False, eps) for _ in range(layers))
             self.pooler, self.classes = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
-            _draw_matrices(self)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Tokens (B, T), segments of 0 or 1, mask: False for what only fills up → scores (B, classes)."""
-        h = torch.tanh(self.pooler(self.hidden(tokens, segments, mask)[:, 0]))  # (B, T, H) → (B, H)
-        return self.classes(h)  # → (B, classes)
+        first = self.hidden(tokens, segments, mask)[:, 0]  # (B, T, H) → (B, H)
+        return self.classes(torch.tanh(self.pooler(first)))
 
     def hidden(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """What the last layer answers for each token: (B, T, H)."""
@@ -187,16 +184,14 @@ class Encoder(nn.Module):
         return h
 
 
-def _draw_matrices(net):
-    """As GPT-2's and BERT's: normal, of spread 0.02."""
-    for matrix in (p for p in net.parameters() if p.dim() == 2):
-        nn.init.normal_(matrix, 0, 0.02)
-
-
 @contextlib.contextmanager
-def _seeded(seed):
-    """Draws from torch's generator of this seed, and leaves the global one as it was."""
+def _seeded(seed, net=None):
+    """Draws from torch's generator of this seed, and leaves the global one as it was. ``net``: a transformer,
+    whose matrices are then drawn as GPT-2's and BERT's: normal, of spread 0.02.
+    """
     check.count("seed", seed, least=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+        for matrix in (p for p in net.parameters() if p.dim() == 2) if net else ():
+            nn.init.normal_(matrix, 0, 0.02)
