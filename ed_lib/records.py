@@ -79,9 +79,8 @@ def read(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path}, line {number}: {error}") from error
     if (beside := path.parent / f"{path.stem}.json").is_file():
         for name, long in json.loads(beside.read_text(encoding="utf-8")).items():
-            record[name] = [
-                long.get(str(n), cell) for n, cell in enumerate(record.get(name, [None] * len(record)))
-            ]
+            short = record.get(name, [None] * len(record))
+            record[name] = [long.get(str(n), cell) for n, cell in enumerate(short)]
     words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", made.get("device", ""))
     record.attrs = made | {"label": " ".join(words.split()).replace(" ,", ",")}  # the device for people
     return record
@@ -94,11 +93,8 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
     path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, {}
     for name in frame:
         texts = [_text(value, name in ROUNDED) for value in frame[name]]
-        moved = {
-            n: text
-            for n, text in enumerate(texts)
-            if text[:2] in ("[[", "[{") or text[:1] == "[" and len(text) > LONG
-        }
+        lists = {n: texts[n] for n, value in enumerate(frame[name]) if isinstance(value, list)}
+        moved = {n: text for n, text in lists.items() if text[1] in "[{" or len(text) > LONG}
         if moved:
             long[name] = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
         if any(texts := ["" if n in moved else text for n, text in enumerate(texts)]):
@@ -108,10 +104,10 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
         made = {key: value for key, value in provenance.items() if key != "label"} | {"rows": len(frame)}
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
-    columns = ",\n".join(f"{_json(name)}: {{\n{lines}}}" for name, lines in long.items())
-    path.with_suffix(".json").write_text(f"{{{columns}}}\n", encoding="utf-8")
-    if not long:
-        path.with_suffix(".json").unlink()
+    path.with_suffix(".json").unlink(missing_ok=True)
+    if long:
+        columns = ",\n".join(f"{_json(name)}: {{\n{lines}}}" for name, lines in long.items())
+        path.with_suffix(".json").write_text(f"{{{columns}}}\n", encoding="utf-8")
     return path
 
 

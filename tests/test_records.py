@@ -21,7 +21,7 @@ ROWS = [
     {"table": "update", "how": "loop", "depth": 4096, "wide": False, "rule": ""}
     | TIMES
     | {"curve": [[1.0], [2]]},
-    {"table": "step", "how": "7", "depth": 64} | TIMES | {"text": "two\nlines, “so”", "epochs": [0.5] * 90},
+    {"table": "step", "how": "[[7", "depth": 64} | TIMES | {"text": "two\nlines, “so”", "epochs": [0.5] * 90},
 ]
 
 
@@ -53,7 +53,7 @@ def test_what_is_written_comes_back(place):
 @pytest.mark.oracle
 def test_a_table_is_a_csv_file_that_pandas_reads(place):
     table = pd.read_csv(place, comment="#")
-    assert table.how.tolist() == ["a, b", "loop", '"7"'] and table.seconds.tolist() == 3 * [1.5e-3]
+    assert table.how.tolist() == ["a, b", "loop", "[[7"] and table.seconds.tolist() == 3 * [1.5e-3]
     assert "curve" not in table and "epochs" not in table, "what is long stands beside it"
 
 
