@@ -102,15 +102,15 @@ def search(function, cases, rates, seeds, *, score, tried="kept", best=max, **co
 
 
 @contextlib.contextmanager
-def one_thread(flush_denormal=False):
+def one_thread(flush_denormal=False, threads=1):
     """PyTorch on one thread, as NumPy's products are: too small to share. What is denormal may count as 0."""
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_flush_denormal(flush_denormal)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @functools.cache

@@ -5,11 +5,8 @@ operations; the bytes from memory; and what no cache can spare, reading W_hh in 
 measured here for that many bytes. Weights in fewer bits count their own bytes.
 """
 
-import contextlib
 import functools
 from dataclasses import dataclass
-
-import torch
 
 from benchmarks import harness
 from benchmarks.lstm_subjects import NN, Subject, forward, training
@@ -37,17 +34,8 @@ class Size:
 
 
 SIZE, TINY = Size(), Size(3, 8, (8,), (1, 3), (16, 32), 0.001)
-
-
-@contextlib.contextmanager
-def context():
-    """PyTorch on all threads, as the compiled loops are, whose first call may set its number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(machine.threads())
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+# PyTorch has all threads, as the compiled loops have, whose first call may set its number
+context = functools.partial(harness.one_thread, threads=machine.threads())
 
 
 @functools.cache
@@ -65,10 +53,11 @@ def read(size, device="cpu"):
 
 def floor(row, size):
     """Seconds at the least, W_hh being read at the rate of the next smaller size that was read."""
-    rows, bytes = read(size), row["W_hh"]
-    near = max((found["floor_bytes"] for found in rows if found["floor_bytes"] <= bytes), default=None)
-    near = near or rows[0]["floor_bytes"]
-    least = min(found["seconds"] for found in rows if found["floor_bytes"] == near) / near * bytes
+    rows = read(size)
+    near = max(
+        [n for found in rows if (n := found["floor_bytes"]) <= row["W_hh"]] or [rows[0]["floor_bytes"]]
+    )
+    least = min(found["seconds"] for found in rows if found["floor_bytes"] == near) / near * row["W_hh"]
     return max(roofline.ceilings().floor(row["floor_bytes"], row["floor_flops"]), row["reads"] * least)
 
 
@@ -87,10 +76,8 @@ def version(subject, what, trained=False):
     """The :class:`harness.Version` of a case, compared with ``nn.LSTM`` in float64."""
     module, bits = made(what, subject.module), FROZEN.get(what, {}).get("bits", 32)
     run = training(module, subject.x, subject.dy) if trained else forward(module, subject.x)
-    results = {
-        "W_hh": bits // 8 * 4 * subject.shape.hidden**2,
-        "reads": subject.shape.steps * (2 if trained else 1),
-    }
+    results = {"W_hh": bits // 8 * 4 * subject.shape.hidden**2}  # bytes, and how often they are read
+    results["reads"] = subject.shape.steps * (2 if trained else 1)
     tolerance = None if bits == 32 else ROUNDED
     return subject.checked(subject.case(what), run, trained=trained, tolerance=tolerance, results=results)
 
