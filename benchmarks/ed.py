@@ -53,8 +53,9 @@ def paths(size, device):
 
 
 def version(shape, library, what, how, call, error=None, dtype="float32", cost=None):
-    return Version(describe(shape, library, dtype) | {"what": what, "how": how}, call,
-                   cost or COSTS[what](shape), error, ROUNDING[dtype])  # fmt: skip
+    case = {"library": library, "dtype": dtype} | asdict(shape) | {"what": what, "how": how}
+    del case["itemsize"]
+    return Version(case, call, cost or COSTS[what](shape), error, ROUNDING[dtype])
 
 
 def call_of(what, net, shape):
@@ -163,11 +164,6 @@ def a_batch(shape, net):
     rng = np.random.default_rng(1)
     x, target = rng.random((shape.batch, shape.n_inputs)), rng.integers(0, 2, (shape.batch, shape.n_outputs))
     return net.asarray(x), net.asarray(target)
-
-
-def describe(shape, library, dtype="float32"):
-    sizes = {name: value for name, value in asdict(shape).items() if name != "itemsize"}
-    return {"library": library, "dtype": dtype} | sizes
 
 
 TABLES = {"paths": paths, "article": articles_formulas, "by hand": by_hand, "autograd": autograd,

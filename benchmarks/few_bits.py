@@ -64,6 +64,7 @@ class Size:
     every: int = 100
     often: int = 40
     places: int = 50
+    held_out: int | None = None  # characters of the text that is read at the end; None: all
     seeds: int = 3
     workers: int | None = None
 
@@ -71,7 +72,7 @@ class Size:
 SIZE = Size()
 TINY = Size(
     ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
-    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, seeds=2, workers=1,
+    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, held_out=900, seeds=2, workers=1,
 )  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def run(kind, name, rate, seed, size):
         if kind == "states" and not math.isfinite(loss):
             break
     seconds, whole = (timing.now() - start) / (n + 1), n + 1 == size.steps
-    found = {"loss": language.held_out_loss(net, text.held_out) if whole else None}
+    found = {"loss": language.held_out_loss(net, text.held_out[: size.held_out]) if whole else None}
     found["curve"] = [each if math.isfinite(each) else None for each in curve]
     if kind == "states":
         found |= {"bytes": bytes_of(net.optimizer), "steps": n + 1}

@@ -14,12 +14,11 @@ from ed_lib.ed import language
 from ed_lib.ed.language import Transformer
 
 shakespeare = functools.cache(data.text)
-KEYS = {"transformer": ("attention", "mlp", "one_signed"), "window": ("rule", "hidden", "one_signed")}
 
 
 @dataclass(frozen=True)
 class Size:
-    """The cases, KEYS of each; ``batch`` stretches of ``context`` characters a step, or as many windows.
+    """The cases; ``batch`` stretches of ``context`` characters a step, or as many windows.
     ``search``: steps of a transformer's run that tries a rate. ``every``: steps between two looks at
     ``places`` stretches; at the end all the held-out text is read, or so many characters.
     """
@@ -64,18 +63,18 @@ def transformers(size, device):
     the held-out text, "curve", the looks on the way, and "cosine", of each matrix's direction with the
     gradient at the end.
     """
-    return rows(transformer, "transformer", size.transformers, size.rates, size)
+    return rows(transformer, ("attention", "mlp", "one_signed"), size.transformers, size.rates, size)
 
 
 def windows(size, device):
     """The same of models that read a window, without cosines."""
-    return rows(window, "window", size.window_models, size.rates_of_windows, size)
+    return rows(window, ("rule", "hidden", "one_signed"), size.window_models, size.rates_of_windows, size)
 
 
-def rows(function, kind, cases, rates, size):
-    cases = [dict(zip(KEYS[kind], case, strict=True)) for case in cases]
-    options = {"score": "loss", "tried": "tried", "best": min, "workers": size.workers}
-    return search(function, cases, rates, size.seeds, **options, size=size)
+def rows(function, keys, cases, rates, size):
+    cases, options = [dict(zip(keys, case, strict=True)) for case in cases], {"score": "loss", "best": min}
+    options |= {"tried": "tried", "workers": size.workers, "size": size}
+    return search(function, cases, rates, size.seeds, **options)
 
 
 def transformer(attention, mlp, one_signed, rate, seed, searching, size):
@@ -84,17 +83,14 @@ def transformer(attention, mlp, one_signed, rate, seed, searching, size):
     shape = len(text.characters), size.context, size.layers, size.heads, size.width
     options = {"rate": rate, "one_signed": one_signed, "steps": steps, "seed": seed}
     model = Transformer(*shape, attention=attention, mlp=mlp, **options)
-    drawn = data.stretches(text.train, size.batch, size.context, seed=seed)
-    draw = ((x.T, y.T) for x, y in drawn)
-    found = taught(model, draw, steps, size.places, text, size)
-    return found | {"cosine": cosines(model, *next(draw))}
+    draw = ((x.T, y.T) for x, y in data.stretches(text.train, size.batch, size.context, seed=seed))
+    return taught(model, draw, steps, size.places, text, size) | {"cosine": cosines(model, *next(draw))}
 
 
 def window(rule, hidden, one_signed, rate, seed, searching, size):
     """Trains one → {"loss", "curve", "seconds"}."""
-    text = shakespeare()
+    text, layers = shakespeare(), size.hidden if hidden else ()
     options = {"rate": rate, "one_signed": one_signed, "steps": size.steps, "seed": seed}
-    layers = size.hidden if hidden else ()
     model = language.WindowModel(len(text.characters), size.window, layers, rule, **options)
     draw = language.windows(text.train, size.window, size.batch * size.context, seed)
     return taught(model, draw, size.steps, size.places * size.context, text, size)

@@ -1,9 +1,8 @@
 """Two variants of the ED network that only records need: deep ones that do not collapse, and routed errors.
 
 Deep: ED's inhibitory cells are turned round, z = −y in place of y. Then all weights between cells, M, are
-≥ 0, the sizes of W, and a cell, z' = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z):
-with a skip connection the output still grows with every z of every layer, and so it does with centred sums,
-since what is subtracted does not depend on the sample.
+≥ 0, and a cell, z' = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z): with skips, and
+with centred sums, the output still grows with every z of every layer.
 """
 
 from contextlib import nullcontext
@@ -80,9 +79,7 @@ class ResidualNetwork:
         return found
 
     def directions(self, target, rule=None):
-        """(of the weights, of the biases) of each layer, to be climbed: target (B, 1). Without the constant
-        factors that a layer's numbers share.
-        """
+        """(of the weights, of the biases) of each layer, to be climbed, but for constants: target (B, 1)."""
         error, found = (target - self.output) / len(target), []  # (B, 1)
         for given, y, c in zip([self.x, *self.z[:-1]], self.y, self.coefficients(rule), strict=True):
             told = error * c * y * (1 - y)  # (B, n)

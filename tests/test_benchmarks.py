@@ -279,16 +279,13 @@ def test_equal_numbers_share_a_rank():
 def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
     rows = list(smaller.rows(smaller.TINY))
     found = {row["way"]: row["bytes"] for row in rows}
-    assert found["float32"] == [516_272] * 2 and found["bfloat16"] == found["float16"] == [258_136] * 2
+    assert found["float32"] == found["float32, trained on"] == [516_272] * 2
     # Weights, a scale for each of 208 filters, biases; five inputs' scales and zero points.
-    assert found["int8 weights"] == [128_860 + 8 * 208] * 2
     assert found["int8"] == [128_860 + 8 * 208 + 4 * 5] * 2
     assert max(found["int4 weights"] + found["int4, trained"]) <= 128_860 / 2 + 8 * 208 + 2
     assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)] * 2
     assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)] * 2
-    for share in (90, 95, 98):
-        once, later = (found[f"pruned {share}%, {how}"] for how in ("once, trained on", "gradually"))
-        assert all(abs(p - q) < 0.1 * p for p, q in zip(once, later, strict=True)) and once[0] < 70_000
+    assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
     weights = (65 + 8 + 65 + 12 * 16) * 16
     exact, low = few_bits.states(few_bits.TINY, "cpu")
