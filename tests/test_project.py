@@ -78,26 +78,19 @@ def test_importing_needs_only_what_a_bare_machine_with_a_gpu_has():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.fixture
-def copy(tmp_path, monkeypatch):
-    """A copy of the files in which the address stands, as the root."""
+def test_one_command_changes_the_address_everywhere(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "book", tmp_path / "book")
-    shutil.copytree(ROOT / "ed_lib", tmp_path / "ed_lib")
     for name in ("_config.yml", "_toc.yml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    monkeypatch.setattr(repository, "ROOT", tmp_path)
-    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
-    return tmp_path
-
-
-def test_one_command_changes_the_address_everywhere(copy):
     before = repository.addresses()
     assert before.keys() == {"_config.yml", "README.md", *map(str, notebooks.chapters())}
     assert len(set(before.values())) == 1
+    monkeypatch.setattr(repository, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     repository.change("https://github.com/someone/a-book.git")
     assert set(repository.addresses().values()) == {"https://github.com/someone/a-book"}
     for path in notebooks.chapters():
-        now, then = (notebooks.read(root / path).cells for root in (copy, ROOT))
+        now, then = (notebooks.read(root / path).cells for root in (tmp_path, ROOT))
         changed = [old for new, old in zip(now, then, strict=True) if new != old]
         assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], "the outputs became stale"
 

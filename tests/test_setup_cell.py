@@ -24,18 +24,14 @@ def cell():
     return next(c.source for c in nb.cells if "setup" in notebooks.tags(c))
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
+@pytest.fixture
+def repository(tmp_path):
     """A git repository with the files as they are now: its folder."""
-    folder = tmp_path_factory.mktemp("repository")
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    needed = ("ed_lib/", "records/", "pyproject.toml", "README", "LICENSE")
-    for name in files.stdout.splitlines():
-        if (ROOT / name).exists() and name.startswith(needed):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    folder = tmp_path / "repository"  # not where the cell runs
+    for name in ("ed_lib", "records"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
     for command in ("init -q", "add -A", "commit -qm all", f"tag v{ed_lib.__version__}"):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         subprocess.run(["git", *identity, *command.split()], cwd=folder, check=True)
