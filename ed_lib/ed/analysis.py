@@ -143,8 +143,6 @@ def _answers(net: EDNetwork) -> np.ndarray:
 
 
 def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> np.ndarray:
-    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖, between two ``state_dict``s:
-    (depth + 2,).
-    """
+    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖ of two states: (depth + 2,)."""
     layers = zip(by_layer(before, "weight"), by_layer(after, "weight"), strict=True)
     return np.array([np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers])

@@ -15,6 +15,8 @@ elsewhere the plain twin.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -64,7 +66,10 @@ def watched(tensor: Tensor) -> bool:
     return not tensor.is_cuda or bool(_get_current_dispatch_mode()) or torch.autograd._profiler_enabled()
 
 
-def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
+def plain_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor | None = None,
+) -> None:  # fmt: skip
     """The twin of ``cell_kernel``, in eleven of PyTorch's own operations."""
     size = h.shape[1]
     bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
@@ -79,7 +84,9 @@ def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
         output.copy_(h)
 
 
-def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+def plain_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """The twin of ``cell_backward_kernel``; σ' = σ(1 − σ) and tanh' = 1 − tanh²."""
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
@@ -92,7 +99,10 @@ def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates):
     dc.mul_(f)
 
 
-def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None):
+def triton_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor | None = None,
+) -> None:  # fmt: skip
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
     size, layers = h.shape[1], b_ih.numel() // gates.shape[1]
     distance = 0 if output is None else output.stride(0)
@@ -100,12 +110,14 @@ def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output=None)
     launch(cell_kernel, h, *arrays, h.numel(), size, layers, distance)
 
 
-def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates):
+def triton_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """``cell_backward`` by ``cell_backward_kernel``, likewise."""
     launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates, dh.numel(), dh.shape[1])
 
 
-def launch(kernel, like, *arguments):
+def launch(kernel: Any, like: Tensor, *arguments: Any) -> None:
     """A thread of ``kernel`` for each number of ``like``; they compute in float32, or float64 as ``like``."""
     if triton is None:
         raise ImportError("the fused step on a GPU needs triton: pip install triton")
