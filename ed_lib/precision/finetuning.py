@@ -69,7 +69,10 @@ def finetune(
             loss = F.cross_entropy(net(*inputs), labels)
         scale = scaler.get_scale() if scaler else 0
         training.optimizer_step(loss, optimizer, scaler)
-        if not scaler or scaler.get_scale() >= scale:  # it falls when a step is skipped
+        skipped = scaler and getattr(
+            scaler, "skipped", scaler.get_scale() < scale
+        )  # torch's: the scale falls
+        if not skipped:
             schedule.step()
         return loss.detach()
 

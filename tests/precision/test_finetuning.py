@@ -8,7 +8,7 @@ import torch
 from ed_lib import models
 from ed_lib.precision import finetuning, minilm
 from ed_lib.precision.finetuning import Examples
-from ed_lib.precision.scaler import GradScaler
+from ed_lib.precision.scaler import GradScaler, StaticScaler
 
 SMALL = {"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 12}
 
@@ -60,18 +60,17 @@ def test_in_few_bits_with_a_scaler():
     assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
 
 
-def test_the_schedule_waits_while_steps_are_skipped(monkeypatch):
+@pytest.mark.parametrize("scaler", [GradScaler("cpu"), StaticScaler(1.0, "cpu")], ids=["dynamic", "static"])
+def test_the_schedule_waits_while_steps_are_skipped(monkeypatch, scaler):
     rates, step, found_inf = [], torch.optim.AdamW.step, [torch.inf] * 3
 
     def watched(self, *args):
         rates.append(self.param_groups[0]["lr"])
         return step(self, *args)
 
-    class Overflows(GradScaler):  # in the first three steps
-        def scale(self, loss):
-            return super().scale(loss * (found_inf.pop() if found_inf else 1))
-
+    scale = scaler.scale  # overflows in the first three steps
+    monkeypatch.setattr(scaler, "scale", lambda loss: scale(loss * (found_inf.pop() if found_inf else 1)))
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    net, scaler = models.Encoder(**SMALL, eps=minilm.EPS), Overflows("cpu")
+    net = models.Encoder(**SMALL, eps=minilm.EPS)
     finetuning.finetune(net, task(100), rate=1.0, epochs=1, batch=10, warmup=1.0, scaler=scaler)
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), "as many rates as steps taken"

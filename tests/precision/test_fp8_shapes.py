@@ -44,7 +44,8 @@ def scaled(M, K, N):
 
 def sizes():
     """(K, N) of the layers that benchmarks.precision trains in FP8."""
-    nets = nn.ModuleList([models.mlp(), models.Encoder(layers=1, vocabulary=2, positions=2)])
+    with torch.device("meta"):
+        nets = nn.ModuleList([models.mlp(), models.Encoder(layers=1, vocabulary=2, positions=2)])
     fp8.use_float8(nets)
     return sorted({m.weight.shape[::-1] for m in nets.modules() if isinstance(m, fp8.Float8Linear)})
 
