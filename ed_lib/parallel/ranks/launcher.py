@@ -202,6 +202,7 @@ def _too_late(numbers, folder, timeout):
     """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
     files = {number: Path(folder, f"where {number}") for number in numbers}
     texts = {number: file.read_text() if file.exists() else "" for number, file in files.items()}
+    texts = {number: text.split("\n\n")[-1] for number, text in texts.items()}  # of its main thread
     late = sorted(texts, key=lambda number: (WAITING in texts[number], number))
     where = (f"rank {n} was here:\n{texts[n] or 'It was still starting, or stopped.'}" for n in late)
     names = ", ".join(f"rank {number}" for number in late)
