@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 2150,
-    "ed_lib/ed/**/*.py": 2300,
-    "ed_lib/parallel/**/*.py": 4600,
-    "ed_lib/precision/**/*.py": 2200,
-    "ed_lib/lstm/**/*.py": 2300,
-    "benchmarks/**/*.py": 4000,
-    "tools/**/*.py": 1000,
-    "tests/**/*.py": 14500,
+    "ed_lib/*.py": 2050,
+    "ed_lib/ed/**/*.py": 2250,
+    "ed_lib/parallel/**/*.py": 4300,
+    "ed_lib/precision/**/*.py": 2150,
+    "ed_lib/lstm/**/*.py": 2075,
+    "benchmarks/**/*.py": 3900,
+    "tools/**/*.py": 980,
+    "tests/**/*.py": 13700,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools

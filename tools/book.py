@@ -1,9 +1,8 @@
 """`make book`: executes every chapter on this machine, renders the book, and says where it is.
 
-The chapters under book/ stay as they are. Copies are executed (_build/executed), made into pages
-(_build/source) and rendered (_build/html). A chapter whose code and machine are those of its last execution
-keeps the outputs it has there; one whose data cannot be had is shown with the outputs it was committed with.
-`make test` only renders: nbval executes the chapters there.
+Copies of the chapters are executed (_build/executed), made into pages (_build/source) and rendered
+(_build/html). One whose code and machine are those of its last execution keeps the outputs it has there; one
+whose data cannot be had is shown with its committed outputs. `make test` only renders.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from tools.notebooks import ROOT, code_cells
 BUILD = ROOT / "_build"
 EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
-PAGE = BUILD / "html" / "index.html"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 BANNER = """\
 ```{{admonition}} Not executed in this build
@@ -84,7 +82,7 @@ def build(need_data, render_only):
     render()
     if left_out:
         print(f"{left_out} of {len(chapters)} chapters were not executed here. {problem}")
-    print(f"The book is ready ({time.monotonic() - start:.0f} s): {PAGE.as_uri()}")
+    print(f"The book is ready ({time.monotonic() - start:.0f} s): {(BUILD / 'html' / 'index.html').as_uri()}")
 
 
 def check_program():

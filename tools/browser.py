@@ -1,7 +1,6 @@
 """Finds a Chromium for the tests of the pages; where there is none, installs one.
 
-Order: Chromium or Chrome on the PATH, Chrome on macOS, Playwright's own. If none is there: Debian's package
-where apt and the rights for it are at hand, else Playwright's download.
+Debian's package where apt and the rights for it are at hand, else Playwright's download.
 """
 
 import os
@@ -40,8 +39,6 @@ def main():
         subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], check=False)
     if not find():
         subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False)
-    if not find():
-        print("Still no Chromium: the tests of the pages cannot run. Install Chromium or Chrome.")
 
 
 if __name__ == "__main__":

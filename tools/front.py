@@ -1,7 +1,7 @@
 """The front page's numbers, figure and list of chapters: `python -m tools.front`.
 
-Every number in the findings is of a record, or was published. The command writes the findings, whose words
-are in front.md, into index.md and README.md; the list of chapters into index.md; the figure, too.
+The command writes them into index.md and README.md; the findings' words are in front.md, and their numbers
+are of records, or were published.
 """
 
 import json
@@ -31,7 +31,6 @@ def on_cpu(benchmark):
 
 
 def at(benchmark, column="seconds", **case):
-    """What stands in a column of the one row with this case."""
     return records.row(on_cpu(benchmark), **case)[column]
 
 

@@ -1,8 +1,7 @@
 """The pages of the recorded measurements: one for each record, made of it when the book is built.
 
-A page has a table for each ``table`` of its record, with the columns that differ from row to row; what is the
-same in all rows is said above it. Lists are told by their mean, lowest and highest number; longer ones, and
-curves, stay in the record.
+A page has a table for each ``table`` of its record. Lists are told by their mean, lowest and highest number;
+longer ones, and curves, stay in the record.
 """
 
 import ast

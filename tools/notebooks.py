@@ -2,9 +2,8 @@
 
 python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
-executes the chapters (all of them, or those named) and writes them back with their outputs, in canonical
-form. It waits for a quiet machine before each, and refuses times that no quiet machine shows. A hash in their
-metadata says which code made the outputs; `make status` lists the chapters whose code has changed since.
+executes the chapters (all of them, or those named) and writes them back with their outputs. It waits for a
+quiet machine before each, and refuses times that no quiet machine shows.
 """
 
 import argparse

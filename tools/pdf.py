@@ -83,7 +83,7 @@ def joined(pdfs):
 def main():
     program, config = browser.find(), yaml.safe_load((ROOT / "_config.yml").read_text())
     if not program or not (HTML / "index.html").exists():
-        sys.exit("Printing the book needs Chromium or Chrome, and the book in _build/html: run make book.")
+        sys.exit("Printing needs Chromium or Chrome, and the book in _build/html: run make book.")
     parts, names = zip(*by_part(ROOT / "_build" / "source"), strict=True)
     urls, pdfs, headings, sheets, first = [(HTML / f"{name}.html").as_uri() for name in names], [], [], {}, 1
     with sync_playwright() as playwright:

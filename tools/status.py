@@ -1,7 +1,4 @@
-"""`make status`: the chapters and the tables of records whose code has changed since their outputs were made.
-
-That is information, and no fault: `make outputs` and `make records` renew them.
-"""
+"""`make status`: the chapters and tables of records whose code has changed since: information, no fault."""
 
 from ed_lib import records
 from tools import notebooks
