@@ -1,7 +1,7 @@
 """Collectives, built from sends and receives between two ranks, and counted.
 
 Every rank of a group calls the same function with a tensor of the same shape and dtype, which is changed in
-place. p ranks, n bytes: what each costs stands in :mod:`.costs`. Sources: R. Thakur, R. Rabenseifner and W.
+place. p ranks, n bytes: what each costs stands in ``ranks.costs``. Sources: R. Thakur, R. Rabenseifner and W.
 Gropp, "Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 """
