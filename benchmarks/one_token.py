@@ -12,20 +12,20 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import nn
 
+from benchmarks import formats
 from benchmarks.formats import deviation
 from benchmarks.harness import Version, measure, summary
-from ed_lib import data, roofline
+from ed_lib import data
 from ed_lib.ed import language
 from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
 
 HOWS = ("nearest", "GPTQ", "AWQ")
-FORMATS = ("float32", "float32, w xᵀ", "bfloat16", "int8", "int4", "int4, this book's")
 WAYS = ("float32, no cache", "float32", "int8", "int4")
 
 
@@ -58,8 +58,8 @@ TINY = Size(256, 2, (1, 4), 4, 2, (4,), (128,), 3, 2, (1, 2, 128), (1, 2, 128), 
 
 
 def ceilings(device, name):
-    """Of weights in few bits the floor is that of float32's operations, or of reading them."""
-    return roofline.ceilings(device, "float32")
+    """Of weights in few bits the floor is that of the operations on the inputs, or of reading them."""
+    return formats.ceilings(device, "float32" if name.startswith("float32") else "bfloat16")
 
 
 def products(size, device):
@@ -117,7 +117,7 @@ def encoders(size, device):
         first, second = (minilm.embeddings(rounded, side) for side in pairs)  # (N, H) each
         both = torch.cat([first, second])
         right = both if right is None else right
-        relatedness = spearman((first * second).sum(1).numpy(), np.array(people))
+        relatedness = float(spearmanr((first * second).sum(1), people).statistic)
         off = float((both - right).norm() / right.norm())
         yield case | summary([seconds]) | {"relatedness": relatedness, "off": off, "bytes": bytes}
 
@@ -274,16 +274,6 @@ def four(w):
 
 
 PRODUCTS = {"float32": lambda w: (lambda x: x @ w.T, w, 4 * w.numel()), "int8": eight, "int4": four}
-
-
-def spearman(a, b):
-    """The correlation of ranks; equal numbers share theirs."""
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
-
-
-def ranks(values):
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
 TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}
