@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks import formats
 from benchmarks.harness import summary
-from benchmarks.precision_subjects import encoder_flops
+from benchmarks.precision import encoder_flops
 from ed_lib import data
 from ed_lib.precision import finetuning, memory, minilm
 

@@ -56,18 +56,13 @@ def restored():
     """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
     :func:`set_float32` sets it.
     """
+    backends = torch.backends.cudnn, torch.backends.mkldnn
+    libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
+    before = [library.fp32_precision for library in libraries]
     with roofline.true_float32():
-        if not hasattr(torch.backends.cudnn, "conv"):  # before PyTorch 2.9
-            before = torch.backends.cudnn.allow_tf32
-            yield
-            torch.backends.cudnn.allow_tf32 = before
-            return
-        backends = torch.backends.cudnn, torch.backends.mkldnn
-        libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
-        before = [library.fp32_precision for library in libraries]
+        for library in libraries:
+            library.fp32_precision = "ieee"
         try:
-            for library in libraries:
-                library.fp32_precision = "ieee"
             yield
         finally:
             for library, precision in zip(libraries, before, strict=True):
@@ -76,12 +71,8 @@ def restored():
 
 def set_float32(how):
     """How a GPU multiplies float32 numbers from now on: "ieee", or "tf32". Takes a microsecond."""
-    if hasattr(torch.backends.cudnn, "conv"):
-        cudnn = torch.backends.cudnn
-        torch.backends.cuda.matmul.fp32_precision = how
-        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = how
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = how == "tf32"
+    cudnn, torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn, how
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = how
 
 
 @restored()
@@ -111,17 +102,12 @@ def product_seconds(form, n, device):
 
 
 def against_baselines(rows):
-    """Rows of one measurement, each with "against float32", …: how many times as fast as each baseline, where
-    nothing but the format differs.
-    """
-    where = ("model", "batch", "how")
+    """Rows that differ in their format only, each with how many times as fast as a baseline it is."""
+    seconds = {row["format"]: row["seconds"] for row in rows}
     for row in rows:
-        alike = {
-            other["format"]: other["seconds"]
-            for other in rows
-            if all(other[key] == row[key] for key in where)
+        yield row | {
+            f"against {name}": seconds[name] / row["seconds"] for name in BASELINES if name in seconds
         }
-        yield row | {f"against {name}": alike[name] / row["seconds"] for name in BASELINES if name in alike}
 
 
 def deviation(found, right):

@@ -7,130 +7,219 @@ FP8 is there where the GPU multiplies it, and what is no linear layer is then in
 runs are another benchmark, ``precision_accuracy``.
 """
 
+import copy
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks import formats, harness
-from benchmarks import precision_subjects as subjects
-from benchmarks.harness import Version
-from ed_lib.precision import memory
+from ed_lib import models, training
+from ed_lib.precision import fp8, memory
+
+CHUNK = 64  # samples that go through the reference at a time
+RATE = 1e-12  # so that repetitions leave the network as it was
+BERT = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512, "classes": 3}
 
 
 @dataclass(frozen=True)
 class Size:
-    """The batches of each network, for which steps an encoder's are recorded as CUDA ``graphs`` too;
-    ``seconds`` for which each version is timed.
-    """
+    """The batches of each network; ``seconds`` for which each version is timed."""
 
     mlp: tuple
     lenet: tuple
     encoder: tuple
-    graphs: tuple = (1, 2, 4, 8)
-    widths: tuple = subjects.WIDTHS
-    bert: dict = dataclasses.field(default_factory=lambda: dict(subjects.BERT))
+    widths: tuple = (784, 256, 256, 10)
+    bert: dict = dataclasses.field(default_factory=lambda: dict(BERT))
     tokens: int = 128
     seconds: float = 0.3
 
 
 SIZE = {
     "cpu": Size((1, 8, 64, 512, 4096), (1, 8, 64, 512), (1, 2)),
-    "cuda": Size(
-        (1, 16, 256, 1024, 4096, 16384, 65536),
-        (1, 16, 64, 256, 1024, 4096, 16384),
-        (1, 2, 4, 8, 16, 32, 64, 128, 256),
-    ),
+    "cuda": Size((1, 16, 256, 4096, 65536), (1, 16, 256, 4096, 16384), (1, 4, 16, 64, 256)),
 }
 TINY = Size(
-    (1, 8), (1, 8), (1, 2), (1,), (20, 16, 10), tokens=4, seconds=0.001,
+    (1, 8), (1, 8), (1, 2), (20, 16, 10), tokens=4, seconds=0.001,
     bert={"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 8, "classes": 3},
 )  # fmt: skip
 
 
-def ceilings(device, name):
-    with formats.restored():
-        return formats.ceilings(device, name)
+@dataclass(frozen=True)
+class Subject:
+    """A network to be trained. ``inputs(n, draw)``: n of them; ``flops(n)`` → those of a step in layers that
+    FP8 has, and in the others; ``optimizer``: "SGD" or "AdamW"; ``without``: formats left out.
+    """
+
+    name: str
+    make: Callable
+    inputs: Callable
+    flops: Callable
+    optimizer: str = "SGD"
+    without: tuple = ()
+
+    def batch(self, n, device):
+        """n inputs with class 0 for all of them. With classes at random the gradients of a network that has
+        not learned cancel each other, the more so the larger the batch: what is left is mostly rounding.
+        """
+        x = self.inputs(n, generator=torch.Generator().manual_seed(n))
+        return x.to(device), torch.zeros(n, dtype=torch.int64, device=device)
+
+    def step_bytes(self, parameters):
+        """Bytes that a step moves at the least, all in float32: parameters read and written, gradients
+        written and read, and AdamW's two averages read and written.
+        """
+        return 4 * parameters * (8 if self.optimizer == "AdamW" else 4)
+
+
+def subjects(size, device):
+    """[(subject, its batches)]: FP8 has no convolutions; a CPU takes half a minute for BERT in float16."""
+    sizes, slow = BERT | size.bert, ("float16",) if device == "cpu" else ()
+    make = partial(models.Encoder, **sizes)
+    flops = partial(encoder_flops, sizes, size.tokens)
+    sentences = lambda n, generator: torch.randint(  # noqa: E731
+        sizes["vocabulary"], (n, size.tokens), generator=generator
+    )
+    vectors = lambda n, generator: torch.rand(n, size.widths[0], generator=generator)  # noqa: E731
+    pictures = lambda n, generator: torch.rand(n, 1, 28, 28, generator=generator)  # noqa: E731
+    mlp = Subject("MLP", partial(models.mlp, size.widths), vectors, partial(mlp_flops, size.widths))
+    return [
+        (Subject("encoder", make, sentences, flops, "AdamW", slow), size.encoder),
+        (mlp, size.mlp),
+        (Subject("LeNet", models.lenet, pictures, lenet_flops, without=("fp8",)), size.lenet),
+    ]
+
+
+def mlp_flops(widths, n):
+    """(in layers whose sizes are multiples of 16, in others) of a step on n samples.
+
+    A product forward takes 2 operations a weight and sample, backward two such; the first layer has no
+    gradient of its input. Everything but products is left out.
+    """
+    found = [0, 0]
+    for layer, (K, N) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        found[bool(K % fp8.MULTIPLE or N % fp8.MULTIPLE)] += (2 if layer == 0 else 3) * 2 * n * K * N
+    return tuple(found)
+
+
+def lenet_flops(n):
+    """(0, FLOPs) of a step on n images: each number of an output is a sum of as many products as it has."""
+    first, second = 20 * 26 * 26 * 3 * 3, 50 * 9 * 9 * 20 * 5 * 5
+    return 0, n * (2 * 2 * first + 3 * 2 * (second + 800 * 128 + 128 * 10))
+
+
+def encoder_flops(sizes, tokens, n):
+    """(in linear layers, in attention and the layer of classes) of a step on n sentences of so many tokens.
+
+    What is computed again in the backward pass, as flash attention does, does not count.
+    """
+    L, H, T = sizes["layers"], sizes["hidden"], tokens
+    linear = L * T * (3 + 1 + 4 + 4) * H**2 + H**2  # multiplications a sentence, the pooler's last
+    attention = L * 2 * T**2 * H
+    return 6 * n * linear, 6 * n * (attention + H * sizes["classes"])
 
 
 def training_step(size, device):
-    """Forward, loss, backward, update: a row for each model, format, batch and how, "eager" or "CUDA graph".
+    """Forward, loss, backward, update: a row for each model, batch and format.
 
     Results: "against float32" and "against tf32", how many times as fast as that format in the same turns;
     and the bytes of each part of ed_lib.precision.memory's.
     """
-    with formats.restored():
-        forms = formats.formats(device)
-        encoder = subjects.encoder(device, size.tokens, **size.bert)
-        networks = [(encoder, size.encoder), (subjects.mlp(size.widths), size.mlp),
-                    (subjects.lenet(), size.lenet)]  # fmt: skip
-        for subject, batches in networks:
-            model = subject.make()
-            runs = [
-                subjects.Training(subject, form, model, device)
-                for form in forms
-                if form.name not in subject.without
-            ]
-            for batch in batches:
-                try:
-                    versions = versions_of(subject, runs, model, subject.batch(batch, device))
-                    if device != "cpu" and subject is encoder and batch in size.graphs:
-                        versions += graphs(subject, model, versions, runs, subject.batch(batch, device))
-                    yield from formats.against_baselines(harness.measure(versions, device, size.seconds))
-                except torch.cuda.OutOfMemoryError:
-                    print(f"{subject.name}: left out from batch {batch} on, which does not fit")
-                    break
+    forms = formats.formats(device)
+    for subject, batches in subjects(size, device):
+        model = subject.make()
+        runs = [Run(subject, form, model, device) for form in forms if form.name not in subject.without]
+        for n in batches:
+            try:
+                batch = subject.batch(n, device)
+                exact = exactly(model, *batch)
+                versions = [run.version(batch, exact) for run in runs]
+                yield from formats.against_baselines(harness.measure(versions, device, size.seconds))
+            except torch.cuda.OutOfMemoryError:
+                print(f"{subject.name}: left out from batch {n} on, which does not fit")
+                break
 
 
-def versions_of(subject, runs, model, batch):
-    """A step of each run on a batch (x, y), compared with the loss and the gradients in float64."""
-    exact, found = subjects.exactly(model, *batch), []
-    for run in runs:
-        case = {"model": subject.name, "format": run.form.name, "batch": len(batch[0]), "how": "eager"}
-        cost, error = step_cost(subject, run.model, len(batch[0]), run.form), run.deviation(*batch, exact)
-        call, bytes = partial(run.step, *batch), bytes_of(run, *batch)
-        found.append(Version(case, call, cost, error, run.form.tolerance, bytes))
-    return found
+def exactly(model, x, y):
+    """Loss, and gradient of each parameter, in float64."""
+    model, total = copy.deepcopy(model).to(x.device).double(), 0.0
+    for some, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+        some = some.double() if some.is_floating_point() else some
+        loss = F.cross_entropy(model(some), labels, reduction="sum") / len(x)
+        loss.backward()
+        total += loss.item()
+    return total, [p.grad for p in model.parameters()]
 
 
-def step_cost(subject, model, batch, form):
-    """(bytes, {rate: FLOPs}) that a step cannot do without."""
-    linear, others = subject.flops(batch)
-    flops = {"fp8": linear, "bfloat16": others} if form.fp8 else {form.rate: linear + others}
-    return subjects.step_bytes(subject, sum(p.numel() for p in model.parameters())), flops
+class Run:
+    """One subject in one format: model, optimizer and scaler."""
 
+    def __init__(self, subject, form, model, device):
+        self.subject, self.form, self.scaler = subject, form, form.scaler()
+        self.model = copy.deepcopy(model).to(device)
+        if form.fp8:
+            fp8.use_float8(self.model)
+        self.optimizer = getattr(torch.optim, subject.optimizer)(self.model.parameters(), RATE, fused=True)
 
-def graphs(subject, model, versions, runs, batch):
-    """The same steps, where there is no scaler, as CUDA graphs: a step is one launch."""
-    found = []
-    for version, run in zip(versions, runs, strict=True):
-        if run.scaler is None:
-            again = subjects.Training(subject, run.form, model, batch[0].device, capturable=True)
-            case = version.case | {"how": "CUDA graph"}
-            if call := formats.captured(case, partial(again.step, *batch), batch[0]):
-                found.append(dataclasses.replace(version, case=case, call=call, results={}))
-    return found
+    def version(self, batch, exact):
+        """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
+        form, n = self.form, len(batch[0])
+        linear, others = self.subject.flops(n)
+        flops = {"fp8": linear, "bfloat16": others} if form.fp8 else {form.rate: linear + others}
+        bytes = self.subject.step_bytes(sum(p.numel() for p in self.model.parameters()))
+        case = {"model": self.subject.name, "format": form.name, "batch": n, "how": "eager"}
+        error, kept = self.deviation(*batch, exact), self.bytes_of(*batch)
+        return harness.Version(case, partial(self.step, *batch), (bytes, flops), error, form.tolerance, kept)
 
+    def loss(self, x, y):
+        formats.set_float32(self.form.float32)
+        with self.form.context():
+            return F.cross_entropy(self.model(x), y)
 
-def bytes_of(run, x, y):
-    """{part: bytes} of a step; on a GPU with its "peak", beside what is there before and after it.
+    def step(self, x, y):
+        """Forward, loss, backward, update."""
+        training.optimizer_step(self.loss(x, y), self.optimizer, self.scaler)
 
-    None of them where a format is emulated: its tensors are not those of a machine that has it.
-    """
-    if run.form.name.endswith("emulated"):
-        return {}
-    found = dataclasses.asdict(memory.account(run.model, run.optimizer, run.loss, x, y))
-    run.optimizer.zero_grad()
-    if x.is_cuda:
-        run.step(x, y)
-        run.optimizer.zero_grad()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run.step(x, y)
-        found["peak"] = torch.cuda.max_memory_allocated() - before
-        run.optimizer.zero_grad()
-    return found
+    def deviation(self, x, y, exact):
+        """How far loss and gradients are from ``exact`` ones in float64, relative to their sizes: the larger.
+
+        The gradients count as one vector. Leaves none behind.
+        """
+        self.optimizer.zero_grad()
+        loss = self.loss(x, y)
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        (loss * scale).backward()
+        right, gradients = exact
+        off = total = 0.0
+        for p, g in zip(self.model.parameters(), gradients, strict=True):
+            off += float((p.grad.double() / scale - g).square().sum())
+            total += float(g.square().sum())
+        self.optimizer.zero_grad()
+        return max(abs(loss.item() - right) / abs(right), math.sqrt(off / total))
+
+    def bytes_of(self, x, y):
+        """{part: bytes} of a step; on a GPU with its "peak", beside what is there before and after it.
+
+        None of them where a format is emulated: its tensors are not those of a machine that has it.
+        """
+        if self.form.name.endswith("emulated"):
+            return {}
+        found = dataclasses.asdict(memory.account(self.model, self.optimizer, self.loss, x, y))
+        self.optimizer.zero_grad()
+        if x.is_cuda:
+            self.step(x, y)
+            self.optimizer.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            self.step(x, y)
+            found["peak"] = torch.cuda.max_memory_allocated() - before
+            self.optimizer.zero_grad()
+        return found
 
 
 TABLES = {"training step": training_step}
+context, ceilings = formats.restored, formats.ceilings

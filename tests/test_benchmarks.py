@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,12 +20,11 @@ from benchmarks import (
     ed_pipeline,
     few_bits,
     harness,
-    one_token,
     pipelines,
+    precision,
     relatives,
     smaller,
 )
-from benchmarks import precision_subjects as subjects
 from benchmarks.harness import Version
 from ed_lib import data, gates, machine, models, records, roofline, training
 from ed_lib.ed.relatives import Perceptron
@@ -205,8 +203,9 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
 
 
 BERT = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "classes": 3}
-SUBJECTS = [subjects.mlp(), subjects.mlp((17, 32, 16, 5)), subjects.lenet(), subjects.encoder("cpu"),
-            subjects.encoder("cpu", 7, **BERT)]  # fmt: skip
+FULL = precision.SIZE["cpu"]
+SMALL = dataclasses.replace(FULL, widths=(17, 32, 16, 5), tokens=7, bert=BERT)
+SUBJECTS = [subject for size in (FULL, SMALL) for subject, _ in precision.subjects(size, "cpu")]
 
 
 @pytest.mark.oracle
@@ -224,7 +223,8 @@ def test_flops_are_those_that_torch_counts(subject, n):
 
 @pytest.mark.oracle
 def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
-    for subject in (subjects.mlp((48, 32, 64, 10)), subjects.encoder("cpu", 7, **BERT)):
+    size = dataclasses.replace(SMALL, widths=(48, 32, 64, 10))
+    for subject, _ in precision.subjects(size, "cpu")[:2]:
         model, rows = subject.make(), {}  # how many rows go through each layer, for one sample
         linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
         for m in linears:
@@ -240,13 +240,13 @@ def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
 @pytest.mark.oracle
 def test_bytes_of_a_step_are_what_the_optimizer_touches():
     model = torch.nn.Linear(10, 3)
-    for subject, states in ((subjects.mlp(), 0), (subjects.encoder("cpu"), 2)):
+    for subject, states in zip(SUBJECTS[:2], (2, 0), strict=True):
         optimizer = getattr(torch.optim, subject.optimizer)(model.parameters(), 1e-3)
         model(torch.ones(1, 10)).sum().backward()
         optimizer.step()
         kept = [v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
         assert sum(v.numel() for v in kept) == states * 33
-        assert subjects.step_bytes(subject, 33) == 4 * 33 * (2 + 2 + 2 * states)
+        assert subject.step_bytes(33) == 4 * 33 * (2 + 2 + 2 * states)
 
 
 @pytest.mark.oracle
@@ -266,13 +266,6 @@ def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
     assert [row["schedule"] for row in pipelines.batch(size)] == ["gpipe"]
     times = {"forward": [2, 3], "backward": [2, 3]}
     assert simulate(schedules.SCHEDULES["gpipe"], 2, 2, times).seconds == 16  # without the link
-
-
-@pytest.mark.oracle
-def test_equal_numbers_share_a_rank():
-    a, b = np.random.default_rng(0).integers(0, 9, (2, 50))
-    assert np.array_equal(one_token.ranks(a), stats.rankdata(a))
-    assert one_token.spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
 
 
 @pytest.mark.oracle
