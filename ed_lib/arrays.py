@@ -1,8 +1,4 @@
-"""One array API over NumPy, CuPy and PyTorch, which agree on most names.
-
-array-api-compat gives each of them those of the Python array API standard, so that a formula is written once
-and runs on all three; what has to be fast uses the libraries themselves.
-"""
+"""One array API over NumPy, CuPy and PyTorch, by array-api-compat: a formula is written once, runs on all."""
 
 import contextlib
 import functools
@@ -31,7 +27,7 @@ class Space:
     dtype: Any
 
     def asarray(self, array: Any) -> Array:
-        """A NumPy array (or nested lists) as an array of this space: any shape. May share memory."""
+        """A NumPy array (or nested lists) of any shape as an array of this space. May share memory."""
         with self.device if self.backend == "cupy" else contextlib.nullcontext():
             array = self.library.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)))
         return array.to(self.device) if self.backend == "torch" else array
@@ -43,21 +39,18 @@ class Space:
             return self.library.empty(shape, dtype=self.dtype, **on)
 
     def check(self, name: str, array: Array, shape: Sequence[int | str]) -> Array:
-        """``array`` in this space's dtype, once it is known to be of this library, device and shape (as in
-        check.shape), of real numbers, and finite: on a GPU that is not looked at, since it would wait.
-        TypeError or ValueError if it is not.
+        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library, device and
+        shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
-        if not isinstance(array, self.library.Tensor if self.backend == "torch" else self.library.ndarray):
+        torch = self.backend == "torch"
+        if not isinstance(array, self.library.Tensor if torch else self.library.ndarray):
             kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
-            raise TypeError(
-                f"{name} is a {kind}; wanted an array of the backend {self.backend!r}, as asarray() makes it"
-            )
+            raise TypeError(f"{name} is a {kind}; wanted one of {self.backend!r}, as asarray() makes it")
         if self.backend != "numpy" and array.device != self.empty((0,)).device:
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        torch = self.backend == "torch"  # nothing here is differentiated by autograd
         array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
         if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
@@ -65,17 +58,17 @@ class Space:
 
     @property
     def is_gpu(self) -> bool:
-        """True when arrays of this space lie in a GPU's memory."""
+        """Whether arrays of this space lie in a GPU's memory."""
         return self.backend == "cupy" or str(self.device).startswith("cuda")
 
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
-    """The :class:`Space` of a library ("numpy", "torch", "cupy"), a device ("cpu", "cuda:1") and a dtype.
-    ValueError for what is unknown or does not fit; ImportError, saying what to install, if it is missing.
+    """The :class:`Space` of a library, a device ("cpu", "cuda:1") and a dtype. ValueError for what is unknown
+    or does not fit; ImportError, saying what to install, if it is missing.
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
-    kind, _, index = device.partition(":") if isinstance(device, str) else (device, "", "")
+    kind, _, index = str(device).partition(":")
     check.choice("device", kind, ("cpu", "cuda"))
     if kind != {"numpy": "cpu", "cupy": "cuda"}.get(backend, kind):
         raise ValueError(f"device {device!r} with the backend {backend!r}; NumPy takes 'cpu', CuPy 'cuda'")
@@ -128,8 +121,8 @@ def gpu_count(backend: str = "torch") -> int:
 
 
 def one_blas_thread() -> contextlib.AbstractContextManager:
-    """A context in which every matrix product runs on the thread that asks for it. Compiled code fills the
-    threads itself; a BLAS that takes some meanwhile, or keeps them spinning, makes it several times slower.
+    """A context in which every matrix product runs on the thread that asks for it: compiled code fills the
+    threads itself, and is several times slower beside a BLAS that takes some or keeps them spinning.
     """
     return _pools().limit(limits=1, user_api="blas")
 

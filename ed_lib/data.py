@@ -1,6 +1,5 @@
-"""What others have published: MNIST, Fashion-MNIST, tiny Shakespeare, SICK, MiniLM; and digits that need no
-network. A file is looked for in $ED_DATA/<set>/, then in the user's cache, then downloaded there; whichever
-way it came, the SHA-256 of its decompressed bytes is checked.
+"""What others have published, and digits that need no network. A file is looked for in $ED_DATA/<set>/, then
+in the user's cache, then downloaded there; the SHA-256 of its decompressed bytes is always checked.
 """
 
 import gzip
@@ -11,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +47,8 @@ class DataError(ValueError):
 
 
 def published(name: str, file: str) -> tuple[Path, bytes]:
-    """Where this file of a set is, and its decompressed content. DataError, a ValueError, if it is not the
-    published one; FileNotFoundError if ED_DATA names no folder; ConnectionError if no copy can be had.
+    """Where this file of a set is, and its decompressed content. DataError if it is not the published one,
+    FileNotFoundError if ED_DATA names no folder, ConnectionError if no copy can be had.
     """
     import pooch
 
@@ -73,7 +73,7 @@ def published(name: str, file: str) -> tuple[Path, bytes]:
 
 
 def _content(path, source, name, file):
-    """What a file holds once decompressed. However far it would expand, one byte more than it may is read."""
+    """What a file holds once decompressed, and of one that expands further a single byte more."""
     size, sha256 = SETS[name][1][file]
     with open(path, "rb") as stream:
         zipped = stream.peek(2)[:2] == b"\x1f\x8b"  # as all of gzip's
@@ -100,8 +100,8 @@ class Dataset:
 
 
 def load(name: str = "mnist", *, offline: bool = False) -> Dataset:
-    """The :class:`Dataset` "mnist" or "fashion-mnist". With ``offline=True``: scikit-learn's 8×8 digits,
-    resized, instead; says so in a line. ValueError for an unknown name; else :func:`published`'s errors.
+    """The :class:`Dataset` "mnist" or "fashion-mnist"; ``offline``: scikit-learn's 8×8 digits, resized,
+    instead, and a line that says so. ValueError for an unknown name; else :func:`published`'s errors.
     """
     check.choice("name", name, TITLES)
     if offline:
@@ -152,8 +152,8 @@ def one_hot(labels: np.ndarray, n_classes: int = 10, dtype: str = "float32") -> 
 
 
 def pick(images: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The images (N, …) and labels (N,) of some classes only, in their order: (M, …) and (M,). The labels
-    count from 0 in the order of ``classes``. ValueError for classes that are repeated or do not occur.
+    """The images (N, …) and labels (N,) of some classes only, (M, …) and (M,). The labels count from 0 in the
+    order of ``classes``. ValueError for classes that are repeated or do not occur.
     """
     if not len(set(classes)) == len(classes) > 0 or not np.isin(classes, labels).all():
         raise ValueError(f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}")
@@ -168,12 +168,11 @@ def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
     return (order[i : i + size] for i in range(0, n, size))
 
 
-@dataclass(frozen=True, eq=False)
-class Text:
+class Text(NamedTuple):
     """A text as numbers of its characters, (N,) int64: nine tenths to learn from, the last tenth to test."""
 
-    train: torch.Tensor = field(repr=False)
-    held_out: torch.Tensor = field(repr=False)
+    train: torch.Tensor
+    held_out: torch.Tensor
     characters: str  # all that occur, sorted: number k is characters[k]
 
 
@@ -182,8 +181,7 @@ def text(name: str = "tinyshakespeare") -> Text:
     check.choice("name", name, ("tinyshakespeare",))
     content = published(name, "input.txt")[1].decode()
     characters = "".join(sorted(set(content)))
-    number = {character: n for n, character in enumerate(characters)}
-    numbers = torch.tensor([number[character] for character in content])  # (N,)
+    numbers = torch.tensor([*map({each: n for n, each in enumerate(characters)}.get, content)])  # (N,)
     cut = len(numbers) * 9 // 10
     return Text(numbers[:cut], numbers[cut:], characters)
 
@@ -212,8 +210,8 @@ class Pairs:
 
 
 def sick() -> tuple[Pairs, Pairs]:
-    """SICK (M. Marelli and others 2014, as the pairs of SemEval-2014): does the first sentence entail the
-    second, contradict it, or neither? 9,927 pairs: (to learn from, held out, about a fifth).
+    """SICK (M. Marelli and others 2014), 9,927 pairs: to learn from, and about a fifth held out. Does the
+    first sentence entail the second, contradict it, or neither?
     """
     parts: tuple[Pairs, Pairs] = Pairs([], [], []), Pairs([], [], [])
     for line in published("sick", "SICK.txt")[1].decode().splitlines()[1:]:  # the first names the columns

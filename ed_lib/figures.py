@@ -1,9 +1,7 @@
-"""The house style, and ``show``, which puts a figure on the page as drawing, with a text for those who cannot
-see it.
+"""The house style, and ``show``, which puts a figure on the page with a text for those who cannot see it.
 
-In the book figures are inline SVG: sharp at any size, and their lines and letters take the colour of the
-page's own text, so that the same figure holds in a light and in a dark theme. In Jupyter, in Colab and on
-GitHub, which takes drawings out of what it shows, they are PNG.
+In the book figures are inline SVG, sharp at any size, whose ink is the page's own in a light and in a dark
+theme; in Jupyter, in Colab and on GitHub, which shows no drawings, they are PNG.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 # After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from white and
 # from near-black alike, which the yellow, the black and the dark blue of that palette do not.
@@ -41,7 +38,7 @@ for (const one of box.querySelectorAll('input')) place = place * (+one.max + 1) 
 for (const [i, frame] of [...box.querySelectorAll('.frame')].entries()) frame.hidden = i != place;
 """
 
-STYLE = {
+STYLE: dict[str, Any] = {
     "figure.figsize": (5.2, 3.1),
     "figure.constrained_layout.use": True,
     "font.size": 10.5,
@@ -55,10 +52,9 @@ STYLE = {
     "svg.fonttype": "path",
     "svg.hashsalt": "ed_lib",  # the same drawing gives the same file
     "image.cmap": "Greys_r",
-} | {
-    key: INK
-    for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
 }
+STYLE |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"), INK)
+STYLE |= dict.fromkeys(("xtick.color", "ytick.color"), INK)
 
 
 def use_style() -> None:
@@ -70,40 +66,30 @@ def use_style() -> None:
 
 
 def show(figure: Figure, alt: str, caption: str | None = None) -> None:
-    """Shows a Matplotlib figure and closes it: a drawing for the book's page, a picture everywhere else.
-
-    ``alt`` says in words what is drawn; what the curves and bars show is added, from their data. ``caption``
-    is what stands below it, without: the first sentence of ``alt``. ValueError when ``alt`` is empty.
+    """Shows a Matplotlib figure and closes it. ``alt`` says in words what is drawn; what curves and bars show
+    is added, from their data. ``caption``: None for the first sentence of ``alt``, which may not be empty.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    drawn = io.BytesIO()
     plain_ticks(figure)
-    html = to_html(figure, alt, caption)
+    shown, drawn = {FOR_THE_PAGE: to_html(figure, alt, caption)}, io.BytesIO()
     figure.savefig(drawn, format="png", dpi=144, facecolor="white", metadata={"Software": None})
-    picture = base64.b64encode(drawn.getvalue()).decode()
-    display(
-        {FOR_THE_PAGE: html, "image/png": picture, "text/plain": " ".join([alt.strip(), *in_words(figure)])},
-        raw=True,
-    )
+    shown["image/png"] = base64.b64encode(drawn.getvalue()).decode()
+    display(shown | {"text/plain": " ".join([alt.strip(), *in_words(figure)])}, raw=True)
     plt.close(figure)
 
 
 def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
-    """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, and a caption."""
+    """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, a caption."""
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = re.sub(
-        r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :].replace(INK, "currentColor"), flags=re.S
-    )
-    used, own = (
-        set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)),
-        hashlib.sha256(svg.encode()).hexdigest()[:8],
-    )
+    svg = "<svg" + buffer.getvalue().partition("<svg")[2].replace(INK, "currentColor")
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)  # so that no two drawings of a page share an id
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
@@ -115,9 +101,7 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
 
 
 def in_words(figure: Figure) -> list[str]:
-    """What the labelled curves and the bars of a figure show, a sentence for each: where a curve begins and
-    ends, and its extremes between; the length of each bar.
-    """
+    """A sentence on each labelled curve, its ends and extremes, and on each row of bars, their lengths."""
     from matplotlib.container import BarContainer
 
     said = []
@@ -139,55 +123,48 @@ def _curve(axes, line):
     if not len(y):
         return "nothing"
     first, last = (f"{y[n]:.3g} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
-    extremes = {"lowest": y.min(), "highest": y.max()}
-    between = [f"{what} {value:.3g}" for what, value in extremes.items() if value not in (y[0], y[-1])]
-    return ", ".join([first if len(y) == 1 else f"from {first} to {last}", *between])
+    between = {"lowest": y.min(), "highest": y.max()}.items()
+    extremes = [f", {what} {value:.3g}" for what, value in between if value not in (y[0], y[-1])]
+    return (first if len(y) == 1 else f"from {first} to {last}") + "".join(extremes)
 
 
 def _bars(axes, bars):
     flat = bars.orientation == "horizontal"
     axis = axes.yaxis if flat else axes.xaxis
     lengths = [f"{bar.get_width() if flat else bar.get_height():.3g}" for bar in bars]
-    if not len(axis.get_ticklocs()):  # names stand elsewhere in the figure
-        return ", ".join(lengths)
-    middles = [
-        bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2 for bar in bars
-    ]
-    return ", ".join(f"{_place(axis, at)} {length}" for at, length in zip(middles, lengths, strict=True))
+    if len(axis.get_ticklocs()):  # else names stand elsewhere in the figure
+        places = [_place(axis, bar.get_center()[flat], nearest=True) for bar in bars]
+        lengths = [f"{place} {length}" for place, length in zip(places, lengths, strict=True)]
+    return ", ".join(lengths)
 
 
-def _place(axis, value):
-    """A place on an axis as its tick names it, or as a number."""
+def _place(axis, value, nearest=False):
+    """A place on an axis as the tick there, or the nearest one, names it; or as a number."""
     from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import FixedLocator
 
     ticks = np.asarray(axis.get_ticklocs())
-    if isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator) and len(ticks):
-        near = np.abs(ticks - value).argmin()
-        name = str(axis.get_major_formatter().format_ticks(ticks)[near])
-        number = name.replace("\N{MINUS SIGN}", "-").replace(",", "")
-        is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", number)
-        if name and "$" not in name and not (is_number and np.isclose(float(number), ticks[near])):
+    named = isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator) and len(ticks)
+    if named and (nearest or np.isclose(ticks, value).any()):
+        name = str(axis.get_major_formatter().format_ticks(ticks)[np.abs(ticks - value).argmin()])
+        if name and "$" not in name:
             return name
     return f"{value:.3g}"
 
 
 def plain_ticks(figure: Figure) -> None:
     """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
-    from matplotlib.ticker import Formatter, LogFormatter
+    from matplotlib.ticker import LogFormatter
 
-    class Plain(Formatter):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
-        def __init__(self, old):
-            self.old, self.set_axis, self.set_locs = old, old.set_axis, old.set_locs
-
+    class Plain(LogFormatter):  # writes a number, its own way, where Matplotlib writes one
         def __call__(self, x, pos=None):
-            return _plain(x) if self.old(x, pos) else ""
+            return _plain(x) if super().__call__(x, pos) else ""
 
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
-        if isinstance(old := axis.get_major_formatter(), LogFormatter):
-            axis.set_major_formatter(Plain(old))
-        if isinstance(old := axis.get_minor_formatter(), LogFormatter):
-            axis.set_minor_formatter(Plain(old))
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            axis.set_major_formatter(Plain())
+        if isinstance(axis.get_minor_formatter(), LogFormatter):
+            axis.set_minor_formatter(Plain())
 
 
 def _plain(value):
@@ -198,13 +175,13 @@ def _plain(value):
     return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def legend_above(figure: Figure, columns: int = 3, **options) -> Legend:
+def legend_above(figure: Figure, columns: int = 3, **options) -> Any:
     """One legend for all axes of a figure, above them: each label once."""
     labels: dict = {}
     for ax in figure.axes:
         labels |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    options = {"fontsize": 9} | options
-    return figure.legend(labels.values(), labels, loc="outside upper center", ncols=columns, **options)
+    options = {"fontsize": 9, "loc": "outside upper center", "ncols": columns} | options
+    return figure.legend(labels.values(), labels, **options)
 
 
 def log_ticks(axis: Axis, values: Sequence[float], labels: Sequence[str] | None = None) -> None:
@@ -217,17 +194,14 @@ def band(ax: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], colour: 
     """The mean of runs (seeds, len(x)) as a line, and from the lowest to the highest of them as a band."""
     low, high = ([extreme(values) for values in zip(*runs, strict=True)] for extreme in (min, max))
     ax.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    return ax.plot(
-        x, [sum(values) / len(values) for values in zip(*runs, strict=True)], color=colour, **options
-    )
+    return ax.plot(x, [sum(each) / len(each) for each in zip(*runs, strict=True)], color=colour, **options)
 
 
 def timeline(ax: Axes, timeline: Any, numbers: bool = True) -> None:
-    """What devices did when: a row for each, a box for each computation, with its micro-batch's number.
-
-    timeline: of :func:`ed_lib.parallel.model_parallel.simulator.simulate`.
+    """What devices did when, of :func:`ed_lib.parallel.model_parallel.simulator.simulate`: a row for each, a
+    box for each computation, with its micro-batch's number.
     """
-    colours = dict(zip(("forward", "backward", "update"), COLOURS, strict=False))
+    colours = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
     colours |= {"backward_input": ORANGE, "backward_weight": PINK}
     for event in timeline.events:
         if not (width := event.end - event.start):
@@ -249,28 +223,28 @@ def slider(axes: dict[str, Sequence], frame: Callable[..., tuple[str, dict[str, 
     """
     from IPython.display import HTML, display
 
-    shown = ""
+    shown, turn = "", " ".join(TURN.split())
     for name, places in axes.items():
         if not places:
             raise ValueError(f"axes[{name!r}] is empty; wanted at least one place")
+        name = html.escape(name)
         shown += (
-            f'<label style="display: flex; gap: 1em"><span style="width: 9em">{html.escape(name)}</span>'
+            f'<label style="display: flex; gap: 1em"><span style="width: 9em">{name}</span>'
             f'<input type="range" style="flex: 1" min="0" max="{len(places) - 1}" value="0" '
-            f'aria-label="{html.escape(name)}" oninput="{" ".join(TURN.split())}"></label>'
+            f'aria-label="{name}" oninput="{turn}"></label>'
         )
     for number, places in enumerate(itertools.product(*axes.values())):
         sentence, shares = frame(*places)
-        parts, names = [], []
+        parts = names = ""
         for (name, share), colour in zip(shares.items(), itertools.cycle(COLOURS), strict=False):
-            parts.append(f'<span style="width: {100 * share:.2f}%; background: {colour}"></span>')
-            square = (
-                f'<span style="display: inline-block; width: 0.8em; height: 0.8em; background: {colour}">'
+            parts += f'<span style="width: {100 * share:.2f}%; background: {colour}"></span>'
+            names += (
+                f'<span style="white-space: nowrap"><span style="display: inline-block; width: 0.8em; '
+                f'height: 0.8em; background: {colour}"></span> {html.escape(name)} {share:.0%}</span>'
             )
-            names.append(
-                f'<span style="white-space: nowrap">{square}</span> {html.escape(name)} {share:.0%}</span>'
-            )
-        bar = f'<div style="display: flex; height: 1.6em">{"".join(parts)}</div>'
-        bar += f'<div style="display: flex; flex-wrap: wrap; gap: 0 1em">{"".join(names)}</div>'
-        hidden = " hidden" * (number > 0)
-        shown += f"<div class='frame'{hidden}><p>{html.escape(sentence)}</p>{bar}</div>"
+        shown += (
+            f"<div class='frame'{' hidden' * (number > 0)}><p>{html.escape(sentence)}</p>"
+            f'<div style="display: flex; height: 1.6em">{parts}</div>'
+            f'<div style="display: flex; flex-wrap: wrap; gap: 0 1em">{names}</div></div>'
+        )
     display(HTML(f'<div class="slider">{shown}</div>'))

@@ -1,7 +1,5 @@
-"""Whether a time can be believed: none is below its floor, rungs are in order, parts add up to the whole.
-
-A chapter says of the times that it prints what must hold. Where outputs are made for others to read, with
-ED_GATES=strict, a :class:`Busy` is raised if it does not. On a reader's own machine a line says so.
+"""Whether a time can be believed: none is below its floor, and rungs are in order. If one is not, a line
+says so; where outputs are made for others to read, with ED_GATES=strict, a :class:`Busy` is raised.
 """
 
 import os
@@ -11,7 +9,6 @@ from collections.abc import Callable, Mapping
 from ed_lib import machine, roofline
 from ed_lib.timing import Timing, tell
 
-ADD_UP = 0.15  # relative: how far the sum of the parts may be from the whole
 SPREAD = 1.6  # how far apart the quartiles of a time may be
 OTHERS = 0.15  # of one core: what other programs may use
 REACHED = 0.75  # of the ceilings: what a quiet machine reaches at once
@@ -22,17 +19,18 @@ class Busy(RuntimeError):
 
 
 def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, float]) -> None:
-    """None of these times, in seconds, is below its floor: one for all, or one by each name. Those that are a
-    :class:`~ed_lib.timing.Timing` vary little.
+    """None of these times, in seconds, is below its floor, one for all or one by each name; and each
+    :class:`~ed_lib.timing.Timing` varies little.
     """
-    least = floor if isinstance(floor, Mapping) else dict.fromkeys(times, floor)
-    varies = [name for name, time in times.items() if isinstance(time, Timing) and time.q3 > SPREAD * time.q1]
-    below = [name for name, time in times.items() if median(time) < least[name]]
-    words = "below its floor of {}: this machine's ceilings were measured too low"
-    _judge(
-        [f"{name} took {times[name]}, which is far from steady" for name in varies]
-        + [f"{name} took {tell(median(times[name]))}, {words.format(tell(least[name]))}" for name in below]
-    )
+    problems = []
+    for name, took in times.items():
+        least = floor[name] if isinstance(floor, Mapping) else floor
+        if isinstance(took, Timing) and took.q3 > SPREAD * took.q1:
+            problems.append(f"{name} took {took}, which is far from steady")
+        if median(took) < least:
+            words = f"below its floor of {tell(least)}: this machine's ceilings were measured too low"
+            problems.append(f"{name} took {tell(median(took))}, {words}")
+    _judge(problems)
 
 
 def order(times: Mapping[str, float | Timing], *names: str) -> None:
@@ -43,12 +41,6 @@ def order(times: Mapping[str, float | Timing], *names: str) -> None:
         for (slow, before), (fast, after) in zip(seconds, seconds[1:], strict=False)
         if after >= before
     )
-
-
-def parts(whole: float | Timing, *times: float | Timing) -> None:
-    """The parts' times add up to the whole's, in seconds, within 15 %."""
-    total, of = sum(map(median, times)), median(whole)
-    _judge([f"parts of {tell(total)} make a whole of {tell(of)}"] if abs(total / of - 1) > ADD_UP else [])
 
 
 def median(time: float | Timing) -> float:

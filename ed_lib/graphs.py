@@ -1,8 +1,6 @@
-"""A GPU's own ways of being given work: streams beside each other, and calls captured as one CUDA graph. On a
-CPU, which works in the order of the calls, streams mean nothing, and the same lines do.
-
-Memory that streams work on is allocated before the fork and lives until the join: PyTorch's allocator knows
-only the stream that a tensor was made on. While a graph is captured, no other thread may use its streams.
+"""A GPU's own ways of being given work: streams beside each other, which on a CPU mean nothing, and calls
+captured as one CUDA graph, while which no other thread may use its streams. Memory that streams work on is
+allocated before the fork and lives until the join: the allocator knows only the stream it was made on.
 """
 
 import functools
@@ -37,9 +35,7 @@ class Stream:
 
 @contextmanager
 def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
-    """Streams, one for each priority, that start after what the current stream was given; what it is given
-    after this context waits for them.
-    """
+    """Streams, by priority, that start after the current stream's work; what it is given later waits."""
     forked = [Stream(device, priority, n) for n, priority in enumerate(priorities)]
     current: Any = torch.cuda.current_stream(device) if device.type == "cuda" else None
     with torch.cuda.device(device) if current else nullcontext():
@@ -54,8 +50,8 @@ def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
 
 
 class Graph:
-    """A captured CUDA graph: calling it launches all its work as one. It works on the tensors that the
-    function used, at their addresses, and so keeps it, and all that it refers to, for as long as it lives.
+    """A captured CUDA graph: calling it launches all its work as one, on the tensors that the function used,
+    at their addresses; so it keeps the function, and all that this refers to.
     """
 
     def __init__(self, graph, function):

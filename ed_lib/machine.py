@@ -42,10 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def name(device: str = "cpu") -> str:
-    """A device's name: "NVIDIA H200", or the processor's and how many of its threads this process may use.
-
-    ValueError for a device that is neither "cpu" nor a GPU that PyTorch sees.
-    """
+    """A device's name: "NVIDIA H200", or the processor's with as many threads as this process may use."""
     if (gpu := _gpu(device)) is not None:
         return gpu.name
     cpu = _proc("cpuinfo").get("model name") or platform.processor() or platform.machine()
@@ -56,8 +53,8 @@ def name(device: str = "cpu") -> str:
 
 
 def slug(device: str = "cpu") -> str:
-    """What tells a device from others, for a folder: "amd-25-17-avx512-vnni-bf16-2-threads", a processor's
-    vendor, family, model, flags and threads. Of a GPU, and where /proc is silent, its name: "nvidia-h200".
+    """A device's name for a folder: "nvidia-h200"; "amd-25-17-avx512-vnni-bf16-2-threads", a processor's
+    vendor, family, model, flags and threads, where /proc tells them.
     """
     words, cpu = name(device), _proc("cpuinfo") if device == "cpu" else {}
     if "cpu family" in cpu:
@@ -67,16 +64,14 @@ def slug(device: str = "cpu") -> str:
 
 
 def flags() -> list[str]:
-    """Which of FLAGS this processor has; AVX2 is left out beside AVX-512. None where /proc is silent."""
+    """Which of FLAGS this processor has, AVX2 only without AVX-512; none where /proc is silent."""
     there = set(_proc("cpuinfo").get("flags", "").split())
     found = [flag for flag, words in FLAGS.items() if words & there]
     return [flag for flag in found if flag != "avx2" or "avx512" not in found]
 
 
 def facts(device: str = "cpu") -> dict:
-    """What made a measurement, for the head of its record. Names neither the host, nor the user, nor a
-    folder; but the libraries of products, the kernels that they run, and what the environment forces on them.
-    """
+    """What made a measurement, for the head of its record. Names neither host, user nor folder."""
     import torch
     from threadpoolctl import threadpool_info
 
@@ -110,20 +105,14 @@ def load(seconds: float = 1.0) -> float:
 
 
 def memory(device: str = "cpu") -> float:
-    """Bytes of memory that may still be allocated on "cpu" or "cuda:1": what Linux calls available, elsewhere
-    all that there is, infinity where that is unknown; of a GPU what is free or in PyTorch's reserve.
-    """
+    """Bytes that may still be allocated: what Linux calls available, or infinity; what a GPU has free."""
     if _gpu(device) is not None:
         import torch
 
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
-    if available := _proc("meminfo").get("MemAvailable"):
-        return int(available.split()[0]) * 1024  # "23879016 kB"
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return math.inf
+    available = _proc("meminfo").get("MemAvailable")  # "23879016 kB"
+    return int(available.split()[0]) * 1024 if available else math.inf
 
 
 def check_memory(what: str, needed: int, device: str = "cpu") -> None:

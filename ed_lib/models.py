@@ -33,17 +33,11 @@ def lenet(seed: int = 0) -> nn.Sequential:
     """LeNet in the sizes of d2l's section 13.5, 129,068 parameters: (B, 1, 28, 28) → (B, 10)."""
     with _seeded(seed):
         return nn.Sequential(
-            nn.Conv2d(1, 20, 3),  # (B, 1, 28, 28) → (B, 20, 26, 26)
-            nn.ReLU(),
-            nn.AvgPool2d(2),  # → (B, 20, 13, 13)
-            nn.Conv2d(20, 50, 5),  # → (B, 50, 9, 9)
-            nn.ReLU(),
-            nn.AvgPool2d(2),  # → (B, 50, 4, 4)
-            nn.Flatten(),  # → (B, 800)
-            nn.Linear(800, 128),  # → (B, 128)
-            nn.ReLU(),
+            nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2),  # → (B, 20, 26, 26) → (B, 20, 13, 13)
+            nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2),  # → (B, 50, 9, 9) → (B, 50, 4, 4)
+            nn.Flatten(), nn.Linear(800, 128), nn.ReLU(),  # → (B, 800) → (B, 128)
             nn.Linear(128, 10),  # → (B, 10)
-        )
+        )  # fmt: skip
 
 
 def attention(qkv: Tensor, heads: int, core: Callable) -> Tensor:
@@ -92,13 +86,10 @@ class Block(nn.Module):
     """Attention, then two linear layers; each adds to what it was given: (B, T, H) → (B, T, H).
 
     causal: a token sees those before it, a norm comes before each part (GPT-2); else all, a norm after each
-    sum (BERT). recompute: "none"; "selective", the attention's core, whose softmax is T numbers for each
-    token and head; or "full", the block. All three compute the same numbers.
+    sum (BERT). recompute: "none"; "selective", the attention's core; or "full", the block.
     """
 
-    def __init__(
-        self, hidden: int, heads: int, recompute: str = "none", causal: bool = True, eps: float = 1e-5
-    ):
+    def __init__(self, hidden: int, heads: int, recompute="none", causal: bool = True, eps: float = 1e-5):
         super().__init__()
         if check.count("hidden", hidden) % check.count("heads", heads):
             raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
@@ -152,9 +143,7 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """An encoder for sentences, in the sizes of BERT-base (Devlin et al., 2019), 109,482,240 parameters, with
-    random weights and no dropout; and a linear layer for the ``classes``. eps: of its layer norms.
-    """
+    """BERT-base (Devlin et al., 2019), 109,482,240 parameters, no dropout; and a layer for ``classes``."""
 
     def __init__(
         self, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30_522,
@@ -186,9 +175,7 @@ class Encoder(nn.Module):
 
 @contextlib.contextmanager
 def _seeded(seed, net=None):
-    """Draws from torch's generator of this seed, and leaves the global one as it was. ``net``: a transformer,
-    whose matrices are then drawn as GPT-2's and BERT's: normal, of spread 0.02.
-    """
+    """Draws from a generator of this seed alone; ``net``: matrices as GPT-2's and BERT's, of spread 0.02."""
     check.count("seed", seed, least=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -37,10 +37,8 @@ def table(rows: Iterable, caption: str, columns: dict[str, Callable] | None = No
     lines = ["".join(_cell(get(row), "td") for get in columns.values()) for row in rows]
     head = "".join(_cell(heading, "th") for heading in columns)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    caption = f"<caption>{html.escape(caption)}</caption>"
-    display(
-        HTML(f'<table class="table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
-    )
+    head = f"<caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+    display(HTML(f'<table class="table">{head}<tbody>{body}</tbody></table>'))
 
 
 def source(thing: Any) -> None:
@@ -52,10 +50,8 @@ def source(thing: Any) -> None:
 
 
 def exercise(number: int, returns: bool = True) -> Callable:
-    """Decorates a check of an exercise, so that it prints "solved", or what is missing, and never raises.
-
-    The check takes the reader's function and asserts what a solution does. That the function ``returns``
-    something, where it is to, is seen to here.
+    """Decorates a check, which takes the reader's function and asserts what a solution does: it prints
+    "solved" or what is missing, and never raises. returns: whether a function is to return something.
     """
 
     def decorate(check):

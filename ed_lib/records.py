@@ -1,7 +1,6 @@
-"""What was measured, as tables: a record is a benchmark on a machine, ``records/<machine>/<benchmark>.csv``.
-
-Its first lines, ``# key: JSON``, say what made it. Then come a header and a line for each row: table, case,
-seconds, how far from the floor they are, results. Long lists (curves, sampled text) stand in a JSON beside.
+"""What was measured: a record is a benchmark on a machine, ``records/<machine>/<benchmark>.csv``. Its first
+lines, ``# key: JSON``, say what made it; then come a header and a line for each row: table, case, seconds,
+floor, results. Long lists (curves, sampled text) stand in a JSON beside.
 """
 
 import ast
@@ -23,8 +22,8 @@ LONG = 200  # letters of a list that stands beside the table
 
 
 def of(benchmark: str, machine: str) -> pd.DataFrame:
-    """The record of a benchmark on a machine: cells as they were written, None where there is nothing, and
-    in ``attrs`` what made it. LookupError, saying what there is, if there is none.
+    """The record of a benchmark on a machine: cells as they were written, None where nothing is, and in
+    ``attrs`` what made it. LookupError, saying what there is, if there is none.
     """
     if machine not in (files := _files(benchmark)):
         there = ", ".join(files) or "no machine"
@@ -42,9 +41,8 @@ def rows(record: pd.DataFrame, **case) -> pd.DataFrame:
     for name, wanted in case.items():
         cells = record.get(name, pd.Series(None, record.index, dtype=object))
         record = record[cells.isna() if wanted is None else [bool(cell == wanted) for cell in cells]]
-    return record.dropna(axis=1, how="all").apply(
-        lambda cells: cells if cells.hasnans else cells.infer_objects()
-    )
+    record = record.dropna(axis=1, how="all")
+    return record.apply(lambda cells: cells if cells.hasnans else cells.infer_objects())
 
 
 def row(record: pd.DataFrame, **case) -> pd.Series:
@@ -87,16 +85,17 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
-    """Writes a record to ``folder/<machine>/<benchmark>.csv``, named in its provenance, and returns the path.
-    Columns without any value are left out. ValueError for an infinite number.
+    """Writes a record, without empty columns, to ``folder/<machine>/<benchmark>.csv``, named by its
+    provenance, and returns the path. ValueError for an infinite number.
     """
-    path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, {}
+    path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, []
     for name in frame:
         texts = [_text(value, name in ROUNDED) for value in frame[name]]
         lists = {n: texts[n] for n, value in enumerate(frame[name]) if isinstance(value, list)}
         moved = {n: text for n, text in lists.items() if text[1] in "[{" or len(text) > LONG}
         if moved:
-            long[name] = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
+            lines = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
+            long.append(f"{_json(name)}: {{\n{lines}}}")
         if any(texts := ["" if n in moved else text for n, text in enumerate(texts)]):
             table[name] = texts
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,19 +104,15 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
     path.with_suffix(".json").unlink(missing_ok=True)
-    if long:
-        columns = ",\n".join(f"{_json(name)}: {{\n{lines}}}" for name, lines in long.items())
-        path.with_suffix(".json").write_text(f"{{{columns}}}\n", encoding="utf-8")
+    if text := ",\n".join(long):
+        path.with_suffix(".json").write_text(f"{{{text}}}\n", encoding="utf-8")
     return path
 
 
 def _files(benchmark):
     """{machine: file} of a benchmark's records: the repository's, or those installed with the package."""
     here = (ROOT / "pyproject.toml").is_file() and (ROOT / "records").is_dir()
-    try:
-        folder = ROOT / "records" if here else importlib.resources.files(INSTALLED)
-    except ModuleNotFoundError:
-        return {}
+    folder = ROOT / "records" if here else importlib.resources.files(INSTALLED)
     files = {entry.name: entry / f"{benchmark}.csv" for entry in folder.iterdir() if entry.is_dir()}
     return {machine: file for machine, file in sorted(files.items()) if file.is_file()}
 
@@ -155,9 +150,7 @@ def code_hash(names: Iterable[str], root: Path = ROOT, begun: str = "") -> str:
 
 
 def imported(source: str) -> set[str]:
-    """The names of ours that Python source imports: a.b for ``import a.b`` and for ``from a import b``; and
-    "a.*" for ``import_module(f"a.{name}")``, which may be any module of a.
-    """
+    """The names of ours that Python source imports; "a.*" for ``import_module(f"a.{name}")``."""
     names = {f"{match}*" for match in re.findall(r"""import_module\(f["']([\w.]+)\{""", source)}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,8 +1,6 @@
-"""A machine's ceilings, and the floor that a computation cannot beat.
-
-A computation that moves so many bytes to and from the memory, and does so many floating-point operations,
-takes at least as long as the slower of the two, since at best they overlap: the roofline model of Williams,
-Waterman and Patterson, Communications of the ACM 52 (4), 2009.
+"""A machine's ceilings, and the floor that a computation cannot beat: it takes as long as moving its bytes or
+doing its operations, which at best overlap. The roofline model of S. Williams, A. Waterman and D. Patterson,
+Communications of the ACM 52 (4), 2009.
 """
 
 import contextlib
@@ -24,8 +22,8 @@ SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # n of the produ
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best that was seen of a device: ``bandwidth`` of its memory in bytes/s by any access, of which
-    ``reading`` alone reached so much, and ``rate`` in FLOP/s of products of ``dtype``, by a ``library``.
+    """The best that was seen of a device: bytes/s to and from its memory, by any access and by ``reading``
+    alone; FLOP/s of products of ``dtype``, by a ``library``.
     """
 
     device: str
@@ -40,30 +38,22 @@ class Ceilings:
         check.positive("rate", self.rate)
 
     def __str__(self):
-        memory = f"{self.bandwidth / 1e9:.3g} GB/s" + f" ({self.reading / 1e9:.3g} reading)" * (
-            self.reading > 0
-        )
-        rate = f"{self.rate / 1e9:.3g} GFLOP/s in {self.dtype}" + f" by {self.library}" * (self.library > "")
-        return f"{memory}, {rate}: {self.device}"
+        memory = f"{self.bandwidth / 1e9:.3g} GB/s ({self.reading / 1e9:.3g} reading)"
+        rate = f"{self.rate / 1e9:.3g} GFLOP/s in {self.dtype}"
+        return f"{memory}, {rate} by {self.library}: {self.device}"
 
     def floor(self, bytes: float, flops: float) -> float:
         """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the two. Data
-        that stays in a cache between two runs can be faster. TypeError or ValueError for a bad number.
+        that stays in a cache between two runs can be faster.
         """
         for name, amount in {"bytes": bytes, "flops": flops}.items():
             check.positive(name, amount or 1)
         return max(float(bytes / self.bandwidth), float(flops / self.rate))
 
-    def higher(self, other: "Ceilings") -> "Ceilings":
-        """The highest of these and of others of the same device and dtype."""
-        best = max(self, other, key=lambda one: one.rate)
-        bandwidth, reading = max(self.bandwidth, other.bandwidth), max(self.reading, other.reading)
-        return replace(best, bandwidth=bandwidth, reading=reading)
-
 
 def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
-    """The :class:`Ceilings` of "cpu" or "cuda:1" that are kept: measured once, so that all pages print the
-    same. They lie in the user's cache, or in the file that ED_CEILINGS names.
+    """The :class:`Ceilings` of "cpu" or "cuda:1", measured once, so that all pages print the same, and kept
+    in the user's cache or in the file that ED_CEILINGS names.
     """
     return _kept().get(f"{machine.slug(device)}, {dtype}") or raised(device, dtype)
 
@@ -71,25 +61,24 @@ def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
 def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0) -> Ceilings:
     """Measures a device once more, and keeps the highest ever seen."""
     key, found, kept = f"{machine.slug(device)}, {dtype}", probe(device, dtype, seconds=seconds), _kept()
-    found = found.higher(kept.get(key, found))
+    old = kept.get(key, found)
+    bandwidth, reading = max(old.bandwidth, found.bandwidth), max(old.reading, found.reading)
+    found = replace(max(old, found, key=lambda one: one.rate), bandwidth=bandwidth, reading=reading)
     values = {name: asdict(one) for name, one in (kept | {key: found}).items()}
-    try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        beside = _file().with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
-        beside.replace(_file())
-    except OSError as error:  # a home that is read-only, say
-        print(f"This machine's ceilings are not kept: {error}")
+    _file().parent.mkdir(parents=True, exist_ok=True)
+    beside = _file().with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
+    beside.replace(_file())
     return found
 
 
 def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
-    """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``.
+    """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``: of the
+    fastest run, since a ceiling is what has been reached.
 
-    The bandwidth is the best of a copy and a scaling in place of large arrays (each byte read and written, as
-    STREAM counts), and of a sum. The rate is the best of square products by every library at hand: PyTorch's
-    MKL (its oneDNN for 16 bits), NumPy's OpenBLAS, oneDNN with packed weights. Each is the fastest run: a
-    ceiling is what has been reached. ValueError for a device or dtype that does not exist.
+    Bandwidth: of a copy and a scaling in place of large arrays, each byte read and written, as STREAM counts,
+    and of a sum. Rate: of square products by PyTorch's MKL (its oneDNN for 16 bits), NumPy's OpenBLAS, oneDNN
+    with packed weights.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -123,7 +112,7 @@ def _file():
 
 
 def _rate(device, dtype, seconds):
-    """FLOP/s of the fastest square product, and its library; sizes that would take too long are left out."""
+    """FLOP/s of the fastest square product, and its library; without sizes that would take too long."""
     sizes, best = SIZES[device.partition(":")[0]], (0.0, "")
     for n in sizes:
         products = _products(n, device, dtype)
@@ -152,17 +141,15 @@ def _products(n, device, dtype):
 
 
 def _best(function, seconds, device):
-    """Seconds of the fastest of the runs, to completion, that fit into ``seconds``; of three at the least. On
-    a GPU by its own clock, since waiting for it would count.
-    """
+    """Seconds of the fastest of the runs that fit into ``seconds``, at least three; on a GPU by its clock."""
     found, end = list[float](), perf_counter() + seconds
     while len(found) < 3 or perf_counter() < end:
-        if device != "cpu":
+        if device == "cpu":
+            start = perf_counter()
+            function()
+            found.append(perf_counter() - start)
+        else:
             found += timing.elapsed(function, blocks=5)
-            continue
-        start = perf_counter()
-        function()
-        found.append(perf_counter() - start)
     return min(found)
 
 
@@ -171,25 +158,22 @@ def true_float32() -> Iterator[None]:
     """Products of float32 in float32, neither TF32 nor bfloat16, for as long as this lasts."""
     import torch
 
-    of: list = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    old: list = [(of[0], "allow_tf32")]
-    new: list = [False]
-    if hasattr(of[0], "fp32_precision"):  # since PyTorch 2.9, which then refuses to tell the older setting
-        old, new = [(matmul, "fp32_precision") for matmul in of], ["ieee", "ieee"]
-    before = [getattr(*one) for one in old]
+    places, name, value = [torch.backends.cuda.matmul], "allow_tf32", False
+    if hasattr(places[0], "fp32_precision"):  # since PyTorch 2.9, which then refuses the older setting
+        places, name, value = [places[0], torch.backends.mkldnn.matmul], "fp32_precision", "ieee"
+    before = [getattr(place, name) for place in places]
     try:
-        for one, value in zip(old, new, strict=True):
-            setattr(one[0], one[1], value)
+        for place in places:
+            setattr(place, name, value)
         yield
     finally:
-        for one, value in zip(old, before, strict=True):
-            setattr(one[0], one[1], value)
+        for place, old in zip(places, before, strict=True):
+            setattr(place, name, old)
 
 
 def cache_rate(size: float, threads: int = 1, seconds: float = 0.1) -> float:
     """Bytes per second, the highest seen, at which ``threads`` together read ``size`` bytes, an equal part
-    each, again and again: from a core's own cache, a shared one or memory. The floor of a recurrence that
-    reads the same weights in every step. ValueError for too many threads, or less than 1 kB for each.
+    each, again and again: the floor of a recurrence that reads the same weights in every step.
     """
     from numba import get_num_threads
 

@@ -1,13 +1,10 @@
-"""Timing that waits for the device.
-
-A GPU works on its own: a call returns once its work is queued, not once it is done. A clock read without
-waiting measures the queueing. Everything here waits; :func:`apart` reports the queueing too, by its name.
-"""
+"""Timing that waits for the device: on a GPU a call returns once its work is queued, not once it is done."""
 
 import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -33,9 +30,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Apart:
-    """Seconds of the same runs, to two ends: ``launch`` until the call returned, with its work queued, and
-    ``completion`` until the work was done.
-    """
+    """Seconds of the same runs until the call returned, with its work queued, and until that was done."""
 
     launch: Timing
     completion: Timing
@@ -51,15 +46,11 @@ def tell(seconds: float) -> str:
 
 
 def synchronize() -> None:
-    """Waits until the GPUs have done all the work that PyTorch and CuPy gave them; none, no wait.
-
-    Imports neither: what was not imported has given no work.
-    """
+    """Waits until the GPUs have done all the work that PyTorch and CuPy, where imported, gave them."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
-            # Waiting for a GPU that this process does not use would take memory on it, for a context. The
-            # context is the same for both libraries, so this waits for CuPy's work as well.
+            # A context of this process, CuPy's too: waiting would make one, and take memory for it.
             if torch._C._cuda_hasPrimaryContext(index):
                 torch.cuda.synchronize(index)
     elif cupy is not None and cupy.is_available():
@@ -67,26 +58,21 @@ def synchronize() -> None:
 
 
 def measure(function: Callable, *, min_seconds: float = 1.0) -> Timing:
-    """How long ``function()`` takes until the device has done its work: at least one run to warm up, and then
-    about ``min_seconds`` of them.
-    """
+    """How long ``function()`` takes until its work is done, in about ``min_seconds``, after a warm-up."""
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
 
 def compare(
     functions: dict[str, Callable], *, min_seconds: float = 1.0, rounds: int = 5, events: bool = False
 ) -> dict[str, Timing]:
-    """Times several functions in one process, taking turns: {name: function} → {name: Timing}.
+    """Times functions that take turns, so that a disturbance falls on all: {name: function} → {name: Timing}.
 
-    After a warm-up each gets ``rounds`` turns that share ``min_seconds``, so that a disturbance of the
-    machine falls on all of them. One that takes longer than its turn runs once in each; a shorter one runs in
-    blocks of so many runs that reading the clock does not matter, and ``n`` counts those.
-
-    events: on a GPU, whether its own clock is read, between blocks that follow each other without a gap, so
-    that a host that is ahead does not count. Only for functions all of whose work is on the current GPU.
+    After a warm-up each gets ``rounds`` turns that share ``min_seconds``. One that takes longer than its turn
+    runs once in each; a shorter one in blocks so long that reading the clock does not matter: ``n`` counts
+    those. events: whether the current GPU's own clock is read, between blocks without a gap, so that the
+    host's time does not count; for functions all of whose work is there.
     """
-    # Importing PyTorch's benchmark module looks for a CUDA compiler; that there is none is no news here.
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # that there is no CUDA compiler
     import torch
     from torch.utils import benchmark
 
@@ -101,9 +87,10 @@ def compare(
     for _ in range(rounds):
         for name, function in functions.items():
             if events:
-                first = elapsed(function, sizes[name])
-                fits = int(turn / (sizes[name] * first[0]))  # so many blocks in the turn, that one included
-                found = first + (elapsed(function, sizes[name], min(fits, BLOCKS) - 1) if fits > 1 else [])
+                found = elapsed(function, sizes[name])
+                fits = int(turn / (sizes[name] * found[0]))  # so many blocks in the turn, that one included
+                if fits > 1:
+                    found += elapsed(function, sizes[name], min(fits, BLOCKS) - 1)
             else:
                 start = now()
                 function()
@@ -126,8 +113,7 @@ def elapsed(function: Callable, runs: int = 1, blocks: int = 1) -> list[float]:
             function()
         end.record()
     synchronize()
-    pairs = zip(ends[:-1], ends[1:], strict=True)
-    return [start.elapsed_time(end) / 1e3 / runs for start, end in pairs]
+    return [start.elapsed_time(end) / 1e3 / runs for start, end in pairwise(ends)]
 
 
 def apart(
@@ -135,9 +121,8 @@ def apart(
 ) -> Apart:
     """How long ``function()`` takes until it returns, and until its work is done, as an :class:`Apart`.
 
-    After a warm-up, for ``min_seconds`` and at least ``min_runs`` runs, each of which finds the device idle;
-    ``wait()`` returns when it is. A call that launches more kernels than a GPU's queue holds, about a
-    thousand, waits for room in it, and its launch time then includes work.
+    After a warm-up, for ``min_seconds`` and ``min_runs`` runs, each of which finds the device idle, as
+    ``wait()`` sees to. The launch of more kernels than a GPU's queue holds, about a thousand, includes work.
     """
     check.positive("min_seconds", min_seconds)
     check.count("min_runs", min_runs)

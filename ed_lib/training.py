@@ -19,10 +19,8 @@ CHUNK = 1000  # test images that go through a network at a time
 
 @dataclass
 class History:
-    """A training run: the ``loss`` of each step, before its update, and what each look at the test set found.
-
-    For each look: ``steps`` and ``seen``, the steps and samples before it; ``seconds`` of training since the
-    look before; ``accuracy``.
+    """The ``loss`` of each step, before its update; for each look at the test set the ``steps`` and samples
+    ``seen`` before it, the ``seconds`` of training since the look before, and the ``accuracy``.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -40,12 +38,10 @@ def loop(
     step: Callable[[np.ndarray], float | torch.Tensor], n: int, look: Callable[[], float] | None = None, *,
     batch: int, epochs: int = 1, every: int | None = None, seed: int = 0,
 ) -> History:  # fmt: skip
-    """Goes through ``n`` samples in batches, ``epochs`` times, and looks at the test set on the way.
+    """Goes through ``n`` samples in batches, ``epochs`` times; epoch e is shuffled by ``seed`` + e.
 
     step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
-    look(), where there is one, gives an accuracy: before the first step, after ``every`` steps (None: after
-    each epoch) and at the end. Epoch e is shuffled by ``seed`` + e. The seconds wait for the device, and do
-    not count the looks.
+    look() gives an accuracy: before the first step, after ``every`` steps (None: each epoch), at the end.
     """
     n, batch, epochs = check.count("n", n), check.count("batch", batch), check.count("epochs", epochs)
     per_epoch = -(-n // batch)
@@ -75,10 +71,9 @@ def train(
 ) -> History:  # fmt: skip
     """Trains ``model`` in place by :func:`loop`; one seed shows the same batches.
 
-    images (N, …) and labels (N,) int64, on the model's device; ``test``: a pair of such, or None, and then no
-    accuracy is taken. context: called for each step, gives what the forward pass and the loss run in, such as
-    ``lambda: torch.autocast("cpu")``. scaler: with torch.amp.GradScaler's interface, or None.
-    loss_function(scores, labels) → the mean loss. optimizer: torch's, or a MasterWeights.
+    images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the accuracy.
+    context(): what a step's forward pass and loss run in, such as ``torch.autocast("cpu")``. scaler: like
+    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or a MasterWeights.
     """
     if len(images) != len(labels):
         raise ValueError(f"there are {len(images)} images and {len(labels)} labels; wanted a label for each")
@@ -130,9 +125,7 @@ def correct(net: Callable, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def progress(iterable: Iterable, what: str, total: int | None = None) -> Iterable:
-    """``iterable`` with a progress bar on stderr, gone when it ends. TQDM_DISABLE=1 switches the bars off; of
-    several ranks, only the first has one.
-    """
+    """``iterable`` with a progress bar on stderr, gone when it ends; of several ranks, the first has one."""
     from tqdm.std import tqdm
 
     if os.environ.get("RANK", "0") != "0":

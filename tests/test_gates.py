@@ -13,8 +13,6 @@ BAD = [
     (partial(gates.floors, {"a": timing.Timing(1.0, 0.9, 1.5, 9)}, 0.5), "which is far from steady"),
     (partial(gates.order, GOOD, "fast", "slow"), "slow took 3 s, no less than fast with 1 s"),
     (partial(gates.order, {"a": 1.0, "b": 1.0}, "a", "b"), "b took 1 s, no less than a with 1 s"),
-    (partial(gates.parts, 1.0, 0.5, 0.34), "parts of 840 ms make a whole of 1 s"),
-    (partial(gates.parts, GOOD["fast"], 0.6, 0.56), "parts of 1.16 s make a whole of 1 s"),
 ]
 
 
@@ -34,8 +32,6 @@ def test_good_numbers_pass_in_silence(monkeypatch, capsys):
     gates.floors(GOOD, 1.0)  # at the floor is not below it
     gates.floors(GOOD, {"slow": 3.0, "fast": 0.0, "not timed": 9.0})
     gates.order(GOOD, "slow", "fast")
-    gates.parts(1.0, 0.5, 0.4)
-    gates.parts(GOOD["fast"], 1.1)
     assert capsys.readouterr().out == ""
 
 
