@@ -160,7 +160,7 @@ def plain_ticks(figure: Figure) -> None:
         def __call__(self, x, pos=None):
             return _plain(x) if super().__call__(x, pos) else ""
 
-    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+    for axis in (one for ax in figure.axes for one in (ax.xaxis, ax.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatter):
             axis.set_major_formatter(Plain())
         if isinstance(axis.get_minor_formatter(), LogFormatter):

@@ -14,13 +14,9 @@ from pathlib import Path
 from ed_lib import arrays, check
 
 PROC = Path("/proc")  # where Linux describes the processor, its load and the memory
-FLAGS = {  # what decides how fast a processor multiplies: our word, and those of /proc/cpuinfo
-    "avx2": {"avx2"},
-    "avx512": {"avx512f"},
-    "vnni": {"avx512_vnni", "avx_vnni"},
-    "bf16": {"avx512_bf16"},
-    "amx": {"amx_tile"},
-}
+# What decides how fast a processor multiplies: our word, and those of /proc/cpuinfo.
+FLAGS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni avx_vnni"}
+FLAGS |= {"bf16": "avx512_bf16", "amx": "amx_tile"}
 FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")  # by the environment
 PACKAGES = {"NumPy": "numpy", "PyTorch": "torch", "CuPy": "cupy-cuda12x cupy-cuda13x", "Triton": "triton"}
 
@@ -66,7 +62,7 @@ def slug(device: str = "cpu") -> str:
 def flags() -> list[str]:
     """Which of FLAGS this processor has, AVX2 only without AVX-512; none where /proc is silent."""
     there = set(_proc("cpuinfo").get("flags", "").split())
-    found = [flag for flag, words in FLAGS.items() if words & there]
+    found = [flag for flag, words in FLAGS.items() if there & {*words.split()}]
     return [flag for flag in found if flag != "avx2" or "avx512" not in found]
 
 
