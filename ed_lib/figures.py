@@ -154,17 +154,20 @@ def _place(axis, value, nearest=False):
 
 def plain_ticks(figure: Figure) -> None:
     """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import Formatter, LogFormatter
 
-    class Plain(LogFormatter):  # writes a number, its own way, where Matplotlib writes one
+    class Plain(Formatter):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
+        def __init__(self, old):
+            self.old, self.set_axis, self.set_locs = old, old.set_axis, old.set_locs
+
         def __call__(self, x, pos=None):
-            return _plain(x) if super().__call__(x, pos) else ""
+            return _plain(x) if self.old(x, pos) else ""
 
     for axis in (one for ax in figure.axes for one in (ax.xaxis, ax.yaxis)):
-        if isinstance(axis.get_major_formatter(), LogFormatter):
-            axis.set_major_formatter(Plain())
-        if isinstance(axis.get_minor_formatter(), LogFormatter):
-            axis.set_minor_formatter(Plain())
+        if isinstance(old := axis.get_major_formatter(), LogFormatter):
+            axis.set_major_formatter(Plain(old))
+        if isinstance(old := axis.get_minor_formatter(), LogFormatter):
+            axis.set_minor_formatter(Plain(old))
 
 
 def _plain(value):

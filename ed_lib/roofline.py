@@ -158,9 +158,10 @@ def true_float32() -> Iterator[None]:
     """Products of float32 in float32, neither TF32 nor bfloat16, for as long as this lasts."""
     import torch
 
-    places, name, value = [torch.backends.cuda.matmul], "allow_tf32", False
-    if hasattr(places[0], "fp32_precision"):  # since PyTorch 2.9, which then refuses the older setting
-        places, name, value = [places[0], torch.backends.mkldnn.matmul], "fp32_precision", "ieee"
+    places: list = [torch.backends.cuda.matmul]
+    newer = hasattr(places[0], "fp32_precision")  # since PyTorch 2.9, which then refuses the older setting
+    places += [torch.backends.mkldnn.matmul] if newer else []
+    name, value = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
     before = [getattr(place, name) for place in places]
     try:
         for place in places:
