@@ -133,7 +133,7 @@ def _bars(axes, bars):
     axis = axes.yaxis if flat else axes.xaxis
     lengths = [f"{bar.get_width() if flat else bar.get_height():.3g}" for bar in bars]
     if len(axis.get_ticklocs()):  # else names stand elsewhere in the figure
-        places = [_place(axis, bar.get_center()[flat], nearest=True) for bar in bars]
+        places = [_place(axis, bar.get_center()[int(flat)], nearest=True) for bar in bars]
         lengths = [f"{place} {length}" for place, length in zip(places, lengths, strict=True)]
     return ", ".join(lengths)
 

@@ -160,7 +160,7 @@ def true_float32() -> Iterator[None]:
 
     places: list = [torch.backends.cuda.matmul]
     newer = hasattr(places[0], "fp32_precision")  # since PyTorch 2.9, which then refuses the older setting
-    places += [torch.backends.mkldnn.matmul] if newer else []
+    places += [getattr(torch.backends.mkldnn, "matmul")] if newer else []  # noqa: B009  unknown to mypy
     name, value = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
     before = [getattr(place, name) for place in places]
     try:
