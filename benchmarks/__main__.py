@@ -7,15 +7,7 @@ import sys
 from benchmarks import harness
 from ed_lib import arrays
 
-TIMED = (
-    "ed",
-    "parallel",
-    "precision",
-    "finetuning",
-    "lstm",
-    "lstm_cpu",
-    "recurrences",
-)  # what runs by itself
+TIMED = "ed", "parallel", "precision", "finetuning", "lstm", "lstm_cpu", "recurrences"  # what runs by itself
 LONG = (  # whose results are alike anywhere, or nearly
     "accuracy", "relatives", "deep", "language", "controls", "parallel_accuracy", "critical_batch",
     "precision_accuracy", "few_bits", "one_token",
@@ -27,9 +19,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = f"of {', '.join(TIMED + LONG)}; without: {', '.join(TIMED)}"
     parser.add_argument("benchmark", nargs="*", metavar="NAME", help=names)
-    parser.add_argument(
-        "--only", nargs="+", default=(), metavar="TABLE", help="of the benchmark; without: all"
-    )
+    parser.add_argument("--only", nargs="+", default=(), metavar="TABLE", help="without: all")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
     parser.add_argument("--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal")
     parser.add_argument("--out", help="the folder of the records; without: records, or _build/tiny")

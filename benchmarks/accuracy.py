@@ -24,23 +24,21 @@ BATCH = 64
 RUN = {"data": "mnist", "task": "ten classes", "method": "ed", "rule": "signed", "optimizer": "sgd",
        "rate": 0.1, "width": 32, "depth": 0, "init": "fan_in", "passes": 1, "few": None, "decay": True,
        "learns": None, "network": "one a class"}  # fmt: skip
-KANEKO, ED, SQUARED, ENTROPY, ORDINARY = (  # the last: as many cells, joined as usual, by backpropagation
-    {"method": method, "rule": rule}
-    for method, rule in (("ed", "kaneko"), ("ed", "signed"), ("squared", "signed"),
-                         ("cross_entropy", "signed"), ("ordinary", ""))
-)  # fmt: skip
-METHODS = KANEKO, ED, SQUARED, ENTROPY, ORDINARY
-STARTS = ("half_normal", "uniform", "fan_in")
+METHODS = [
+    {"method": "ed", "rule": "kaneko"}, {"method": "ed", "rule": "signed"},
+    {"method": "squared", "rule": "signed"}, {"method": "cross_entropy", "rule": "signed"},
+    {"method": "ordinary", "rule": ""},  # as many cells, joined as usual, by backpropagation
+]  # fmt: skip
+KANEKO, ED, _, ENTROPY, ORDINARY = METHODS
 # Epochs by (inputs, hidden cells): Kaneko's tables, and his program, compiled without its graphics and run
 # with the seeds 1 to 100: mean and standard error.
 PUBLISHED = {(2, 8): 75.14, (2, 16): 28.00, (2, 32): 8.26, (2, 64): 5.97, (2, 128): 5.09, (2, 256): 4.62,
              (2, 512): 4.47, (3, 128): 10.04, (3, 512): 7.94, (4, 256): 22.09, (4, 512): 17.09}  # fmt: skip
 PROGRAM = {(3, 128): (9.02, 0.21), (3, 512): (6.93, 0.15), (4, 256): (13.96, 0.53), (4, 512): (12.32, 0.35)}
-VARIANTS = ("plain", "walls", "walls, centred")  # of a routed network
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(harness.Training):
     """``few``: training images of a short run; a long one takes ``passes`` over all. ``starts``: of each
     network that learns parity.
     """
@@ -56,22 +54,19 @@ class Size:
     sets: tuple = ("mnist", "fashion-mnist")
     sgd: tuple = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # rates
     adam: tuple = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-    seeds: int = 3
     starts: int = 100
     seconds: float = 3.0  # for which a step is timed
-    offline: bool = False
-    workers: int | None = None  # None: as many as the machine has threads
 
 
 SIZE = Size()
-TINY = Size(128, 6_000, 1, 3, 3, 2, 4, (0, 1), ("mnist",), (0.05, 0.2), (1e-3, 3e-3), 1, 2, 0.01, True, 1)
+TINY = Size(128, 6_000, 1, 3, 3, 2, 4, (0, 1), ("mnist",), (0.05, 0.2), (1e-3, 3e-3), 2, 0.01,
+            **harness.REHEARSAL | {"seeds": 1})  # fmt: skip
 
 
 def grid(sgd, adam):
     """Each optimizer at each of its rates."""
-    return [{"optimizer": "sgd", "rate": rate} for rate in sgd] + [
-        {"optimizer": "adam", "rate": rate} for rate in adam
-    ]
+    rates = {"sgd": sgd, "adam": adam}
+    return [{"optimizer": name, "rate": rate} for name in rates for rate in rates[name]]
 
 
 @functools.cache
@@ -93,11 +88,12 @@ def ten_classes(size, device):
 
 def by_depth(size, device):
     """Even or odd by depth, for each start, method and rate: short runs."""
-    methods = [{"init": init} | method for init in STARTS for method in (KANEKO, ED, ENTROPY)]
+    starts = "half_normal", "uniform", "fan_in"
+    methods = [{"init": init} | method for init in starts for method in (KANEKO, ED, ENTROPY)]
+    methods, rates = [*methods, {"init": ""} | ORDINARY], grid(size.sgd, size.adam[1:4])
     return measured(size, [
         {"task": "even or odd", "depth": depth, "few": size.few} | method | rate
-        for method in [*methods, {"init": ""} | ORDINARY] for depth in size.depths
-        for rate in grid(size.sgd, size.adam[1:4])
+        for method in methods for depth in size.depths for rate in rates
     ])  # fmt: skip
 
 
@@ -113,11 +109,11 @@ def frozen(size, device):
 
 def routing(size, device):
     """Routed networks, and one network a class with as many cells in all: each at the best of short runs."""
-    networks = {"one a class": size.routed} | dict.fromkeys(VARIANTS, 10 * size.routed)
-    rows = list(measured(size, [
-        {"network": network, "width": width, "few": size.few} | rate
-        for network, width in networks.items() for rate in grid(size.sgd[1:5], size.adam[1:4])
-    ]))  # fmt: skip
+    variants = "plain", "walls", "walls, centred"
+    networks = {"one a class": size.routed} | dict.fromkeys(variants, 10 * size.routed)
+    kinds = [{"network": name, "width": width, "few": size.few} for name, width in networks.items()]
+    rates = grid(size.sgd[1:5], size.adam[1:4])
+    rows = list(measured(size, [kind | rate for kind in kinds for rate in rates]))
     return measured(size, [again(size, rows, network=network) for network in networks])
 
 
@@ -128,8 +124,8 @@ def again(size, rows, **case):
 
 
 def measured(size, runs):
-    """A row for each run, RUN but for some items; results: of each seed the last "loss", and the share of the
-    images "held_out" and of the test images, "accuracy"; of long runs also the "curve" of that.
+    """A row for each run, RUN but for some items; results: of each seed the last "loss", the shares right of
+    the images "held_out" and of the test images, "accuracy"; of long runs the "curve" of that.
     """
     return harness.runs(do, [RUN | one for one in runs], size.seeds, workers=size.workers, size=size)
 
@@ -139,9 +135,8 @@ def do(seed, size, **case):
     one = SimpleNamespace(**case)
     torch.set_flush_denormal(True)
     (inputs, labels), test = images(one.data, one.task, size.offline)
-    held_out = min(size.held_out, len(labels) // 6)
-    judge = inputs[-held_out:], labels[-held_out:]
-    kept = min(one.few or len(labels), len(labels) - held_out)
+    out = min(size.held_out, len(labels) // 6)
+    judge, kept = (inputs[-out:], labels[-out:]), min(one.few or len(labels), len(labels) - out)
     steps = one.passes * -(-kept // BATCH)
     pupil = a_learner(one, seed, steps, classes=int(labels.max()) + 1)
     learn, every = (inputs[:kept], labels[:kept]), steps if one.few else max(1, steps // (2 * one.passes))
@@ -164,8 +159,8 @@ def a_learner(one, seed, steps, classes):
     if one.network == "one a class":
         net = EDNetwork(*sizes, rule=one.rule, init=one.init, seed=seed, backend="torch")
     else:
-        walls, centred = ("walls" in one.network), ("centred" in one.network)
-        net = RoutedNetwork(*sizes, walls=walls, centred=centred, seed=seed)
+        options = {"walls": "walls" in one.network, "centred": "centred" in one.network}
+        net = RoutedNetwork(*sizes, **options, seed=seed)
     learns = None if one.learns is None else learner.mask(net, *one.learns)
     return learner.Learner(net, one.method, one.optimizer, one.rate, steps=decay, layers=learns)
 

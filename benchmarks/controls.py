@@ -47,15 +47,12 @@ def random_features(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one last layer → {"test", "seconds"}."""
-
-    def make(inputs, steps):
-        widths, signed = (inputs, *size.hidden, 10), network == "one-signed"
-        return LastOnly(widths, rate=rate, one_signed=signed, steps=steps, seed=seed)
-
+    options = {"rate": rate, "one_signed": network == "one-signed", "seed": seed}
+    make = lambda inputs, steps: LastOnly((inputs, *size.hidden, 10), steps=steps, **options)  # noqa: E731
     return relatives.learned(make, of, seed, searching, size, size.epochs)
 
 
 TABLES = {name: partial(random_features, of=name) for name in relatives.SETS}
-TABLES |= {name: (lambda size, device, table=table: table(size.text, device))
-           for name, table in language.TABLES.items()}  # fmt: skip
+TABLES |= {name: (lambda size, device, name=name: language.rows(size.text, device, name))
+           for name in language.TABLES}  # fmt: skip
 context = one_thread

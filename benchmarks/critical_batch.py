@@ -12,14 +12,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import images, one_thread, runs
+from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs
 from ed_lib import data, models, timing, training
 
 FIRST = {"SGD": 0.02, "Adam": 2.5e-4}  # the lowest rate; each other is twice the one before
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """``samples`` and ``steps``: a run ends, without success, after so many of either, whichever are more."""
 
     batches: tuple = (32, 128, 512, 2048, 8192)
@@ -29,12 +29,9 @@ class Size:
     looks: int = 2000
     samples: int = 300_000
     steps: int = 300
-    seeds: int = 3
-    offline: bool = False
-    workers: int | None = None  # None: as many as the machine has threads
 
 
-SIZE, TINY = Size(), Size((8, 32), 4, 0.3, (784, 8, 10), 100, 600, 20, 2, True, 1)
+SIZE, TINY = Size(), Size((8, 32), 4, 0.3, (784, 8, 10), 100, 600, 20, **REHEARSAL)
 
 
 def steps(size, device, optimizer):

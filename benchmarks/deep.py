@@ -5,10 +5,11 @@ Of each network every rate of one grid is tried by one run on 50,000 training im
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from benchmarks.harness import one_thread, search
+from benchmarks.harness import REHEARSAL, Training, one_thread, search
 from benchmarks.networks import ResidualNetwork, RoutedNetwork
 from benchmarks.relatives import SETS, learned
 from ed_lib.ed.learner import Learner
@@ -29,7 +30,7 @@ PARTS = {  # of "Diffusing Blame": what is taken away
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """``width``: pairs a layer; ``pairs``: those of the ablation, of one hidden-to-hidden layer."""
 
     depths: tuple = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -41,12 +42,11 @@ class Size:
     ablation_epochs: int = 3
     batch: int = 64
     kept: int = 10_000
-    seeds: int = 3
-    offline: bool = False
-    workers: int | None = None  # None: as many as the machine has threads
 
 
-SIZE, TINY = Size(), Size((0, 3), (CASES[0], CASES[-1]), 4, 10, (1e-3, 1e-2), 1, 1, 256, 200, 1, True, 1)
+SIZE = Size()
+TINY = Size((0, 3), (CASES[0], CASES[-1]), 4, 10, (1e-3, 1e-2), 1, 1, 256, 200,
+            **REHEARSAL | {"seeds": 1})  # fmt: skip
 
 
 def by_depth(size, device):
@@ -59,11 +59,8 @@ def by_depth(size, device):
 
 def even_or_odd(task, network, rule, stack, depth, rate, seed, searching, size):
     """Trains one → {"test", "seconds"}."""
-
-    def make(inputs, steps):
-        options = NETWORKS[network] | {"stack": stack, "steps": steps, "seed": seed}
-        return ResidualNetwork(inputs, size.width, depth, rule, rate, **options)
-
+    sizes, options = (size.width, depth), NETWORKS[network] | {"stack": stack, "seed": seed}
+    make = lambda n, steps: ResidualNetwork(n, *sizes, rule, rate, steps=steps, **options)  # noqa: E731
     return learned(make, task, seed, searching, size, size.epochs, odd=True)
 
 
@@ -75,10 +72,8 @@ def ablation(size, device):
 
 def ten_classes(task, part, rate, seed, searching, size):
     """Trains one → {"test", "seconds"}."""
-
-    def make(inputs, steps):
-        return Learner(published(inputs, size.pairs, seed, **PARTS[part]), "ed", "adam", rate, steps=steps)
-
+    net = partial(published, pairs=size.pairs, seed=seed, **PARTS[part])
+    make = lambda inputs, steps: Learner(net(inputs), "ed", "adam", rate, steps=steps)  # noqa: E731
     return learned(make, task, seed, searching, size, size.ablation_epochs)
 
 

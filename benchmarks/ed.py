@@ -45,11 +45,12 @@ def paths(size, device):
     errors = {path: first_step(net, shape) for path, net in nets.items()}
     for what in COSTS:
         calls = {path: call_of(what, net, shape) for path, net in nets.items()}
-        versions = [version(shape, library, what, path, calls[path], error) for path, error in errors.items()]
-        for path, net in nets.items() if device != "cpu" else ():
-            graph = graphs.capture(calls[path], net.states)
-            versions.append(version(shape, library, what, f"{path}, graph", graph, errors[path]))
-        yield from measure(versions, device, size.seconds)
+        if device != "cpu":
+            calls |= {f"{path}, graph": graphs.capture(calls[path], net.states) for path, net in nets.items()}
+        yield from measure([
+            version(shape, library, what, how, call, errors[how.partition(",")[0]])
+            for how, call in calls.items()
+        ], device, size.seconds)  # fmt: skip
 
 
 def version(shape, library, what, how, call, error=None, dtype="float32", cost=None):
@@ -106,9 +107,8 @@ def autograd(size, device):
     shape, net = size.article, network(size.article, "torch", device, path="layers")
     step = partial(rivals.Autograd(net, rate=NEARLY_0).step, *a_batch(shape, net))
     ours = version(shape, "torch", "step", "ED, layers", call_of("step", net, shape))
-    return measure(
-        [ours, version(shape, "torch", "step", "autograd", step, cost=whole(shape))], device, size.seconds
-    )
+    theirs = version(shape, "torch", "step", "autograd", step, cost=whole(shape))
+    return measure([ours, theirs], device, size.seconds)
 
 
 def whole(shape):
@@ -125,11 +125,11 @@ def compilers(size, device):
 
 def by_depth(size, device):
     """A whole step by the path that the network takes by itself, for each depth."""
-    library, versions = LIBRARY[device], []
+    versions = []
     for shape in (replace(size.article, depth=depth) for depth in size.depths):
-        net = network(shape, library, device)
-        error = first_step(net, shape)
-        versions.append(version(shape, library, "step", net.path, call_of("step", net, shape), error))
+        net = network(shape, LIBRARY[device], device)
+        error, call = first_step(net, shape), call_of("step", net, shape)
+        versions.append(version(shape, LIBRARY[device], "step", net.path, call, error))
     return measure(versions, device, size.seconds)
 
 

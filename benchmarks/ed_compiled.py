@@ -1,9 +1,8 @@
 """ED's hidden layers as compilers make them for a CPU: torch.compile, and JAX's jit over ``lax.scan``.
 
 The forward pass and the update of the hidden layers, in float32, beside this book's loop and its kernel, on
-the same arrays and in turns. One network, the signed rule, free biases. Each way is a function of states,
-weight, bias and a step, which gives three: ``forward``, which returns the states; ``update``, which changes
-copies of the weights; and what returns these.
+the same arrays and in turns. Each way makes of states, weight, bias and a step ``forward``, which returns the
+states; ``update``, which changes copies of the weights; and what returns these.
 """
 
 from dataclasses import asdict
@@ -70,20 +69,18 @@ def of_module(module, states, weight, bias, step):
 
 def block(x, weight, bias):
     """Some layers, one after another: x (B, C), weight (n, C, C), bias (n, 1, C) → (n, B, C)."""
-    answers = []
+    answers = [x]
     for w, b in zip(weight, bias, strict=True):
-        x = torch.sigmoid(2 / U0 * (x @ w + b))
-        answers.append(x)
-    return torch.stack(answers)
+        answers.append(torch.sigmoid(2 / U0 * (answers[-1] @ w + b)))
+    return torch.stack(answers[1:])
 
 
 def update_all(weight, bias, states, step):
     """All layers at once, in place: weight (D, C, C), bias (D, 1, C), states (D + 1, B, C)."""
-    x, y = states[:-1], states[1:]
-    half = y.shape[-1] // 2
-    sign = torch.cat([y.new_ones(half), -y.new_ones(half)])
-    received = step * sign * y * (1 - y)
-    weight += x.mT @ received
+    y = states[1:]
+    ones = y.new_ones(y.shape[-1] // 2)
+    received = step * torch.cat([ones, -ones]) * y * (1 - y)
+    weight += states[:-1].mT @ received
     bias += received.sum(1, keepdim=True)
 
 
@@ -119,10 +116,9 @@ def of_jax(states, weight, bias, step):
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def learn(weight, bias, states):
-        x, y = states[:-1], states[1:]
-        sign = jnp.repeat(jnp.array([1.0, -1.0]), y.shape[-1] // 2)
-        received = step * sign * y * (1 - y)
-        change = jnp.einsum("dbi,dbo->dio", x, received, precision="highest")
+        y = states[1:]
+        received = step * jnp.repeat(jnp.array([1.0, -1.0]), y.shape[-1] // 2) * y * (1 - y)
+        change = jnp.einsum("dbi,dbo->dio", states[:-1], received, precision="highest")
         return weight + change, bias + received.sum(1, keepdims=True)
 
     def forward():

@@ -1,12 +1,10 @@
 """ED cut into a chain of stages on real processes, beside the formula for its time: a table of ``parallel``.
 
 First the weights after a step are compared with those of the serial network in float64. Then, in turns: the
-seconds that each stage takes to go forward with a micro-batch (t_f) and to update for it (t_u), while all
-stages compute; and the seconds of a batch, where several follow each other.
-
-p stages, m micro-batches. One batch: (p − 1)·t_f + m·(t_f + t_u). A batch that follows another comes
-max(m·(t_f + t_u), p·t_f + m·t_u, (m + p − 1)·t_f + t_u) later. The formula takes the slowest stage's t_f and
-t_u, and no time for messages.
+seconds that each of p stages takes to go forward with one of m micro-batches (t_f) and to update for it
+(t_u), while all compute; and those of a batch, where several follow each other. One alone: (p − 1)·t_f +
+m·(t_f + t_u). Another comes max(m·(t_f + t_u), p·t_f + m·t_u, (m + p − 1)·t_f + t_u) later. The formula takes
+the slowest stage's t_f and t_u, and no time for messages.
 """
 
 import time
@@ -37,7 +35,6 @@ class Size:
     microbatches: tuple = (1, 2, 4, 8)
     batches: int = 4
     rounds: int = 9
-    timeout: float = 300.0
 
 
 TINY = Size(2, 5, 4, 5, 6, (1, 3), 3, 2)  # of a rehearsal
@@ -49,7 +46,7 @@ def quick(size):
     Results: "formula", seconds for each round, and "ratio to formula", of the seconds measured in that round;
     "forward" and "update", the seconds of each stage for a micro-batch.
     """
-    ranks = launch(measure, size.stages, size, timeout=size.timeout)
+    ranks = launch(measure, size.stages, size, timeout=300.0)
     shape = {"stages": size.stages, "batch": size.batch, "width": size.width, "depth": size.depth}
     yield {"how": "serial"} | shape | summary(ranks[0]["serial"])
     for m in size.microbatches:
@@ -77,8 +74,7 @@ def measure(size):
     """What each rank does: the deviations, then in each round all cases → {(what, m): seconds of each}."""
     torch.set_flush_denormal(True)
     rank, draw, found = dist.get_rank(), torch.Generator().manual_seed(0), defaultdict(list)
-    x = torch.rand(size.batch, size.inputs, generator=draw)
-    target = torch.rand(size.batch, 1, generator=draw)
+    x, target = (torch.rand(size.batch, n, generator=draw) for n in (size.inputs, 1))
     errors = {("error", m): deviation(size, x, target, m) for m in size.microbatches}
     serial, net = network(size), network(size)
     serial.alpha = net.alpha = NEARLY_0
@@ -104,9 +100,7 @@ def barrier_to_barrier(call):
 
 
 def stage_seconds(stage, x, m):
-    """Mean seconds of this rank's stage for a micro-batch, forward and to update, as in a batch, but for
-    messages.
-    """
+    """Mean seconds of this rank's stage for a micro-batch, forward and to update, without messages."""
     parts = x.tensor_split(m)
     if not stage.is_first:
         cells = stage.net.n_outputs, len(parts[0]), 2 * stage.net.width

@@ -8,10 +8,11 @@ the same start, batches and rate; only the products of the blocks' weight matric
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from benchmarks.harness import one_thread, runs
+from benchmarks.harness import REHEARSAL, Training, one_thread, runs
 from ed_lib import data, timing
 from ed_lib.ed import language
 from ed_lib.ed.language import Transformer
@@ -20,19 +21,21 @@ from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Sc
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}
-WITHOUT = {  # NVFP4, but for one of its parts
-    "NVFP4 without stochastic rounding": replace(NV, g=FOUR),
-    "NVFP4 without Hadamard": replace(NV, hadamard=False),
-    "NVFP4 without square blocks": replace(NV, w=FOUR),
-    "NVFP4, scales of one level": replace(NV, **ONE_LEVEL),
-}
-GRADIENTS = {  # x and w as in "E4M3, per tensor", g in four bits with one scale for a matrix
-    "gradients E2M1": Recipe(g=E2M1),
-    "gradients E2M1, Hadamard": Recipe(g=E2M1, hadamard=True),
-    "gradients E2M1, stochastic": Recipe(g=replace(E2M1, stochastic=True)),
-    "gradients E2M1, stochastic, Hadamard": Recipe(g=replace(E2M1, stochastic=True), hadamard=True),
-}
-CASES = {"float32": None} | RECIPES | WITHOUT | GRADIENTS
+CASES = (
+    {"float32": None}
+    | RECIPES
+    | {  # the first are NVFP4, but for one of its parts
+        "NVFP4 without stochastic rounding": replace(NV, g=FOUR),
+        "NVFP4 without Hadamard": replace(NV, hadamard=False),
+        "NVFP4 without square blocks": replace(NV, w=FOUR),
+        "NVFP4, scales of one level": replace(NV, **ONE_LEVEL),
+        # x and w as in "E4M3, per tensor", g in four bits with one scale for a matrix
+        "gradients E2M1": Recipe(g=E2M1),
+        "gradients E2M1, Hadamard": Recipe(g=E2M1, hadamard=True),
+        "gradients E2M1, stochastic": Recipe(g=replace(E2M1, stochastic=True)),
+        "gradients E2M1, stochastic, Hadamard": Recipe(g=replace(E2M1, stochastic=True), hadamard=True),
+    }
+)
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
 STATES = {  # how Adam's averages are kept
     "float32": None,
@@ -41,13 +44,13 @@ STATES = {  # how Adam's averages are kept
     "linear, a scale a matrix": {"kind": "linear", "block": None},
 }
 BETAS = (0.9, 0.99)  # as the network's own
+RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
 
 
 @dataclass(frozen=True)
-class Size:
-    """``batch`` stretches of ``context`` characters a step; ``slow``: a low rate, at which the weights of
-    bfloat16 are tried as well. ``every``: steps between two looks at ``places`` stretches (``often`` where
-    Adam's averages change); at the end all the held-out text is read.
+class Size(Training):
+    """``batch`` stretches of ``context`` characters a step. ``every``: steps between two looks at ``places``
+    stretches (``often`` where Adam's averages change); at the end all the held-out text is read.
     """
 
     products: tuple = tuple(CASES)
@@ -59,44 +62,28 @@ class Size:
     context: int = 64
     batch: int = 12
     steps: int = 800
-    rate: float = 3e-3
-    slow: float = 1e-4
     every: int = 100
     often: int = 40
     places: int = 50
     held_out: int | None = None  # characters of the text that is read at the end; None: all
-    seeds: int = 3
-    workers: int | None = None
 
 
 SIZE = Size()
 TINY = Size(
     ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
-    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, held_out=900, seeds=2, workers=1,
+    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, held_out=900, **REHEARSAL,
 )  # fmt: skip
 
 
-def products(size, device):
-    """Loss by recipe. Results, of each seed: "loss", in nats a character of all the held-out text, and its
-    "curve" on the way; seconds are of a step.
+def rows(size, device, kind):
+    """Loss by recipe; by how a step's sum with weights of bfloat16 is rounded; by how Adam's means are kept.
+
+    Results, of each seed: "loss", in nats a character of all the held-out text, and its "curve" on the way;
+    seconds are of a step. Of states also their "bytes", and "steps": a run ends where its loss is no longer
+    finite, and its "loss" is None.
     """
-    return rows("products", size.products, [size.rate], size)
-
-
-def weights(size, device):
-    """Loss by how a step's sum with weights of bfloat16 is rounded, at two rates; results as in products."""
-    return rows("weights", size.weights, [size.rate, size.slow], size)
-
-
-def states(size, device):
-    """Loss by how Adam's averages are kept; results also: their "bytes", and "steps": a run ends where its
-    loss is no longer finite, and its "loss" is None.
-    """
-    return rows("states", size.states, [size.rate], size)
-
-
-def rows(kind, names, rates, size):
-    cases = [{"name": name, "rate": rate} for rate in rates for name in names]
+    rates = [RATE, SLOW] if kind == "weights" else [RATE]
+    cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
     for row in runs(run, cases, size.seeds, workers=size.workers, kind=kind, size=size):
         yield {kind: row.pop("name")} | row
 
@@ -112,7 +99,9 @@ def run(kind, name, rate, seed, size):
     if kind == "weights" and name != "float32":
         Bfloat16Weights(net.optimizer, name, seed)
     if kind == "states" and name != "float32":
-        put_in(net, Adam8bit(net.parameters.values(), rate, BETAS, **STATES[name]))
+        schedule = net.schedule.lr_lambdas[0]
+        net.optimizer = Adam8bit(net.parameters.values(), rate, BETAS, **STATES[name])
+        net.schedule = torch.optim.lr_scheduler.LambdaLR(net.optimizer, schedule)
     draw, curve = data.stretches(text.train, size.batch, size.context, seed=seed), []
     every, start = size.often if kind == "states" else size.every, timing.now()
     for n in range(size.steps):
@@ -130,12 +119,6 @@ def run(kind, name, rate, seed, size):
     return found | {"seconds": seconds}
 
 
-def put_in(net, optimizer):
-    """Gives a transformer another optimizer, with the schedule of its own."""
-    schedule = net.schedule.lr_lambdas[0]
-    net.optimizer, net.schedule = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-
-
 def bytes_of(optimizer):
     """Of the averages that it keeps."""
     if isinstance(optimizer, Adam8bit):
@@ -145,4 +128,4 @@ def bytes_of(optimizer):
 
 
 context = one_thread
-TABLES = {"products": products, "weights": weights, "states": states}
+TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "weights", "states")}

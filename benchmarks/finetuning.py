@@ -17,8 +17,6 @@ from benchmarks.precision import encoder_flops
 from ed_lib import data
 from ed_lib.precision import finetuning, memory, minilm
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 @dataclass(frozen=True)
 class Size:
@@ -39,13 +37,20 @@ def fine_tuning(size, device):
     held-out pairs, "before" the first step, and the "loss" of each step; and the bytes of a step on the first
     batch, "activations", "casts" and "total".
     """
-    names = ["float32", "bfloat16"] + ["float16"] * (device != "cpu")
-    train, test = load(size)
+    few = slice(size.pairs)
+    parts = [data.Pairs(p.first[few], p.second[few], p.labels[few]) for p in data.sick()]
+    train, test = (finetuning.examples(part, minilm.tokenizer()) for part in parts)
     steps = list(step_flops(size, train))
     parameters = sum(p.numel() for p in minilm.load().parameters())
     bytes = 8 * 4 * parameters * len(steps)  # AdamW reads and writes eight float32 a parameter
-    for name in names:
-        histories = [run(size, name, device, seed, train, test) for seed in range(size.seeds)]
+    for name in ["float32", "bfloat16"] + ["float16"] * (device != "cpu"):
+        context = nullcontext if name == "float32" else partial(torch.autocast, device, getattr(torch, name))
+        options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "context": context}
+        histories = []
+        for seed in range(size.seeds):
+            net = minilm.load(seed=seed).to(device)
+            options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
+            histories.append(finetuning.finetune(net, train, test, seed=1000 * seed, **options))
         results = {
             "accuracy": [one.accuracy[-1] for one in histories],
             "before": [one.accuracy[0] for one in histories],
@@ -53,37 +58,16 @@ def fine_tuning(size, device):
         }
         case = {"format": name, "pairs": len(train), "floor_bytes": bytes, "floor_flops": sum(steps)}
         seconds = summary([sum(one.seconds) for one in histories])
-        yield case | seconds | results | bytes_of_a_step(size, name, device, train)
+        yield case | seconds | results | bytes_of_a_step(size, context, device, train)
 
 
-def load(size):
-    """(to learn from, held out): :class:`ed_lib.precision.finetuning.Examples`."""
-    tokenizer = minilm.tokenizer()
-    parts = [data.Pairs(p.first[: size.pairs], p.second[: size.pairs], p.labels[: size.pairs])
-             for p in data.sick()]  # fmt: skip
-    return [finetuning.examples(part, tokenizer) for part in parts]
-
-
-def autocast(name, device):
-    """What a format's forward passes run in."""
-    return partial(torch.autocast, device, DTYPES[name]) if name in DTYPES else nullcontext
-
-
-def run(size, name, device, seed, train, test):
-    """One seed: the history of its training."""
-    net = minilm.load(seed=seed).to(device)
-    scaler = torch.amp.GradScaler(device) if name == "float16" else None
-    options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "seed": 1000 * seed}
-    return finetuning.finetune(net, train, test, context=autocast(name, device), scaler=scaler, **options)
-
-
-def bytes_of_a_step(size, name, device, train):
+def bytes_of_a_step(size, context, device, train):
     """What a step on the first batch keeps, in bytes."""
     net = minilm.load().to(device)
     *inputs, labels = (each.to(device) for each in train.batch(range(min(size.batch, len(train)))))
 
     def loss(*inputs):
-        with autocast(name, device)():
+        with context():
             return F.cross_entropy(net(*inputs), labels)
 
     kept = memory.account(net, torch.optim.AdamW(net.parameters()), loss, *inputs)

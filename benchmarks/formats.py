@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ed_lib import graphs, roofline, timing
+from ed_lib import roofline, timing
 from ed_lib.precision import autocasting, fp8, scaler
 
 BASELINES = ("float32", "tf32")
@@ -104,22 +104,12 @@ def product_seconds(form, n, device):
 def against_baselines(rows):
     """Rows that differ in their format only, each with how many times as fast as a baseline it is."""
     seconds = {row["format"]: row["seconds"] for row in rows}
+    there = [name for name in BASELINES if name in seconds]
     for row in rows:
-        yield row | {
-            f"against {name}": seconds[name] / row["seconds"] for name in BASELINES if name in seconds
-        }
+        yield row | {f"against {name}": seconds[name] / row["seconds"] for name in there}
 
 
 def deviation(found, right):
     """The largest difference of two lists of tensors, relative to the largest number that is right."""
     worst = max(float((mine - exact).abs().max()) for mine, exact in zip(found, right, strict=True))
     return worst / max(float(exact.abs().max()) for exact in right)
-
-
-def captured(case, function, like):
-    """A function as a CUDA graph on the GPU of the array ``like``; None, said why, if that cannot be."""
-    try:
-        return graphs.capture(function, like)
-    except RuntimeError as error:
-        print(f"{case}: left out, {str(error).splitlines()[0]}", flush=True)
-        return None

@@ -2,8 +2,7 @@
 
 A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a dataclass or one
 for each device, and ``TINY``, for a rehearsal. A row is a dict: case, what :func:`measure` or :func:`runs`
-found, results. Optional: ``ceilings``, (device, format) → :class:`ed_lib.roofline.Ceilings`, and ``context``,
-which makes the context of a table.
+found, results. Optional: ``ceilings`` of (device, format), and ``context``, which makes that of a table.
 """
 
 import contextlib
@@ -20,8 +19,18 @@ import torch
 
 from ed_lib import data, gates, machine, records, roofline, timing
 
+REHEARSAL = {"seeds": 2, "offline": True, "workers": 1}
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
 RATE = "FLOPs, "  # begins the keys of operations by the format that sets their rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a ``SIZE`` of training has besides. workers: side by side; None: as the machine has threads."""
+
+    seeds: int = 3
+    offline: bool = False
+    workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,8 @@ def measure(versions, device, seconds, *, rounds=3, launches=True):
             row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3).launch.median
         bytes, flops = version.cost
         by_format = {RATE + name: n for name, n in flops.items()} if isinstance(flops, dict) else {}
-        row |= {"floor_bytes": bytes, "floor_flops": sum(by_format.values()) if by_format else flops}
-        row |= {"error": version.error} | by_format
+        flops = sum(by_format.values()) if by_format else flops
+        row |= {"floor_bytes": bytes, "floor_flops": flops, "error": version.error} | by_format
         rows.append(row | (version.results() if callable(version.results) else version.results))
     return rows
 

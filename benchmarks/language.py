@@ -6,8 +6,9 @@ then each learns from three seeds at the size of nanoGPT's run on a CPU.
 
 import functools
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.harness import one_thread, search
+from benchmarks.harness import REHEARSAL, Training, one_thread, search
 from benchmarks.relatives import cosine
 from ed_lib import data, timing
 from ed_lib.ed import language
@@ -17,7 +18,7 @@ shakespeare = functools.cache(data.text)
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """The cases; ``batch`` stretches of ``context`` characters a step, or as many windows.
     ``search``: steps of a transformer's run that tries a rate. ``every``: steps between two looks at
     ``places`` stretches; at the end all the held-out text is read, or so many characters.
@@ -46,32 +47,25 @@ class Size:
     every: int = 100
     places: int = 100
     held_out: int | None = None
-    seeds: int = 3
-    workers: int | None = None  # None: as many as the machine has threads
 
 
 SIZE = Size()
 TINY = Size(
     (("backprop", "backprop", False), ("frozen", "broadcast", True)),
     (("broadcast", True, True), ("backprop", False, False)), (1e-3, 1e-2), (1e-3, 1e-2), 1, 2, 8, 6, 3, (10,),
-    4, 6, 3, 2, 5, 500, 2, 1,
+    4, 6, 3, 2, 5, 500, **REHEARSAL,
 )  # fmt: skip
 
 
-def transformers(size, device):
-    """A row for each; results: "tried", the losses at the rates; of each seed "loss", in nats a character of
-    the held-out text, "curve", the looks on the way, and "cosine", of each matrix's direction with the
-    gradient at the end.
+def rows(size, device, table):
+    """A row for each case; results: "tried", the losses at the rates; of each seed "loss", in nats a
+    character of the held-out text, "curve", the looks on the way, and of transformers "cosine", of each
+    matrix's direction with the gradient at the end.
     """
-    return rows(transformer, ("attention", "mlp", "one_signed"), size.transformers, size.rates, size)
-
-
-def windows(size, device):
-    """The same of models that read a window, without cosines."""
-    return rows(window, ("rule", "hidden", "one_signed"), size.window_models, size.rates_of_windows, size)
-
-
-def rows(function, keys, cases, rates, size):
+    function, keys, cases, rates = {
+        "transformer": (transformer, ("attention", "mlp", "one_signed"), size.transformers, size.rates),
+        "window": (window, ("rule", "hidden", "one_signed"), size.window_models, size.rates_of_windows),
+    }[table]
     cases, options = [dict(zip(keys, case, strict=True)) for case in cases], {"score": "loss", "best": min}
     options |= {"tried": "tried", "workers": size.workers, "size": size}
     return search(function, cases, rates, size.seeds, **options)
@@ -116,5 +110,5 @@ def cosines(model, x, target):
     return {name: cosine(grad, model.parameters[name].grad) for name, grad in ours.items()}
 
 
-TABLES = {"window": windows, "transformer": transformers}
+TABLES = {table: partial(rows, table=table) for table in ("window", "transformer")}
 context = one_thread

@@ -7,9 +7,10 @@ measured here for that many bytes. Weights in fewer bits count their own bytes.
 
 import functools
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import harness
-from benchmarks.lstm_subjects import NN, Subject, forward, training
+from benchmarks.lstm import NN, Subject, forward, training
 from ed_lib import machine, roofline
 from ed_lib.lstm import LSTM, ladder
 from ed_lib.lstm.frozen import Frozen, by_onednn
@@ -35,7 +36,7 @@ class Size:
 
 SIZE, TINY = Size(), Size(3, 8, (8,), (1, 3), (16, 32), 0.001)
 # PyTorch has all threads, as the compiled loops have, whose first call may set its number
-context = functools.partial(harness.one_thread, threads=machine.threads())
+context = partial(harness.one_thread, threads=machine.threads())
 
 
 @functools.cache
@@ -54,9 +55,8 @@ def read(size, device="cpu"):
 def floor(row, size):
     """Seconds at the least, W_hh being read at the rate of the next smaller size that was read."""
     rows = read(size)
-    near = max(
-        [n for found in rows if (n := found["floor_bytes"]) <= row["W_hh"]] or [rows[0]["floor_bytes"]]
-    )
+    sizes = [found["floor_bytes"] for found in rows]
+    near = max([size for size in sizes if size <= row["W_hh"]], default=sizes[0])
     least = min(found["seconds"] for found in rows if found["floor_bytes"] == near) / near * row["W_hh"]
     return max(roofline.ceilings().floor(row["floor_bytes"], row["floor_flops"]), row["reads"] * least)
 
@@ -87,27 +87,19 @@ def made(what, module):
     threads = machine.threads() if "threads" in what else 1
     if what in FROZEN:
         return Frozen(module, threads=threads, **FROZEN[what])
-    if what == ONEDNN:
-        return by_onednn(module)
-    return module if what == NN else LSTM.from_torch(module, rung=what.split(",")[0], threads=threads)
+    if what in (NN, ONEDNN):
+        return module if what == NN else by_onednn(module)
+    return LSTM.from_torch(module, rung=what.split(",")[0], threads=threads)
 
 
-def hidden(size, device):
-    """At a batch of one, by hidden size."""
-    for number in size.hiddens:
-        yield from versus(size, SWEPT, hidden=number)
+def sweep(size, device, table):
+    """At a batch of one by hidden size; by batch; and forward and backward at three of the batches."""
+    numbers = size.hiddens if table == "hidden" else size.batches
+    if trained := table == "training":
+        numbers = numbers[:: len(numbers) // 2]
+    for number in numbers:
+        changes = {"hidden" if table == "hidden" else "batch": number}
+        yield from versus(size, TRAINED if trained else SWEPT, trained, **changes)
 
 
-def batch(size, device):
-    """By batch."""
-    for number in size.batches:
-        yield from versus(size, SWEPT, batch=number)
-
-
-def back(size, device):
-    """Forward and backward, at the least batch, the middle one and the largest."""
-    for number in size.batches[:: len(size.batches) // 2]:
-        yield from versus(size, TRAINED, trained=True, batch=number)
-
-
-TABLES = {"caches": read, "hidden": hidden, "batch": batch, "training": back}
+TABLES = {"caches": read} | {table: partial(sweep, table=table) for table in ("hidden", "batch", "training")}

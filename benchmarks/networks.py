@@ -21,22 +21,16 @@ class ResidualNetwork:
 
     start: "fan_in", EDNetwork's; "gain_one", so small that what is common to a layer's cells keeps its size;
     "permutation", likewise, nine tenths of it from one cell of the layer before. residual: a layer gives
-    z + f(z) / √depth in place of f(z). centred: running means over the samples are subtracted from the sums.
-    rule: "ed", the direction of the signed rule; "backprop", the gradient of ½ (target − output)². stack:
-    whether the hidden-to-hidden layers learn. steps: as Learner's.
+    z + f(z) / √depth in place of f(z). centred: running means are subtracted from the sums. rule: "ed", the
+    signed rule; "backprop", the gradient of ½ (target − output)². stack: whether the stack learns.
     """
 
     def __init__(self, n_inputs, width, depth, rule="ed", rate=1e-3, *, start="gain_one", residual=True,
                  centred=True, stack=True, steps=None, seed=0, u0=0.4, dtype="float32"):  # fmt: skip
         self.rule, self.residual, self.centred, self.stack, self.u0 = rule, residual, centred, stack, u0
         ed = EDNetwork(n_inputs, width, depth, init="fan_in", seed=seed, backend="torch", dtype=dtype)
-        self.net, self.n_inputs, self.n_outputs, self.depth, self.asarray = (
-            self,
-            n_inputs,
-            1,
-            depth,
-            ed.asarray,
-        )
+        self.n_inputs, self.n_outputs, self.depth = n_inputs, 1, depth
+        self.net, self.asarray = self, ed.asarray
         self.inhibitory = ed.asarray(np.repeat([0.0, 1.0], width))  # s, (n,)
         self.parameters = turned(ed.parameters, 1 - 2 * self.inhibitory)
         if start != "fan_in":
@@ -145,14 +139,11 @@ class RoutedNetwork:
     def __init__(self, n_inputs, width, depth, n_outputs, *, u0=0.4, seed=0, walls=False, centred=False,
                  dtype="float32"):  # fmt: skip
         options = {"init": "fan_in", "seed": seed, "dtype": dtype, "backend": "torch"}
-        shared, last = (
-            EDNetwork(n_inputs, width, depth, **options),
-            EDNetwork(1, width, 0, n_outputs, **options),
-        )
+        shared = EDNetwork(n_inputs, width, depth, **options)
+        last = EDNetwork(1, width, 0, n_outputs, **options)
         self.n_inputs, self.depth, self.n_outputs, self.space = n_inputs, depth, n_outputs, shared.space
         self.u0, self.centred, self.asarray = u0, centred, shared.asarray
-        state = {name: value[:, 0] if name.startswith("hidden") else value[0]
-                 for name, value in shared.parameters.items()}  # fmt: skip
+        state = {name: p[:, 0] if "hidden" in name else p[0] for name, p in shared.parameters.items()}
         for name in ("output.weight", "output.bias"):  # (C, n, 2) → (n, 2C)
             state[name] = last.parameters[name].permute(1, 2, 0).flatten(1).contiguous()
         if walls:

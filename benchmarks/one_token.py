@@ -25,14 +25,14 @@ from ed_lib.precision import minilm, packed, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
 
-HOWS = ("nearest", "GPTQ", "AWQ")
-WAYS = ("float32, no cache", "float32", "int8", "int4")
+HOWS = "nearest", "GPTQ", "AWQ"
+WAYS = "float32, no cache", "float32", "int8", "int4"
 
 
 @dataclass(frozen=True)
 class Size:
-    """``copies``: matrices in turn; ``pairs``: None for all held out; ``sentences``, ``stretches`` of
-    text: to calibrate on; ``trained``, ``wide``: layers, heads and width of the two that write.
+    """``copies``: matrices in turn; ``sentences``, ``stretches``: to calibrate on; ``pairs``, ``places`` held
+    out, None for all; ``trained``, ``wide``: layers, heads and width of the two that write.
     """
 
     n: int = 4096
@@ -48,7 +48,7 @@ class Size:
     wide: tuple = (6, 16, 1024)
     hows: tuple = HOWS
     length: int = 64  # characters to write
-    places: int | None = None  # stretches of the held-out text; None for all of it
+    places: int | None = None
     seconds: float = 0.3
     rounds: int = 3
 
@@ -63,7 +63,6 @@ def ceilings(device, name):
 
 
 def products(size, device):
-    """Times the products with each batch of rows."""
     for batch in size.batches:
         yield from measure(products_of(size, batch), device, size.seconds, rounds=size.rounds)
 
@@ -104,17 +103,15 @@ def encoders(size, device):
     """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear layers."""
     learned, held_out = data.sick()
     tokenizer, net = minilm.tokenizer(), minilm.load()
-    calibration, _ = minilm.encode(tokenizer, learned.first[: size.sentences])
-    seen = inputs(net, calibration)
-    pairs = [minilm.encode(tokenizer, side[: size.pairs])[0] for side in (held_out.first, held_out.second)]
-    people, right = held_out.relatedness[: size.pairs], None
-    for case in [{"how": "float32", "bits": 32, "group": 0}, *cases(size)]:
-        start = time.perf_counter()
-        rounded, bytes = net, 4 * sum(net.get_submodule(name).weight.numel() for name in seen)
-        if case["how"] != "float32":
-            rounded, bytes = with_few_bits(net, seen, **case)
-        seconds = time.perf_counter() - start
-        first, second = (minilm.embeddings(rounded, side) for side in pairs)  # (N, H) each
+    few = slice(size.pairs)
+    sides = learned.first[: size.sentences], held_out.first[few], held_out.second[few]
+    calibration, *pairs = (minilm.encode(tokenizer, side)[0] for side in sides)
+    people, right, seen = held_out.relatedness[few], None, inputs(net, calibration)
+    exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
+    for case, weights, seconds, bytes in in_few_bits(size, exact, seen):
+        for name, weight in weights.items():
+            net.get_submodule(name).weight.data = weight
+        first, second = (minilm.embeddings(net, side) for side in pairs)  # (N, H) each
         both = torch.cat([first, second])
         right = both if right is None else right
         relatedness = float(spearmanr((first * second).sum(1), people).statistic)
@@ -122,44 +119,41 @@ def encoders(size, device):
         yield case | summary([seconds]) | {"relatedness": relatedness, "off": off, "bytes": bytes}
 
 
-def cases(size):
-    """{"how", "bits", "group"}; a group of 0 is a row's whole, of −1 the whole matrix."""
-    for bits in size.bits:
-        yield {"how": "nearest", "bits": bits, "group": -1}
-        yield {"how": "nearest", "bits": bits, "group": 0}
-        for group in size.groups:  # with eight bits there is nothing to mend
-            yield from (
-                {"how": how, "bits": bits, "group": group} for how in size.hows[: 1 if bits == 8 else 3]
-            )
+def in_few_bits(size, exact, seen):
+    """(case, {name: the numbers that a weight is rounded to}, the seconds that it takes, bytes) for each way.
+
+    A group of 0 is a row's whole, of −1 the whole matrix. ``exact`` {name: (O, I)}, ``seen`` its inputs.
+    """
+    ways = [("float32", 32, 0)]
+    for bits in size.bits:  # with eight there is nothing to mend
+        hows = size.hows[: 1 if bits == 8 else 3]
+        ways += [("nearest", bits, -1), ("nearest", bits, 0)]
+        ways += [(how, bits, group) for group in size.groups for how in hows]
+    for way in ways:
+        start = time.perf_counter()
+        found = {name: rounded(weight, seen[name], *way) for name, weight in exact.items()}
+        seconds, bytes = time.perf_counter() - start, sum(bytes for _, bytes in found.values())
+        case = dict(zip(("how", "bits", "group"), way, strict=True))
+        yield case, {name: weight for name, (weight, _) in found.items()}, seconds, bytes
 
 
 def inputs(net, sentences):
     """What each Linear layer of the encoder's is given: {name: (N, I)}."""
-    seen = {}
-    layers = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear) and n.startswith("layers.")}
-    hooks = [
-        layer.register_forward_pre_hook(lambda m, x, name=name: seen.setdefault(name, []).append(x[0][0]))
-        for name, layer in layers.items()
-    ]
+    seen, hooks = {}, []
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Linear) and name.startswith("layers."):
+            rows = seen[name] = []
+            hooks.append(layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0][0])))
     minilm.embeddings(net, sentences, batch=1)
     for hook in hooks:
         hook.remove()
-    return {name: torch.cat(found) for name, found in seen.items()}
-
-
-def with_few_bits(net, seen, **case):
-    """(a copy of the encoder with rounded weights, their bytes)."""
-    net, total = copy.deepcopy(net), 0
-    for name, x in seen.items():
-        weight = net.get_submodule(name).weight.data
-        found, bytes = rounded(weight, x, **case)
-        weight.copy_(found)
-        total += bytes
-    return net, total
+    return {name: torch.cat(rows) for name, rows in seen.items()}
 
 
 def rounded(weight, x, how, bits, group):
     """(the numbers that a weight (O, I), with inputs x (N, I), is rounded to; the bytes of their codes)."""
+    if how == "float32":
+        return weight, weight.nbytes
     w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
     width = group if group > 0 else w.shape[1]
     if how == "GPTQ":
@@ -185,27 +179,19 @@ def writers(size, device):
     """A row for each way of rounding the trained transformer; results: "loss" and "bytes"."""
     net, text = transformer(size.trained, size.steps)
     seen = given(net, text.train[: size.stretches * 64].view(-1, 64))
-    exact = dict(net.parameters)
-    for case in [{"how": "float32", "bits": 32, "group": 0}, *cases(size)]:
-        start, total = time.perf_counter(), 0
-        for name, x in seen.items():
-            net.parameters[name], bytes = exact[name].detach(), 4 * exact[name].numel()
-            if case["how"] != "float32":
-                weight, bytes = rounded(exact[name].detach().T.contiguous(), x, **case)
-                net.parameters[name] = weight.T
-            total += bytes
-        seconds = time.perf_counter() - start
+    exact = {name: net.parameters[name].detach().T.contiguous() for name in seen}
+    for case, weights, seconds, bytes in in_few_bits(size, exact, seen):
+        net.parameters |= {name: weight.T for name, weight in weights.items()}
         loss = language.held_out_loss(net, text.held_out, size.places)
-        yield case | summary([seconds]) | {"loss": loss, "bytes": total}
+        yield case | summary([seconds]) | {"loss": loss, "bytes": bytes}
 
 
 def given(net, stretches):
     """What each product of a transformer's blocks is given in these stretches (n, T): {name: (n T, I)}."""
-    seen = []
+    seen = []  # in the order of the decoder's products
 
     def watched(w):
-        rows = []
-        seen.append(rows)
+        seen.append(rows := [])
         return lambda x: rows.append(x) or x @ w.T
 
     decoder = Decoder(net, watched)
@@ -220,9 +206,8 @@ def writing(size, device):
     """Times a text as long as the context, one character after another: a row for each of ``WAYS``."""
     for name in ("trained", "wide"):
         net, text = transformer(getattr(size, name))
-        yield from measure(
-            ways(name, net, text.held_out[: size.length]), device, size.seconds, rounds=size.rounds
-        )
+        versions = ways(name, net, text.held_out[: size.length])
+        yield from measure(versions, device, size.seconds, rounds=size.rounds)
 
 
 def ways(name, net, line):
@@ -273,7 +258,5 @@ def four(w):
     return lambda x: layer(x.bfloat16()).float(), few.weight(), few.bytes
 
 
-PRODUCTS = {"float32": lambda w: (lambda x: x @ w.T, w, 4 * w.numel()), "int8": eight, "int4": four}
-
-
+PRODUCTS = {"float32": lambda w: (lambda x: x @ w.T, w, w.nbytes), "int8": eight, "int4": four}
 TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}

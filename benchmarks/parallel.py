@@ -7,38 +7,127 @@ is not timed. The long training runs are another benchmark, ``parallel_accuracy`
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks import data_parallel, ed_pipeline, pipelines
-from benchmarks.harness import one_thread, summary
+from benchmarks import ed_pipeline, formats, pipelines
+from benchmarks.ed_pipeline import barrier_to_barrier
+from benchmarks.harness import ROUNDING, is_right, one_thread, summary
+from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import workers
 from ed_lib.parallel.asynchronous.problems import Perceptron
 from ed_lib.parallel.asynchronous.servers import ParameterServer, SynchronousServer
+from ed_lib.parallel.data_parallel import by_hand, training
+from ed_lib.parallel.data_parallel.replica import Replica, reduce_each, shard
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 
 
 @dataclass(frozen=True)
 class Size:
-    """``gradients`` of the workers that do not wait; a worker sleeps ``pause`` seconds for each."""
+    """``repeats`` steps of each data-parallel way in each of ``rounds``; ``gradients`` of the workers that
+    do not wait, each of which sleeps ``pause`` seconds for one.
+    """
 
-    step: data_parallel.Size = data_parallel.Size()
+    ranks: int = 2
+    batch: int = 256
+    repeats: int = 5
+    rounds: int = 11
     pipeline: pipelines.Size = pipelines.Size()
     ed: ed_pipeline.Size = ed_pipeline.Size()
     gradients: int = 240
     pause: float = 0.02
 
 
-SIZE, TINY = Size(), Size(data_parallel.TINY, pipelines.TINY, ed_pipeline.TINY, 16, 0.001)
+SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, ed_pipeline.TINY, 16, 0.001)
+
+
+def step(size, device):
+    """A step of LeNet by each way of summing the gradients, in turns in one launch. Results:
+    "against DDP", a step's seconds divided by those of DDP in that round.
+    """
+    found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=300.0)[0]
+    sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in by_hand.SHAPES) // size.ranks
+    for way, (seconds, error) in found.items():
+        case = {"way": way, "ranks": size.ranks, "batch": size.batch}
+        if is_right(case, error, ROUNDING):
+            against = np.divide(seconds, found["DDP"][0]).round(4).tolist()
+            known = {"floor_bytes": 0 if error is None else sent, "error": error}
+            yield case | summary(seconds) | known | {"against DDP": against}
+
+
+def in_turns(batch, repeats, rounds):
+    """What each rank does: {way: (seconds of a step in each round, deviation from float64)}."""
+    x, y = torch.rand(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
+    for tensor in (x, y):
+        dist.broadcast(tensor, 0)
+    steps = ways(shard(x), shard(y), batch)
+    errors = {way: None if way == "no sum" else deviation(params, step, x, y)
+              for way, (step, params) in steps.items()}  # fmt: skip
+    seconds = {way: [] for way in steps}
+    for _ in range(rounds):
+        for way, (step, _) in steps.items():
+            took = barrier_to_barrier(lambda step=step: [step() for _ in range(repeats)])
+            seconds[way].append(took / repeats)
+    return {way: (seconds[way], errors[way]) for way in steps}
+
+
+def ways(x, y, batch):
+    """{name: (a step on this rank's shard, the parameters that it trains)}. The first sums nothing."""
+    found = {}
+
+    def add(name, net, scale=1.0, zero=None, finish=lambda: None):
+        optimizer = torch.optim.SGD(net.parameters(), 1e-6)
+
+        def step():
+            (zero or optimizer.zero_grad)()
+            (F.cross_entropy(net(x), y, reduction="sum") * scale).backward()
+            finish()
+            optimizer.step()
+
+        found[name] = step, list(net.parameters())
+
+    def whole(params, batch):  # one all-reduce of torch's for each parameter
+        for p in params:
+            dist.all_reduce(p.grad)
+            p.grad /= batch
+
+    add("no sum", by_hand.LeNet(0))
+    for name, add_up in (("each parameter, our ring", reduce_each), ("each parameter", whole)):
+        net = by_hand.LeNet(0)
+        add(name, net, finish=partial(add_up, list(net.parameters()), batch))
+    for name, capacity, overlap in (
+        ("one bucket, after", 2**25, False),
+        ("buckets, after", training.BUCKET_BYTES, False),
+        ("buckets, overlapping", training.BUCKET_BYTES, True),
+    ):
+        replica = Replica(by_hand.LeNet(0), capacity, overlap)
+        add(name, replica.module, zero=replica.zero_grad, finish=partial(replica.finish, batch))
+    for name, capacity in (("DDP", 25), ("DDP, the same buckets", training.BUCKET_BYTES / 2**20)):
+        ddp = DistributedDataParallel(by_hand.LeNet(0), bucket_cap_mb=capacity)
+        add(name, ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
+    return found
+
+
+def deviation(params, step, x, y):
+    """How far a step's gradients are from the whole batch's in float64, relative to the largest of them."""
+    exact = [p.detach().double().requires_grad_() for p in params]
+    F.cross_entropy(by_hand.lenet(x.double(), exact), y).backward()
+    step()
+    return formats.deviation([p.grad for p in params], [e.grad for e in exact])
 
 
 def throughput(size, device):
     """Seconds for a gradient, of four processes, one row for each server and speed of the workers.
 
     A worker sleeps (the slow one five times as long), in place of a device that computes, and then computes
-    the gradient of a small network. The floor is what the sleeping alone takes. Results: for each of the four
-    workers its gradients, and their mean staleness; and how often each staleness was.
+    the gradient of a small network. The floor is what the sleeping alone takes. Results: each worker's
+    gradients, how stale they were on average, and how often each staleness was.
     """
     random = np.random.default_rng(0)
     problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))
@@ -52,29 +141,25 @@ def throughput(size, device):
                 server, floor = ParameterServer(start, 0.05), 1 / sum(1 / pause for pause in pauses)
             run = workers.train(server, problem, size.gradients, len(pauses), pause=pauses, timeout=300.0)
             case = {"server": name, "workers": speeds, "pause": size.pause}
-            yield case | per_gradient(run) | {"floor": floor} | staleness_of(server, len(pauses))
-
-
-def per_gradient(run, block=16):
-    """Seconds for each gradient, in blocks of as many as four workers, one slow by 5×, bring in its time."""
-    ends = [0.0, *(span.end for span in run.spans)][::block]
-    return summary(np.diff(ends) / block)
-
-
-def staleness_of(server, n_workers):
-    """Gradients of each worker, how stale they were on average, and how often each staleness was."""
-    of = [[push.staleness for push in server.log if push.worker == worker] for worker in range(n_workers)]
-    counts = Counter(push.staleness for push in server.log)
-    return {
-        "gradients": [len(some) for some in of],
-        "mean_staleness": [float(np.mean(some)) if some else 0.0 for some in of],
-        "histogram": [counts[staleness] for staleness in range(max(counts) + 1)],
-    }
+            # In blocks of as many as four workers, one slow by 5×, bring in its time.
+            ends = [0.0, *(span.end for span in run.spans)][::16]
+            late = [[push.staleness for push in server.log if push.worker == n] for n in range(len(pauses))]
+            counts = Counter(push.staleness for push in server.log)
+            yield (
+                case
+                | summary(np.diff(ends) / 16)
+                | {
+                    "floor": floor,
+                    "gradients": [len(some) for some in late],
+                    "mean_staleness": [float(np.mean(some)) if some else 0.0 for some in late],
+                    "histogram": [counts[staleness] for staleness in range(max(counts) + 1)],
+                }
+            )
 
 
 context = one_thread
 TABLES = {
-    "data parallel step": lambda size, device: data_parallel.step(size.step),
+    "data parallel step": step,
     "pipeline": lambda size, device: pipelines.batch(size.pipeline),
     "ED pipeline": lambda size, device: ed_pipeline.quick(size.ed),
     "asynchronous, throughput": throughput,

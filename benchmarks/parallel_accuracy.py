@@ -4,6 +4,8 @@ The source's run of LeNet goes first, alone, since its seconds are compared. All
 many as the machine has threads, with one thread each: only their accuracies count.
 """
 
+import contextlib
+import itertools
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.harness import images, one_thread, runs, summary
+from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
 from ed_lib.parallel import launch
@@ -25,7 +27,7 @@ LR = 0.2  # the source's
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """How much is trained: the source's run (d2l.ai, section 13.5), networks on the virtual clock, and
     streaming ED on the first ``ed_images`` of MNIST, once.
     """
@@ -43,15 +45,11 @@ class Size:
     stages: tuple = (1, 2, 4, 8)
     rules: tuple = ("kaneko", "signed")
     rates: tuple = (0.003, 0.01, 0.03, 0.1, 0.3)
-    seeds: int = 3
-    workers: int | None = None  # side by side; None: as many as the machine has threads
-    offline: bool = False
 
 
 SIZE = Size()
-TINY = Size(
-    100, 20, 2, 200, (0.05, 1e30), 360, 200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1), 2, 1, True
-)
+TINY = Size(100, 20, 2, 200, (0.05, 1e30), 360, 200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1),
+            **REHEARSAL)  # fmt: skip
 
 
 def source(size, device):
@@ -84,20 +82,16 @@ def simulated(devices, threads, size):
 
 
 EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)  # seconds of a gradient, for each worker
+FREE = lambda start, lr, workers: ParameterServer(start, lr)  # noqa: E731
+BY_STALENESS = lambda start, lr, workers: ParameterServer(start, lr, by_staleness=True)  # noqa: E731
 METHODS = {
-    "serial": ("asynchronous", (1,)),
-    "synchronous": ("synchronous", EVEN),
-    "asynchronous": ("asynchronous", EVEN),
-    "asynchronous, lr by staleness": ("by staleness", EVEN),
-    "asynchronous, one slow": ("asynchronous", SLOW),
-    "asynchronous, one slow, lr by staleness": ("by staleness", SLOW),
-    "queue of models": ("queue", EVEN),
-}
-SERVERS = {
-    "synchronous": SynchronousServer,
-    "asynchronous": lambda start, lr, p: ParameterServer(start, lr),
-    "by staleness": lambda start, lr, p: ParameterServer(start, lr, by_staleness=True),
-    "queue": ModelQueue,
+    "serial": (FREE, (1,)),
+    "synchronous": (SynchronousServer, EVEN),
+    "asynchronous": (FREE, EVEN),
+    "asynchronous, lr by staleness": (BY_STALENESS, EVEN),
+    "asynchronous, one slow": (FREE, SLOW),
+    "asynchronous, one slow, lr by staleness": (BY_STALENESS, SLOW),
+    "queue of models": (ModelQueue, EVEN),
 }
 
 
@@ -117,21 +111,17 @@ def asynchronous(size, device):
 def on_clock(method, lr, seed, size):
     """One training run → accuracy on the tests, the virtual seconds that it took, and the real ones."""
     (inputs, labels), (tests, test_labels) = images("fashion-mnist", size.offline)
-    server, seconds = METHODS[method]
+    make, seconds = METHODS[method]
     problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
-    server = SERVERS[server](problem.start(), lr, len(seconds))
-    try:
+    server = make(problem.start(), lr, len(seconds))
+    found = {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0}  # if it diverges
+    with contextlib.suppress(Diverged):
         virtual = simulate(server, problem, size.gradients, seconds).seconds
-    except Diverged:
-        took = time.perf_counter() - begin
-        return {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0, "seconds": took}
-    models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
-    test = tests[: size.tests], test_labels[: size.tests]
-    found = {
-        "accuracy": float(np.mean([problem.accuracy(model, *test) for model in models])),
-        "averaged": problem.accuracy(models.mean(0), *test),
-        "virtual_seconds": float(virtual),
-    }
+        models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
+        test = tests[: size.tests], test_labels[: size.tests]
+        each = [problem.accuracy(model, *test) for model in models]
+        found = {"accuracy": float(np.mean(each)), "averaged": problem.accuracy(models.mean(0), *test)}
+        found["virtual_seconds"] = float(virtual)
     return found | {"seconds": time.perf_counter() - begin}
 
 
@@ -141,10 +131,8 @@ def streaming(size, device):
     One network for each of the ten classes; stages = 1 is ED without delay. Results: the "accuracy" on the
     10,000 test images, for each seed. "longest_delay": of the first stage, in batches.
     """
-    cases = [
-        {"rule": rule, "stages": p, "rate": rate}
-        for rule in size.rules for p in size.stages for rate in size.rates
-    ]  # fmt: skip
+    options = itertools.product(size.rules, size.stages, size.rates)
+    cases = [{"rule": rule, "stages": p, "rate": rate} for rule, p, rate in options]
     of = {"width": size.width, "depth": size.depth, "batch": size.ed_batch, "images": size.ed_images}
     for row in runs(streamed, cases, size.seeds, workers=size.workers, size=size):
         yield of | {"longest_delay": int(delays(size.depth, row["stages"]).max())} | row

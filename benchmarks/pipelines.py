@@ -1,12 +1,10 @@
-"""A pipeline on real processes beside what the simulator predicts for it.
+"""A pipeline on real processes beside what the simulator predicts for it: a table of ``parallel``.
 
-In one launch: the link between the ranks, the seconds that each stage takes for a micro-batch, and the
-seconds of a whole batch under each schedule, in turns. The prediction knows the link and the stages' seconds
-only. Stages that compute at the same time share caches and the memory's bandwidth, and one that keeps many
-micro-batches' activations finds less of them in its caches. So the stages' seconds are measured at the same
-time or in turns, and with one or all micro-batches kept, as the schedule has it.
-
-Before anything is timed, each schedule's gradients are compared with the unsplit model's in float64.
+In one launch: the link between the ranks, the seconds that each stage takes for a micro-batch, and those of a
+whole batch under each schedule, in turns. The prediction knows the first two. Stages that compute at the same
+time share caches and the memory's bandwidth, and one that keeps many micro-batches' activations finds less of
+them in its caches: so the stages' seconds are measured together or in turns, with one or all micro-batches
+kept, as the schedule has it. First each schedule's gradients are compared with float64.
 """
 
 import copy
@@ -18,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks import formats
 from benchmarks.ed_pipeline import barrier_to_barrier
+from benchmarks.formats import deviation
 from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.parallel import launch
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
@@ -44,7 +42,6 @@ class Size:
     schedules: tuple = ("naive", "gpipe", "1f1b")
     rounds: int = 9
     messages: tuple = (2**10, 2**14, 2**18, 2**20)  # bytes, for the link
-    timeout: float = 300.0
 
 
 TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096))  # of a rehearsal
@@ -54,10 +51,9 @@ def batch(size):
     """Seconds of a batch under each schedule, a row each.
 
     Results: "predicted", seconds by the simulator for each round; "ratio", those measured in that round as a
-    multiple of it; "link", α and β; "forward" and "backward",
-    the seconds of each stage for a micro-batch, which with the link are all that the simulator knows.
+    multiple of it; "link", α and β; "forward" and "backward", the seconds of each stage for a micro-batch.
     """
-    ranks = launch(measure, size.stages, size, timeout=size.timeout)
+    ranks = launch(measure, size.stages, size, timeout=300.0)
     link = costs.fit(*ranks[0]["link"])
     for (schedule, m), batches in ranks[0]["batches"].items():
         case = {"schedule": schedule, "stages": size.stages, "microbatches": m}
@@ -87,14 +83,16 @@ def measure(size):
     parts = cut(model, stages)
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
     found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
-    workers = {
-        (schedule, m): Pipeline(parts, nn.functional.mse_loss, x.shape, m, SCHEDULES[schedule])
-        for m in size.microbatches
-        for schedule in size.schedules
-    }
-    right = gradients(cut(exact(model, x, t), stages)[rank])
-    found["errors"] = {key: deviation(worker, parts[rank], right, x, t) for key, worker in workers.items()}
-    found |= {what: {key: [] for key in workers} for what in ("batches", "stages")}
+    make = lambda how, m: Pipeline(parts, nn.functional.mse_loss, x.shape, m, SCHEDULES[how])  # noqa: E731
+    workers = {(how, m): make(how, m) for m in size.microbatches for how in size.schedules}
+    exact = copy.deepcopy(model).double()
+    nn.functional.mse_loss(exact(x.double()), t.double()).backward()
+    right = [p.grad for p in cut(exact, stages)[rank].parameters()]
+    found |= {what: {key: [] for key in workers} for what in ("batches", "stages", "errors")}
+    for key, worker in workers.items():
+        parts[rank].zero_grad()
+        worker.run(x, t)
+        found["errors"][key] = deviation([p.grad for p in parts[rank].parameters()], right)
     for n in range(size.rounds + 1):  # the first warms up
         for (schedule, m), worker in workers.items():
             micro = x[: size.batch // m], t[: size.batch // m]
@@ -124,21 +122,3 @@ def stage_seconds(module, x, t, microbatches, keeps_all):
         seconds["forward"] += (middle - start) / microbatches
         seconds["backward"] += (time.perf_counter() - middle) / microbatches
     return seconds
-
-
-def exact(model, x, t):
-    """A copy of the whole model in float64, with the gradients of the batch."""
-    whole = copy.deepcopy(model).double()
-    nn.functional.mse_loss(whole(x.double()), t.double()).backward()
-    return whole
-
-
-def deviation(worker, part, right, x, t):
-    """How far this rank's gradients are from those in float64, relative to the largest of these."""
-    part.zero_grad()
-    worker.run(x, t)
-    return formats.deviation(gradients(part), right)
-
-
-def gradients(module):
-    return [p.grad for p in module.parameters()]

@@ -3,8 +3,7 @@
 Each step is first compared with float64, by its loss and its gradients; what deviates by more than its format
 explains is not timed. All formats of one case take turns. On a GPU the baselines are float32, computed as
 such, and TF32; on a CPU float32 alone, and float16 is emulated besides. Optimizers are fused in every format.
-FP8 is there where the GPU multiplies it, and what is no linear layer is then in bfloat16. The long training
-runs are another benchmark, ``precision_accuracy``.
+FP8 is there where the GPU multiplies it, and what is no linear layer is then in bfloat16.
 """
 
 import copy
@@ -39,10 +38,8 @@ class Size:
     seconds: float = 0.3
 
 
-SIZE = {
-    "cpu": Size((1, 8, 64, 512, 4096), (1, 8, 64, 512), (1, 2)),
-    "cuda": Size((1, 16, 256, 4096, 65536), (1, 16, 256, 4096, 16384), (1, 4, 16, 64, 256)),
-}
+SIZE = {"cpu": Size((1, 8, 64, 512, 4096), (1, 8, 64, 512), (1, 2)),
+        "cuda": Size((1, 16, 256, 4096, 65536), (1, 16, 256, 4096, 16384), (1, 4, 16, 64, 256))}  # fmt: skip
 TINY = Size(
     (1, 8), (1, 8), (1, 2), (20, 16, 10), tokens=4, seconds=0.001,
     bert={"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 8, "classes": 3},
@@ -63,16 +60,14 @@ class Subject:
     without: tuple = ()
 
     def batch(self, n, device):
-        """n inputs with class 0 for all of them. With classes at random the gradients of a network that has
-        not learned cancel each other, the more so the larger the batch: what is left is mostly rounding.
+        """n inputs, of class 0 all: with classes at random the gradients of what has not learned cancel each
+        other, the more so the larger the batch, and what is left is mostly rounding.
         """
         x = self.inputs(n, generator=torch.Generator().manual_seed(n))
         return x.to(device), torch.zeros(n, dtype=torch.int64, device=device)
 
     def step_bytes(self, parameters):
-        """Bytes that a step moves at the least, all in float32: parameters read and written, gradients
-        written and read, and AdamW's two averages read and written.
-        """
+        """That a step moves: float32 parameters, gradients and AdamW's two averages, read and written."""
         return 4 * parameters * (8 if self.optimizer == "AdamW" else 4)
 
 
@@ -81,12 +76,11 @@ def subjects(size, device):
     sizes, slow = BERT | size.bert, ("float16",) if device == "cpu" else ()
     make = partial(models.Encoder, **sizes)
     flops = partial(encoder_flops, sizes, size.tokens)
-    sentences = lambda n, generator: torch.randint(  # noqa: E731
-        sizes["vocabulary"], (n, size.tokens), generator=generator
-    )
-    vectors = lambda n, generator: torch.rand(n, size.widths[0], generator=generator)  # noqa: E731
+    words, widths = sizes["vocabulary"], size.widths
+    sentences = lambda n, generator: torch.randint(words, (n, size.tokens), generator=generator)  # noqa: E731
+    vectors = lambda n, generator: torch.rand(n, widths[0], generator=generator)  # noqa: E731
     pictures = lambda n, generator: torch.rand(n, 1, 28, 28, generator=generator)  # noqa: E731
-    mlp = Subject("MLP", partial(models.mlp, size.widths), vectors, partial(mlp_flops, size.widths))
+    mlp = Subject("MLP", partial(models.mlp, widths), vectors, partial(mlp_flops, widths))
     return [
         (Subject("encoder", make, sentences, flops, "AdamW", slow), size.encoder),
         (mlp, size.mlp),
@@ -95,10 +89,8 @@ def subjects(size, device):
 
 
 def mlp_flops(widths, n):
-    """(in layers whose sizes are multiples of 16, in others) of a step on n samples.
-
-    A product forward takes 2 operations a weight and sample, backward two such; the first layer has no
-    gradient of its input. Everything but products is left out.
+    """(in layers whose sizes are multiples of 16, in others) of a step's products on n samples: forward 2
+    operations a weight and sample, backward twice that; the first layer has no gradient of its input.
     """
     found = [0, 0]
     for layer, (K, N) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
@@ -113,9 +105,8 @@ def lenet_flops(n):
 
 
 def encoder_flops(sizes, tokens, n):
-    """(in linear layers, in attention and the layer of classes) of a step on n sentences of so many tokens.
-
-    What is computed again in the backward pass, as flash attention does, does not count.
+    """(in linear layers, in attention and the layer of classes) of a step on n sentences of so many tokens,
+    without what the backward pass computes again.
     """
     L, H, T = sizes["layers"], sizes["hidden"], tokens
     linear = L * T * (3 + 1 + 4 + 4) * H**2 + H**2  # multiplications a sentence, the pooler's last
@@ -124,10 +115,8 @@ def encoder_flops(sizes, tokens, n):
 
 
 def training_step(size, device):
-    """Forward, loss, backward, update: a row for each model, batch and format.
-
-    Results: "against float32" and "against tf32", how many times as fast as that format in the same turns;
-    and the bytes of each part of ed_lib.precision.memory's.
+    """Forward, loss, backward, update: a row for each model, batch and format. Results: "against …", how many
+    times as fast as a baseline in the same turns; and the bytes of each part of ed_lib.precision.memory's.
     """
     forms = formats.formats(device)
     for subject, batches in subjects(size, device):
@@ -185,10 +174,7 @@ class Run:
         training.optimizer_step(self.loss(x, y), self.optimizer, self.scaler)
 
     def deviation(self, x, y, exact):
-        """How far loss and gradients are from ``exact`` ones in float64, relative to their sizes: the larger.
-
-        The gradients count as one vector. Leaves none behind.
-        """
+        """How far loss and gradients, as one vector, are from ``exact`` ones, relative: the larger."""
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
@@ -202,22 +188,20 @@ class Run:
         return max(abs(loss.item() - right) / abs(right), math.sqrt(off / total))
 
     def bytes_of(self, x, y):
-        """{part: bytes} of a step; on a GPU with its "peak", beside what is there before and after it.
-
-        None of them where a format is emulated: its tensors are not those of a machine that has it.
+        """{part: bytes} of a step, on a GPU with its "peak"; none of a format that is emulated, whose tensors
+        are not those of a machine that has it.
         """
         if self.form.name.endswith("emulated"):
             return {}
         found = dataclasses.asdict(memory.account(self.model, self.optimizer, self.loss, x, y))
         self.optimizer.zero_grad()
         if x.is_cuda:
-            self.step(x, y)
-            self.optimizer.zero_grad()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            self.step(x, y)
-            found["peak"] = torch.cuda.max_memory_allocated() - before
-            self.optimizer.zero_grad()
+            for _ in range(2):  # the first makes the optimizer's state
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                self.step(x, y)
+                found["peak"] = torch.cuda.max_memory_allocated() - before
+                self.optimizer.zero_grad()
         return found
 
 

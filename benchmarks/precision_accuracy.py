@@ -5,7 +5,6 @@ go side by side, as many as the machine has threads, with one thread each: only 
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +15,20 @@ import torch
 from torch import nn
 
 from benchmarks import smaller as small
-from benchmarks.harness import images, one_thread, runs
+from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs
 from ed_lib import models, training
 from ed_lib.data import tensors
 from ed_lib.precision import autocasting, fp8, scaler
+
+
+class Counting(scaler.GradScaler):
+    """A scaler that counts the steps it skips."""
+
+    skips = 0
+
+    def step(self, optimizer):
+        super().step(optimizer)
+        self.skips += self.skipped
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Format:
 BFLOAT16 = partial(autocasting.autocast, torch.bfloat16)
 FORMATS = {
     "float32": Format(),
-    "float16": Format(autocasting.autocast, partial(scaler.GradScaler, "cpu")),
+    "float16": Format(autocasting.autocast, partial(Counting, "cpu")),
     "bfloat16": Format(BFLOAT16),
     "fp8": Format(change=fp8.use_float8),  # what is no linear layer is in float32
     # Without masters: all parameters and gradients in few bits, and no others; and without scaling.
@@ -43,12 +52,13 @@ FORMATS = {
 }
 MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)), "LeNet": models.lenet}
 
+WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}  # what it is not trained in
+
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """How much is trained. ``tasks``: a network, its data, torch's optimizer, and its rate in each epoch.
-    ``without``: formats that a network is not trained in. ``images``: None for all. ``points``: of a curve of
-    the loss.
+    ``images``: None for all. ``points``: of a curve of the loss.
     """
 
     tasks: tuple = (
@@ -58,20 +68,16 @@ class Size:
         ("MLP", "mnist", "SGD", (0.1,) * 3 + (0.01,)),
         ("LeNet", "fashion-mnist", "SGD", (0.1, 0.1, 0.01)),
     )
-    without: dict = dataclasses.field(default_factory=lambda: {"LeNet": ("fp8", "bfloat16 alone")})
     images: int | None = None
     batch: int = 64
-    seeds: int = 3
     points: int = 60
-    workers: int | None = None  # None: as many as the machine has threads
-    offline: bool = False
     smaller: small.Size = small.Size()
 
 
 SIZE = Size()
 TINY = Size(
     (("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))),
-    images=256, batch=32, seeds=2, points=5, workers=1, offline=True, smaller=small.TINY,
+    images=256, batch=32, points=5, smaller=small.TINY, **REHEARSAL,
 )  # fmt: skip
 
 
@@ -81,10 +87,9 @@ def accuracies(size, device):
     over equally many steps each (None where the loss was not finite); for float16 "scale", the loss's at the
     end, and "skipped", a number of steps.
     """
-    cases = [
-        dict(zip(("model", "data", "optimizer", "rates", "format"), (*task, name), strict=True))
-        for task in size.tasks for name in FORMATS if name not in size.without.get(task[0], ())
-    ]  # fmt: skip
+    keys = "model", "data", "optimizer", "rates", "format"
+    cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
+             if name not in WITHOUT.get(task[0], ())]  # fmt: skip
     of = {"batch": size.batch, "images": size.images or 60_000}
     for row in runs(trained, cases, size.seeds, workers=size.workers, size=size):
         if row["format"] == "float32":  # the first of each task
@@ -100,32 +105,15 @@ def trained(model, data, optimizer, rates, format, seed, size):
     how, net = FORMATS[format], MODELS[model](seed=seed)
     how.change(net)
     optimizer, grow = getattr(torch.optim, optimizer)(net.parameters(), rates[0]), how.scaler()
-    counted = grow and Counting(grow)
     losses, seconds = [], 0.0
     for epoch, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
-        history = training.train(
-            net, optimizer, x, y, test, batch=size.batch, seed=len(rates) * seed + epoch,
-            context=how.context, scaler=counted,
-        )  # fmt: skip
+        options = {"batch": size.batch, "seed": len(rates) * seed + epoch, "context": how.context}
+        history = training.train(net, optimizer, x, y, test, scaler=grow, **options)
         losses += history.loss
         seconds += history.seconds[-1]
     found = {"accuracy": history.accuracy[-1], "loss": thinned(losses, size.points), "seconds": seconds}
-    return found | ({"scale": grow.get_scale(), "skipped": counted.skips} if grow else {})
-
-
-class Counting:
-    """A scaler that counts the steps it skips."""
-
-    def __init__(self, inner):
-        self.inner, self.skips = inner, 0
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def step(self, optimizer):
-        self.inner.step(optimizer)
-        self.skips += self.inner.skipped
+    return found | ({"scale": grow.get_scale(), "skipped": grow.skips} if grow else {})
 
 
 def thinned(losses, points):
@@ -135,7 +123,4 @@ def thinned(losses, points):
 
 
 context = one_thread
-TABLES = {
-    "accuracy of formats": accuracies,
-    "smaller models": lambda size, device: small.rows(size.smaller),
-}
+TABLES = {"accuracy of formats": accuracies, "smaller models": lambda size, device: small.rows(size.smaller)}

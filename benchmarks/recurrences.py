@@ -5,6 +5,7 @@ second means the same for each: an LSTM and two layers of minGRU with as many pa
 those tried at which the first seed ends lowest.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import harness
-from benchmarks.lstm_subjects import deviation
+from benchmarks.lstm import deviation
 from ed_lib import data, timing
 from ed_lib.lstm import minimal, scans
 
@@ -70,9 +71,9 @@ class Reader(nn.Module):
 def read(size, device):
     """The loss on the held-out text by training steps, and seconds of a training step."""
     text = data.text()
-    first = contest(text, size, [(what, rate) for what in NETWORKS for rate in size.rates], 0)
+    first = contest(text, size, itertools.product(NETWORKS, size.rates), 0)
     best = {what: min(size.rates, key=lambda rate: first[what, rate]["loss"][-1]) for what in NETWORKS}
-    runs = [first, *(contest(text, size, list(best.items()), seed) for seed in range(1, size.seeds))]
+    runs = [first, *(contest(text, size, best.items(), seed) for seed in range(1, size.seeds))]
     for what, rate in best.items():
         mine = [run[what, rate] for run in runs]
         case = {"what": what, "rate": rate, "parameters": mine[0]["parameters"], "length": size.length}
@@ -89,8 +90,8 @@ def contest(text, size, entries, seed):
         torch.manual_seed(seed)
         network = Reader(what, len(text.characters), size)
         trainees[what, rate] = network, torch.optim.Adam(network.parameters(), rate)
-        number = sum(p.numel() for p in network.parameters())
-        found[what, rate] = {"parameters": number, "loss": [], "seconds": []}
+        parameters = sum(p.numel() for p in network.parameters())
+        found[what, rate] = {"parameters": parameters, "loss": [], "seconds": []}
     batches = data.stretches(text.train, size.batch, size.length, seed=seed)
     for n in range(size.training + 1):
         x, wanted = next(batches)

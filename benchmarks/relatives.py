@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import images, one_thread, search
+from benchmarks.harness import REHEARSAL, Training, images, one_thread, search
 from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
@@ -21,7 +21,7 @@ CASES += [("vectors", rule) for rule in ("vector", "backprop")]
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Training):
     """``hidden``: cells of each hidden layer; of vectors, fewer. ``rates``: of Adam, the same for all."""
 
     hidden: tuple = (400, 400)
@@ -31,15 +31,10 @@ class Size:
     epochs: int = 6
     batch: int = 128
     kept: int = 10_000
-    seeds: int = 3
-    offline: bool = False
-    workers: int | None = None  # None: as many as the machine has threads
 
 
-SIZE, TINY = (
-    Size(),
-    Size((12,), (6,), (CASES[0], CASES[-4], CASES[-2]), (1e-3, 1e-2), 1, 256, 200, 2, True, 1),
-)
+SIZE, FEW = Size(), (CASES[0], CASES[-4], CASES[-2])
+TINY = Size((12,), (6,), FEW, (1e-3, 1e-2), 1, 256, 200, **REHEARSAL)
 
 
 def rules(size, device, of):
@@ -53,14 +48,10 @@ def rules(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one network → {"test", "before", "cosine", "seconds"}."""
-
-    def make(inputs, steps):
-        if network == "vectors":
-            widths = inputs, *size.of_vectors, 10
-            return relatives.VectorPerceptron(widths, rule, rate, steps=steps, seed=seed)
-        widths, signed = (inputs, *size.hidden, 10), network == "one-signed"
-        return relatives.Perceptron(widths, rule, rate, one_signed=signed, steps=steps, seed=seed)
-
+    kind, hidden = relatives.VectorPerceptron, size.of_vectors
+    if network != "vectors":
+        kind, hidden = partial(relatives.Perceptron, one_signed=network == "one-signed"), size.hidden
+    make = lambda n, steps: kind((n, *hidden, 10), rule, rate, steps=steps, seed=seed)  # noqa: E731
     return learned(make, of, seed, searching, size, size.epochs, look=cosines)
 
 

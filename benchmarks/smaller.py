@@ -26,7 +26,7 @@ LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(harness.Training):
     """How much is run. ``epochs`` of the first training; ``tuning`` epochs after it, where there are any.
     ``images``, ``tests``: None for all 60,000 and 10,000. ``seconds`` of timing for each row.
     """
@@ -40,29 +40,21 @@ class Size:
     tuning_rate: float = 5e-4
     prunings: int = 10  # of a gradual one
     calibration: int = 500
-    seeds: int = 3
     batches: tuple = (1, 256)
     seconds: float = 0.5
-    workers: int | None = None  # None: as many as the machine has threads
-    offline: bool = False
 
 
-TINY = Size(60, 40, 1, 1, 20, prunings=3, calibration=10, seeds=2, batches=(1, 5), seconds=0.001,
-            workers=1, offline=True)  # fmt: skip
+TINY = Size(60, 40, 1, 1, 20, prunings=3, calibration=10, batches=(1, 5), seconds=0.001,
+            **harness.REHEARSAL)  # fmt: skip
 
 
 def rows(size):
     """One for each way, form in which it runs, and batch: "accuracy" and "bytes" for each seed; the time of
     the first seed's network; and how far what runs is from what is meant, in shares of the largest score.
     """
-    seeds = [{"seed": seed, "size": size} for seed in range(size.seeds)]
-    bases = list(harness.side_by_side(base, seeds, size.workers))
-    jobs = [{"way": way, "base": bases[job["seed"]]} | job for way in WAYS for job in seeds]
-    by_seed = [{} for _ in seeds]  # {name of a way: (model, accuracy, bytes)}
-    for job, made in zip(jobs, harness.side_by_side(measured, jobs, size.workers), strict=True):
-        by_seed[job["seed"]] |= made
-    x = images(size)[1][0]
-    nets = {name: net for name, (net, _, _) in by_seed[0].items()}
+    jobs = [{"seed": seed, "size": size} for seed in range(size.seeds)]
+    by_seed = list(harness.side_by_side(made, jobs, size.workers))
+    x, nets = images(size)[1][0], {name: net for name, (net, _, _) in by_seed[0].items()}
     forms = {(name, how): net for name in nets for how, net in running(name, nets[name]).items()}
     meant = {name: answers(net, x[:256]) for name, net in nets.items()}
     for batch in size.batches:
@@ -71,17 +63,27 @@ def rows(size):
             off = (answers(forms[name, how], x[:256]) - meant[name]).abs().max() / meant[name].abs().max()
             case = {"way": name, "runs as": how, "batch": len(x[:batch])}
             case |= {"images": len(images(size)[0][0]), "epochs": size.epochs, "tuning": size.tuning}
-            accuracy, bytes = ([made[name][n] for made in by_seed] for n in (1, 2))
+            accuracy, bytes = ([of[name][n] for of in by_seed] for n in (1, 2))
             times = {"seconds": took.median, "q1": took.q1, "q3": took.q3, "n": took.n}
             yield case | times | {"error": float(off), "accuracy": accuracy, "bytes": bytes}
 
 
-def measured(way, seed, base, size):
-    """{name: (model, accuracy on the test images, bytes)} of what a way makes."""
-    made = way(seed, base, size)
-    return {
-        name: (net, training.accuracy(net, *images(size)[1]), stored_bytes(net)) for name, net in made.items()
-    }
+def made(seed, size):
+    """{way: (model, accuracy on the test images, bytes)} from one seed; masks are made permanent."""
+    base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
+    eight = functools.partial(quantize_model, bits=8, inputs=8, images=images(size)[0][0][: size.calibration])
+    nets = {"float32": base, "float32, trained on": tuned(base, seed, size), "int8": eight(base)}
+    for bits in (4, 2):
+        nets[f"int{bits} weights"] = few = quantize_model(base, bits, span="mse")
+        nets[f"int{bits}, trained"] = tuned(few, seed, size)
+    for amount in PRUNED:
+        nets[f"pruned {amount:.0%}, gradually"] = pruned_gradually(amount, seed, base, size)
+    for amount in CUT:
+        for name, net in fewer_filters(amount, seed, base, size, eight).items():
+            nets[f"{amount:.0%} of filters cut, {name}"] = net
+    nets |= students(seed, base, size)
+    accuracies = {name: training.accuracy(net, *images(size)[1]) for name, net in nets.items()}
+    return {name: (net, accuracies[name], stored_bytes(net)) for name, net in nets.items()}
 
 
 def running(name, net):
@@ -92,28 +94,6 @@ def running(name, net):
     if quantized:  # where the processor has no products of eight bits, only their emulation is timed
         return {"float32, fake": net} | ({"int8": int8.to_int8(net)} if int8.available() else {})
     return {"float32": net} | ({"float32, CSR": sparse_linears(net)} if name.endswith("gradually") else {})
-
-
-# The ways. Each: (seed, base, size) → {name: model}, masks made permanent, so that it can be sent.
-
-
-def base(seed, size):
-    """The network of a seed that all ways begin with, and that teaches."""
-    return fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
-
-
-def given(seed, base, size):
-    """The network as it is, and what takes no more training."""
-    eight = quantize_model(base, 8, inputs=8, images=images(size)[0][0][: size.calibration])
-    rounded = {f"int{bits} weights": quantize_model(base, bits, span="mse") for bits in (4, 2)}
-    return {"float32": base, "int8": eight} | rounded
-
-
-def trained_on(seed, base, size):
-    tuned_bits = {
-        f"int{bits}, trained": tuned(quantize_model(base, bits, span="mse"), seed, size) for bits in (4, 2)
-    }
-    return {"float32, trained on": tuned(base, seed, size)} | tuned_bits
 
 
 def pruned_gradually(amount, seed, base, size):
@@ -127,7 +107,7 @@ def pruned_gradually(amount, seed, base, size):
         training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
     training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
-    return {f"pruned {amount:.0%}, gradually": pruning.permanent(net)}
+    return pruning.permanent(net)
 
 
 def cubic(step, steps, end):
@@ -137,19 +117,17 @@ def cubic(step, steps, end):
     return end * (1 - (1 - min(step, steps) / steps) ** 3)
 
 
-def fewer_filters(amount, seed, base, size):
+def fewer_filters(amount, seed, base, size, eight):
     """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
     keep = {name: pruning.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
     small = tuned(pruning.keep_filters(base, keep), seed, size)
     fresh = pruning.keep_filters(models.lenet(100 + seed), keep)
-    calibration = images(size)[0][0][: size.calibration]
-    made = {
+    return {
         "trained on": small,
-        "int8": quantize_model(small, 8, inputs=8, images=calibration),
+        "int8": eight(small),
         "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
         "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
     }
-    return {f"{amount:.0%} of filters cut, {name}": net for name, net in made.items()}
 
 
 def students(seed, base, size):
@@ -178,18 +156,8 @@ def taught(scores, targets, alpha, temperature=2.0):
     (B, classes), targets (B, classes + 1) → (). T² is there since the first part's gradient shrinks as 1/T².
     """
     from_teacher = divergence(scores, targets[:, :-1], temperature)
-    return alpha * temperature**2 * from_teacher + (1 - alpha) * F.cross_entropy(
-        scores, targets[:, -1].long()
-    )
-
-
-WAYS = (
-    trained_on,
-    *(functools.partial(pruned_gradually, amount) for amount in PRUNED),
-    *(functools.partial(fewer_filters, amount) for amount in CUT),
-    students,
-    given,
-)
+    from_labels = F.cross_entropy(scores, targets[:, -1].long())
+    return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
 
 
 def tuned(net, seed, size):
@@ -221,9 +189,7 @@ class SparseLinear(nn.Module):
 
 
 def sparse_linears(model):
-    """A copy of a pruned model that skips the zeros of its Linear layers. Convolutions stay dense: PyTorch
-    has no sparse ones.
-    """
+    """A copy of a pruned model that skips the zeros of its Linear layers; convolutions stay dense."""
     model = pruning.permanent(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):

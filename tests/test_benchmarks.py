@@ -281,7 +281,7 @@ def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
     weights = (65 + 8 + 65 + 12 * 16) * 16
-    exact, low = few_bits.states(few_bits.TINY, "cpu")
+    exact, low = few_bits.rows(few_bits.TINY, "cpu", "states")
     assert exact["bytes"] == [8 * weights] * 2
     assert low["bytes"] == [7 * 2 * (2048 + 4)] * 2  # seven parameters, a block each
     assert all(0 < abs(a - b) < 0.1 for a, b in zip(exact["loss"], low["loss"], strict=True))

@@ -5,8 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import lstm, lstm_cpu, recurrences
-from benchmarks import lstm_subjects as subjects
-from benchmarks.lstm_subjects import NN, Subject
+from benchmarks.lstm import NN, Subject
 from ed_lib import roofline
 from ed_lib.lstm import LSTM, RUNGS, ladder
 
@@ -23,17 +22,17 @@ def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
     x, ours = subject.x.requires_grad_(), LSTM.from_torch(subject.module, rung="pretransposed")
     with FlopCounterMode(display=False) as counter:
         output, _ = ours(x)
-        assert subjects.least(subject.shape)[1] == counter.get_total_flops() + biases
+        assert lstm.least(subject.shape)[1] == counter.get_total_flops() + biases
         output.backward(subject.dy)  # the counter cannot watch torch.autograd.grad
-        assert subjects.least(subject.shape, trained=True)[1] == counter.get_total_flops() + 3 * biases
+        assert lstm.least(subject.shape, trained=True)[1] == counter.get_total_flops() + 3 * biases
 
 
 @pytest.mark.oracle
 def test_bytes_are_those_of_the_arrays():
     subject = tiny(3)
     arrays = *subject.module.parameters(), subject.x, subject.dy
-    assert subjects.least(subject.shape)[0] == sum(array.nbytes for array in arrays)
-    assert subjects.least(subject.shape, trained=True)[0] == 2 * sum(array.nbytes for array in arrays)
+    assert lstm.least(subject.shape)[0] == sum(array.nbytes for array in arrays)
+    assert lstm.least(subject.shape, trained=True)[0] == 2 * sum(array.nbytes for array in arrays)
 
 
 def test_what_is_wrong_gets_no_row(monkeypatch, capsys):
@@ -53,12 +52,12 @@ def test_what_is_wrong_gets_no_row(monkeypatch, capsys):
 
 def test_a_wrong_gradient_is_seen():
     subject = tiny()
-    found = [tensor.clone() for tensor in subjects.training(subject.module, subject.x, subject.dy)()]
-    assert len(found) == 1 + 1 + 4 * 2 and subjects.deviation(found, subject.right_gradients) < 1e-5
+    found = [tensor.clone() for tensor in lstm.training(subject.module, subject.x, subject.dy)()]
+    assert len(found) == 1 + 1 + 4 * 2 and lstm.deviation(found, subject.right_gradients) < 1e-5
     for tensor in found:
         before = tensor.clone()
         tensor.view(-1)[0] += 1e-3 * tensor.abs().max()
-        assert subjects.deviation(found, subject.right_gradients) == pytest.approx(1e-3, rel=0.05)
+        assert lstm.deviation(found, subject.right_gradients) == pytest.approx(1e-3, rel=0.05)
         tensor.copy_(before)
 
 
@@ -69,13 +68,13 @@ def test_tolerances_tell_float32_from_tf32():
         return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
     subject = Subject(ladder.Shape(10, 8, 128, 128), "cpu")
-    assert subject.version(NN).error < subjects.TOLERANCE["float32"] / 10
+    assert subject.version(NN).error < lstm.TOLERANCE["float32"] / 10
     for parameter in subject.module.parameters():
         parameter.data = rounded(parameter)
     with torch.no_grad():
         output, (h, c) = subject.module(rounded(subject.x))
-    error = subjects.deviation((output, h, c), subject.right)
-    assert subjects.TOLERANCE["float32"] < error < subjects.TOLERANCE["tf32"]
+    error = lstm.deviation((output, h, c), subject.right)
+    assert lstm.TOLERANCE["float32"] < error < lstm.TOLERANCE["tf32"]
 
 
 def test_what_is_equal_but_for_one_thing_is_compared_and_nothing_else():
