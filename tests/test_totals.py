@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 2050,
-    "ed_lib/ed/**/*.py": 2250,
+    "ed_lib/*.py": 1912,
+    "ed_lib/ed/**/*.py": 2164,
     "ed_lib/parallel/**/*.py": 4300,
-    "ed_lib/precision/**/*.py": 2150,
-    "ed_lib/lstm/**/*.py": 2075,
-    "benchmarks/**/*.py": 3900,
+    "ed_lib/precision/**/*.py": 2149,
+    "ed_lib/lstm/**/*.py": 2062,
+    "benchmarks/**/*.py": 3506,
     "tools/**/*.py": 980,
-    "tests/**/*.py": 13700,
+    "tests/**/*.py": 13600,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools
