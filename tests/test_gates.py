@@ -1,10 +1,11 @@
 """The gates, with planted bad numbers: what is refused where outputs are made, and said elsewhere."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from ed_lib import gates, machine, roofline, timing
+from ed_lib import gates, roofline, timing
 
 GOOD = {"slow": 3.0, "fast": timing.Timing(1.0, 0.9, 1.1, 5)}
 BAD = [
@@ -41,11 +42,11 @@ def machines(monkeypatch):
     best = roofline.Ceilings("x", "float32", 10e9, 100e9)
 
     def set(load, share):
-        monkeypatch.setattr(machine, "load", lambda: load)
         probe = roofline.Ceilings("x", "float32", 10e9, share * 100e9)
-        monkeypatch.setattr(roofline, "probe", lambda seconds: probe)
+        measured = SimpleNamespace(ceilings=lambda: best, probe=lambda seconds: probe)
+        monkeypatch.setattr(gates, "machine", SimpleNamespace(load=lambda: load))
+        monkeypatch.setattr(gates, "roofline", measured)
 
-    monkeypatch.setattr(roofline, "ceilings", lambda: best)
     return set
 
 
