@@ -137,7 +137,7 @@ def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tm
     chapter("from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)")
     before, waited = (tmp_path / PATH).read_text(), []
     monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
-    monkeypatch.setattr(gates, "wait_for_quiet", waited.append)
+    monkeypatch.setattr(gates, "wait_for_quiet", lambda patience, reached: waited.append(patience))
     with pytest.raises(
         SystemExit, match="(?s)chapter.ipynb stays as it was.*a call took 1 s, below its floor"
     ):

@@ -57,8 +57,8 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
     said = []
     machines(load, share)
     with pytest.raises(gates.Busy, match=f"{words}.*Waited"):
-        gates.wait_for_quiet(0.05, said.append)
+        gates.wait_for_quiet(0.05, say=said.append)
     assert said and words in said[0]
     times = []
-    gates.wait_for_quiet(0.4, lambda reason: times.append(machines(0.0, 0.9)))  # meanwhile it gets quiet
+    gates.wait_for_quiet(0.4, say=lambda reason: times.append(machines(0.0, 0.9)))  # meanwhile it gets quiet
     assert len(times) == 1

@@ -152,7 +152,7 @@ def write(nb, path):
 def make(path, patience):
     """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it gets none."""
     for left in (2, 1, 0):
-        gates.wait_for_quiet(patience)
+        gates.wait_for_quiet(patience, SHARED)
         try:
             return execute(read(ROOT / path), path, ED_GATES="strict")
         except CellExecutionError as error:
@@ -172,7 +172,7 @@ def main(arguments=None):
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a quiet machine")
     options = parser.parse_args(arguments)
-    path, gates.REACHED = None, SHARED
+    path = None
     try:
         if not options.chapter:  # all pages print the same ones
             raise_ceilings()
