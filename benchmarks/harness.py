@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks import provenance, quiet
 from ed_lib import data, gates, machine, records, roofline, timing
 
 REHEARSAL = {"seeds": 2, "offline": True, "workers": 1}
@@ -134,20 +135,20 @@ def run(benchmark, device, out, *, only=(), tiny=False):
     failed}. On a CPU each waits for a quiet machine, and fails if a time is below its floor.
     """
     name, tables = benchmark.__name__.rpartition(".")[2], benchmark.TABLES
-    size, quiet, states = benchmark.TINY if tiny else benchmark.SIZE, device == "cpu" and not tiny, {}
+    size, timed, states = benchmark.TINY if tiny else benchmark.SIZE, device == "cpu" and not tiny, {}
     size = size[device] if isinstance(size, dict) else size
     ceilings = functools.cache(functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device))
     for table in only or tables:
         rows = []
         try:
-            if quiet:
-                gates.wait_for_quiet()
+            if timed:
+                quiet.wait()
             with getattr(benchmark, "context", contextlib.nullcontext)():
                 for found in tables[table](size, device):
                     rows.append(row := {"table": table} | found | floor(found, ceilings))
                     told = {key: value for key, value in row.items() if np.isscalar(value)}
                     print(f"{name}: {told}", flush=True)
-                    if quiet and row["seconds"] < row.get("floor", 0):
+                    if timed and row["seconds"] < row.get("floor", 0):
                         raise gates.Busy(f"below its floor: {told}")
                 print(write(benchmark, table, rows, size, ceilings, device, out))
             states[table] = "done"
@@ -175,7 +176,7 @@ def operations(row):
 
 def write(benchmark, table, rows, size, ceilings, device, out):
     """Puts rows in the place of those that the record has of their table → its path."""
-    facts = {"benchmark": benchmark.__name__.rpartition(".")[2]} | machine.facts(device)
+    facts = {"benchmark": benchmark.__name__.rpartition(".")[2]} | provenance.facts(device)
     path = Path(out, facts["machine"], f"{facts['benchmark']}.csv")
     old = records.read(path) if path.exists() else pd.DataFrame({"table": []})
     roofs = {roof["dtype"]: roof for roof in old.attrs.get("ceilings", ())}
@@ -184,8 +185,8 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     facts["parameters"], facts["ceilings"] = asdict(size), list(roofs.values())
     facts["date"] = f"{pd.Timestamp.now():%Y-%m-%d}"  # of the newest table
     facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
-    facts["code"] = old.attrs.get("code", {}) | {table: records.code_hash([benchmark.__name__])}
+    facts["code"] = old.attrs.get("code", {}) | {table: provenance.code_hash([benchmark.__name__])}
     rows = [row for each in (tables | {table: rows}).values() for row in each]
     frame, before = pd.DataFrame(rows, dtype=object), functools.partial(itertools.takewhile, "seconds".__ne__)
     cases = dict.fromkeys(key for row in rows for key in before(row))  # the columns that come first
-    return records.write(frame[list(cases | dict.fromkeys(frame))], facts, out)
+    return provenance.write(frame[list(cases | dict.fromkeys(frame))], facts, out)

@@ -13,6 +13,7 @@ from benchmarks import harness
 from benchmarks.lstm import NN, Subject, forward, training
 from ed_lib import machine, roofline
 from ed_lib.lstm import LSTM, ladder
+from ed_lib.lstm.caches import cache_rate
 from ed_lib.lstm.frozen import Frozen, by_onednn
 
 FROZEN = {"packed": {}, "threads": {}, "threads, int8": {"bits": 8}}  # {what: options of Frozen}
@@ -45,7 +46,7 @@ def read(size, device="cpu"):
     rows = []
     for kilobytes in size.kilobytes:
         for threads in dict.fromkeys((1, machine.threads())):
-            rate = max(roofline.cache_rate(1024 * kilobytes, threads, size.seconds / 2) for _ in range(3))
+            rate = max(cache_rate(1024 * kilobytes, threads, size.seconds / 2) for _ in range(3))
             case = {"what": "read", "kilobytes": kilobytes, "threads": threads}
             found = harness.summary([1024 * kilobytes / rate])
             rows.append(case | found | {"floor_bytes": 1024 * kilobytes, "GB/s": round(rate / 1e9, 1)})

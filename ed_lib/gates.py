@@ -3,15 +3,11 @@ says so; where outputs are made for others to read, with ED_GATES=strict, a :cla
 """
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from ed_lib import machine, roofline
 from ed_lib.timing import Timing, tell
 
 SPREAD = 1.6  # how far apart the quartiles of a time may be
-OTHERS = 0.15  # of one core: what other programs may use
-REACHED = 0.75  # of the ceilings: what a quiet machine reaches at once
 
 
 class Busy(RuntimeError):
@@ -52,28 +48,3 @@ def _judge(problems):
         if os.environ.get("ED_GATES") == "strict":
             raise Busy(problems)
         print(f"These times say little: {problems}.")
-
-
-def wait_for_quiet(
-    patience: float = 600.0, reached: float = REACHED, say: Callable[[str], None] = print
-) -> None:
-    """Returns when nothing else is at work on this machine and it reaches this share of its ceilings;
-    :class:`Busy` after ``patience`` seconds.
-    """
-    start = time.monotonic()
-    while reason := disturbance(reached):
-        if (waited := time.monotonic() - start) > patience:
-            raise Busy(f"{reason}. Waited {waited:.0f} s for a quiet machine")
-        say(f"waiting for a quiet machine: {reason}")
-        time.sleep(min(10.0, patience / 4))
-
-
-def disturbance(reached: float = REACHED) -> str | None:
-    """What keeps this machine from being timed, in words; None if nothing does."""
-    if (others := machine.load()) > OTHERS:
-        return f"other programs use {others:.2f} of its cores"
-    best, now = roofline.ceilings(), roofline.probe(seconds=0.6)
-    for what, found, most in (("GB/s", now.bandwidth, best.bandwidth), ("GFLOP/s", now.rate, best.rate)):
-        if found < reached * most:
-            return f"it reaches {found / 1e9:.0f} of the {most / 1e9:.0f} {what} that it has reached before"
-    return None

@@ -6,6 +6,7 @@ allocated before the fork and lives until the join: the allocator knows only the
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,49 +14,39 @@ import torch
 CAPTURING = -1  # the number of the stream on which ``capture`` warms up
 
 
-class Stream:
-    """A CUDA stream; ``priority`` −1 goes before 0, ``number`` tells those of one priority apart."""
-
-    def __init__(self, device, priority, number):
-        self.stream = _cuda_stream(device, priority, number) if device.type == "cuda" else None
-
-    def use(self) -> AbstractContextManager:
-        """The context in which calls are queued on it."""
-        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
-
-    def record(self) -> torch.cuda.Event | None:
-        """An event that happens once what this stream was given so far is done."""
-        return self.stream.record_event() if self.stream else None
-
-    def wait(self, event: torch.cuda.Event | None) -> None:
-        """What this stream is given from now on waits for an event."""
-        if self.stream:
-            self.stream.wait_event(event)
-
-
 @contextmanager
-def fork(device: torch.device, *priorities: int) -> Iterator[list[Stream]]:
-    """Streams, by priority, that start after the current stream's work; what it is given later waits."""
-    forked = [Stream(device, priority, n) for n, priority in enumerate(priorities)]
-    current: Any = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    with torch.cuda.device(device) if current else nullcontext():
-        streams = [stream.stream for stream in forked if stream.stream]
+def fork(device: torch.device, *priorities: int) -> Iterator[list[Any]]:
+    """Streams that start after the current stream's work; what that is given later waits for theirs. Those of
+    priority −1 go before those of 0. On a CPU they are PyTorch's, which do nothing.
+    """
+    if device.type == "cpu":
+        yield [torch.cpu.Stream() for _ in priorities]
+        return
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        streams = [_cuda_stream(device, priority, n) for n, priority in enumerate(priorities)]
         for stream in streams:
             stream.wait_stream(current)
         try:
-            yield forked
+            yield streams
         finally:
             for stream in streams:
                 current.wait_stream(stream)
 
 
+def on(stream: Any) -> AbstractContextManager:
+    """The context in which calls are queued on a stream."""
+    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured CUDA graph: calling it launches all its work as one, on the tensors that the function used,
     at their addresses; so it keeps the function, and all that this refers to.
     """
 
-    def __init__(self, graph, function):
-        self.graph, self.function = graph, function
+    graph: Any
+    function: Callable
 
     def __call__(self):
         self.graph.replay()

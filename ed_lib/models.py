@@ -6,11 +6,11 @@ B samples in a batch, T tokens in a sequence, H numbers for each, a heads, d = H
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ed_lib import check
 
@@ -55,33 +55,6 @@ def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-class Recompute(torch.autograd.Function):
-    """Keeps a function's input instead of all that its backward pass needs, and computes it once more then.
-    T. Chen and others, "Training deep nets with sublinear memory cost" (2016). Randomness is repeated.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
-        """``function(x)``, of which autograd sees nothing; parameters: those that it uses."""
-        ctx.function, ctx.parameters, ctx.random = function, parameters, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return function(x)  # without gradients: here autograd is off
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
-        """The gradients of x and of the parameters, after a second forward pass."""
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.random)
-            y = ctx.function(x)
-        return None, *torch.autograd.grad(y, (x, *ctx.parameters), dy, allow_unused=True)
-
-
-def recompute(function: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
-    """``function(x)``, computed once more in the backward pass. On a CPU."""
-    return Recompute.apply(function, x, *parameters)
-
-
 class Block(nn.Module):
     """Attention, then two linear layers; each adds to what it was given: (B, T, H) → (B, T, H).
 
@@ -102,7 +75,7 @@ class Block(nn.Module):
     def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: bool (B, 1, 1, T), which tokens are to be looked at; of a block that sees all."""
         if self.recompute == "full" and torch.is_grad_enabled():
-            return recompute(partial(self.compute, mask=mask), h, *self.parameters())
+            return checkpoint(self.compute, h, mask, use_reentrant=False)
         return self.compute(h, mask)
 
     def compute(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -116,7 +89,7 @@ class Block(nn.Module):
         core = from_before if self.causal else partial(F.scaled_dot_product_attention, attn_mask=mask)
         mix, qkv = partial(attention, heads=self.heads, core=core), self.queries_keys_values(h)  # (B, T, 3H)
         again = self.recompute == "selective" and torch.is_grad_enabled()
-        return self.out(recompute(mix, qkv) if again else mix(qkv))
+        return self.out(checkpoint(mix, qkv, use_reentrant=False) if again else mix(qkv))
 
     def expand(self, h: Tensor) -> Tensor:
         return self.narrow(F.gelu(self.wide(h)))  # (B, T, H) → (B, T, 4H) → (B, T, H)

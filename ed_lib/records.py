@@ -3,22 +3,17 @@ lines, ``# key: JSON``, say what made it; then come a header and a line for each
 floor, results. Long lists (curves, sampled text) stand in a JSON beside.
 """
 
-import ast
 import csv
-import hashlib
 import importlib.resources
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-ROOT, OURS = Path(__file__).resolve().parents[1], ("ed_lib", "benchmarks")
+ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ["table", "seconds", "q1", "q3", "n"]  # the median and the quartiles of n runs
-ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
 INSTALLED = "ed_lib.recorded"  # the package that holds the records where ed_lib was installed without them
-LONG = 200  # letters of a list that stands beside the table
 
 
 def of(benchmark: str, machine: str) -> pd.DataFrame:
@@ -69,7 +64,7 @@ def read(path: Path) -> pd.DataFrame:
             header = header or texts
             if len(texts) != len(header) or not {*NEEDED} <= {*header} or len({*header}) != len(header):
                 raise ValueError(f"{texts} does not fit the header; wanted {len(header)} cells, {NEEDED} too")
-            cells.append([_value(text) for text in texts])
+            cells.append([parsed(text) for text in texts])
         if rest or len(cells) - 1 != made["rows"]:
             raise ValueError(f"the file is cut off: wanted {made['rows']} rows")
         record = pd.DataFrame(cells[1:], columns=header, dtype=object)
@@ -84,31 +79,6 @@ def read(path: Path) -> pd.DataFrame:
     return record
 
 
-def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
-    """Writes a record, without empty columns, to ``folder/<machine>/<benchmark>.csv``, named by its
-    provenance, and returns the path. ValueError for an infinite number.
-    """
-    path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, []
-    for name in frame:
-        texts = [_text(value, name in ROUNDED) for value in frame[name]]
-        lists = {n: texts[n] for n, value in enumerate(frame[name]) if isinstance(value, list)}
-        moved = {n: text for n, text in lists.items() if text[1] in "[{" or len(text) > LONG}
-        if moved:
-            lines = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
-            long.append(f"{_json(name)}: {{\n{lines}}}")
-        if any(texts := ["" if n in moved else text for n, text in enumerate(texts)]):
-            table[name] = texts
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        made = {key: value for key, value in provenance.items() if key != "label"} | {"rows": len(frame)}
-        file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
-        csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
-    path.with_suffix(".json").unlink(missing_ok=True)
-    if text := ",\n".join(long):
-        path.with_suffix(".json").write_text(f"{{{text}}}\n", encoding="utf-8")
-    return path
-
-
 def _files(benchmark):
     """{machine: file} of a benchmark's records: the repository's, or those installed with the package."""
     here = (ROOT / "pyproject.toml").is_file() and (ROOT / "records").is_dir()
@@ -117,58 +87,9 @@ def _files(benchmark):
     return {machine: file for machine, file in sorted(files.items()) if file.is_file()}
 
 
-def _value(text):
-    """What a cell holds: None for nothing, JSON, or else a text."""
+def parsed(text):
+    """What a cell holds: None for nothing, what is JSON, or else the text."""
     try:
         return json.loads(text, parse_constant=int) if text else None  # NaN is no number, and so a text
     except ValueError:
         return text
-
-
-def _text(value, is_rounded):
-    if value is None or value != value:  # NaN is nothing
-        return ""
-    if isinstance(value, str) and _value(value) == value and value.isprintable():
-        return value
-    return _json(float(f"{value:.4g}") if is_rounded and isinstance(value, float) else value)
-
-
-def _json(value):
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda one: one.tolist())  # NumPy's
-
-
-def code_hash(names: Iterable[str], root: Path = ROOT, begun: str = "") -> str:
-    """SHA-256 of ``begun`` and the code, without docstrings and comments, of all files that names reach."""
-    digest = hashlib.sha256(begun.encode())
-    for path in reached(names, root):
-        tree = ast.parse((root / path).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                node.body = node.body[1:]
-        digest.update(f"{path.as_posix()}\0{ast.unparse(tree)}\0".encode())
-    return digest.hexdigest()
-
-
-def imported(source: str) -> set[str]:
-    """The names of ours that Python source imports; "a.*" for ``import_module(f"a.{name}")``."""
-    names = {f"{match}*" for match in re.findall(r"""import_module\(f["']([\w.]+)\{""", source)}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in names if name.split(".")[0] in OURS}
-
-
-def reached(names: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """The files behind names and behind all that they import in turn: sorted, relative to ``root``."""
-    found, todo = set(), set(names)
-    while todo:
-        parts = todo.pop().split(".")
-        stems = [Path(*parts[:end]) for end in range(1, len(parts) + 1)]  # a.b.c runs a, a.b and a.b.c
-        paths = [path for stem in stems for path in (stem / "__init__.py", stem.parent / f"{stem.name}.py")]
-        for path in [file.relative_to(root) for at in paths for file in root.glob(at.as_posix())]:
-            if path not in found:
-                found.add(path)
-                todo |= imported((root / path).read_text(encoding="utf-8"))
-    return sorted(found)

@@ -22,11 +22,13 @@ from benchmarks import (
     harness,
     pipelines,
     precision,
+    provenance,
+    quiet,
     relatives,
     smaller,
 )
 from benchmarks.harness import Version
-from ed_lib import data, gates, machine, models, records, roofline, training
+from ed_lib import data, machine, models, records, roofline, training
 from ed_lib.ed.relatives import Perceptron
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
@@ -84,7 +86,7 @@ def test_a_table_takes_the_place_of_its_rows_and_leaves_the_others(tmp_path, mon
     fake = Fake()
     assert harness.run(fake, "cpu", tmp_path, tiny=True) == {"a": "done", "b": "done"}
     fake.row["a"] = RuntimeError("no such kernel\nand more")
-    monkeypatch.setattr(records, "code_hash", lambda names: f"code of {names}")
+    monkeypatch.setattr(provenance, "code_hash", lambda names: f"code of {names}")
     states = harness.run(fake, "cpu", tmp_path, tiny=True)
     assert states == {"a": "failed: RuntimeError: no such kernel", "b": "done"}
     record = records.read(tmp_path / machine.slug("cpu") / "fake.csv")
@@ -96,7 +98,7 @@ def test_a_table_takes_the_place_of_its_rows_and_leaves_the_others(tmp_path, mon
 
 def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_path, monkeypatch):
     fake, waited = Fake(), []
-    monkeypatch.setattr(gates, "wait_for_quiet", lambda: waited.append(1))
+    monkeypatch.setattr(quiet, "wait", lambda: waited.append(1))
     fast = {"dtype": "float32", "floor_bytes": 0, "floor_flops": 2e11} | harness.summary([1.0])
     fake.TABLES["b"] = lambda size, device: [fast]
     states = harness.run(fake, "cpu", tmp_path)

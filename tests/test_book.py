@@ -13,7 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from ed_lib import data, gates, machine
+from benchmarks import quiet
+from ed_lib import data, machine
 from tools import book, notebooks
 from tools.notebooks import ROOT
 
@@ -137,7 +138,7 @@ def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tm
     chapter("from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)")
     before, waited = (tmp_path / PATH).read_text(), []
     monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
-    monkeypatch.setattr(gates, "wait_for_quiet", lambda patience, reached: waited.append(patience))
+    monkeypatch.setattr(quiet, "wait", lambda patience, reached: waited.append(patience))
     with pytest.raises(
         SystemExit, match="(?s)chapter.ipynb stays as it was.*a call took 1 s, below its floor"
     ):

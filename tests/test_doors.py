@@ -54,8 +54,6 @@ MEASURE = [
     ("ceilings: device", lambda: roofline.probe("tpu"), ValueError, "device is 'tpu'; wanted"),
     ("ceilings: dtype", lambda: roofline.probe(dtype="int8"), ValueError, "dtype is 'int8'; wanted"),
     ("ceilings: seconds", lambda: roofline.probe(seconds=0), ValueError, "seconds is 0; wanted"),
-    ("cache_rate: threads", lambda: roofline.cache_rate(1e6, 1000), ValueError, "threads is 1000; wanted at"),
-    ("cache_rate: size", lambda: roofline.cache_rate(100), ValueError, "size is 100; wanted at least 1024"),
     ("compare: rounds", lambda: timing.compare({}, rounds=0), ValueError, "rounds is 0"),
     ("compare: half a round", lambda: timing.compare({}, rounds=2.5), TypeError, "rounds is 2.5"),
     ("measure: no time", lambda: timing.measure(int, min_seconds=0), ValueError, "min_seconds is 0; wanted"),

@@ -1,11 +1,10 @@
 """The gates, with planted bad numbers: what is refused where outputs are made, and said elsewhere."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
-from ed_lib import gates, roofline, timing
+from ed_lib import gates, timing
 
 GOOD = {"slow": 3.0, "fast": timing.Timing(1.0, 0.9, 1.1, 5)}
 BAD = [
@@ -34,31 +33,3 @@ def test_good_numbers_pass_in_silence(monkeypatch, capsys):
     gates.floors(GOOD, {"slow": 3.0, "fast": 0.0, "not timed": 9.0})
     gates.order(GOOD, "slow", "fast")
     assert capsys.readouterr().out == ""
-
-
-@pytest.fixture
-def machines(monkeypatch):
-    """set(load, share): what others use, and how much of the ceilings a probe reaches."""
-    best = roofline.Ceilings("x", "float32", 10e9, 100e9)
-
-    def set(load, share):
-        probe = roofline.Ceilings("x", "float32", 10e9, share * 100e9)
-        measured = SimpleNamespace(ceilings=lambda: best, probe=lambda seconds: probe)
-        monkeypatch.setattr(gates, "machine", SimpleNamespace(load=lambda: load))
-        monkeypatch.setattr(gates, "roofline", measured)
-
-    return set
-
-
-@pytest.mark.parametrize(
-    "load, share, words", [(0.9, 1.0, "0.90 of its cores"), (0.0, 0.5, "50 of the 100 GFL")]
-)
-def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, words):
-    said = []
-    machines(load, share)
-    with pytest.raises(gates.Busy, match=f"{words}.*Waited"):
-        gates.wait_for_quiet(0.05, say=said.append)
-    assert said and words in said[0]
-    times = []
-    gates.wait_for_quiet(0.4, say=lambda reason: times.append(machines(0.0, 0.9)))  # meanwhile it gets quiet
-    assert len(times) == 1

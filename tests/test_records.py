@@ -2,7 +2,6 @@
 
 import importlib
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import provenance
 from ed_lib import records
 
 MADE = {"benchmark": "ed", "machine": "nvidia-h200", "device": "NVIDIA H200", "code": {"update": "c0de"}}
@@ -30,7 +30,7 @@ def place(tmp_path, monkeypatch):
     """A repository with one record."""
     monkeypatch.setattr(records, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").touch()
-    records.write(pd.DataFrame(ROWS), MADE, tmp_path / "records")
+    provenance.write(pd.DataFrame(ROWS), MADE, tmp_path / "records")
     return tmp_path / "records" / "nvidia-h200" / "ed.csv"
 
 
@@ -44,9 +44,9 @@ def test_what_is_written_comes_back(place):
     assert record.attrs == MADE | {"rows": 3, "label": "H200"}
     assert [type(cell) for cell in record.depth] == 3 * [int] and record.n.tolist() == [40, 40, 40]
     before = [path.read_text() for path in sorted(place.parent.iterdir())]
-    records.write(record, record.attrs, place.parents[1])
+    provenance.write(record, record.attrs, place.parents[1])
     assert [path.read_text() for path in sorted(place.parent.iterdir())] == before and len(before) == 2
-    records.write(record.drop(columns=["curve", "epochs"]), record.attrs, place.parents[1])
+    provenance.write(record.drop(columns=["curve", "epochs"]), record.attrs, place.parents[1])
     assert [path.name for path in place.parent.iterdir()] == ["ed.csv"], "nothing long, and no file for it"
 
 
@@ -66,17 +66,17 @@ CELLS = (
 def test_any_value_comes_back_as_it_was(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("records")
     frame = pd.DataFrame({"table": "t", **TIMES, "x": pd.Series(values, dtype=object)})
-    back = records.read(records.write(frame, MADE, folder))
+    back = records.read(provenance.write(frame, MADE, folder))
     assert back.get("x", pd.Series([None] * len(values))).tolist() == values
 
 
 def test_seconds_are_rounded_and_numbers_of_numpy_are_numbers(tmp_path):
     row = {"table": "t", "seconds": 1.23456e-3, "q1": np.float64(1.11119e-3), "q3": 2.5, "n": np.int64(12345)}
     row |= {"error": 1 / 3, "loss": 1 / 3, "floor_flops": 987654321, "rates": [np.float32(0.5), np.int8(1)]}
-    back = records.read(records.write(pd.DataFrame([row]), MADE, tmp_path)).loc[0].tolist()
+    back = records.read(provenance.write(pd.DataFrame([row]), MADE, tmp_path)).loc[0].tolist()
     assert back == ["t", 1.235e-3, 1.111e-3, 2.5, 12345, 0.3333, 1 / 3, 987654321, [0.5, 1]]
     with pytest.raises(ValueError, match="not JSON compliant"):
-        records.write(pd.DataFrame([row | {"loss": math.inf}]), MADE, tmp_path)
+        provenance.write(pd.DataFrame([row | {"loss": math.inf}]), MADE, tmp_path)
 
 
 def test_rows_are_found_by_part_of_their_case(place):
@@ -123,7 +123,7 @@ def test_a_file_that_is_cut_off_says_where(place, left):
 
 def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_error(place):
     for machine in ("tesla-t4", "apple-m1"):
-        records.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
+        provenance.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
     assert [*records.load("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"] and records.load("lstm") == {}
     with pytest.raises(
         LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200, te"
@@ -135,48 +135,10 @@ def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_err
 
 def test_the_repository_comes_before_what_was_installed(place, monkeypatch):
     installed = place.parents[2] / "site" / "ed_lib_of_a_test"
-    records.write(pd.DataFrame(ROWS), MADE | {"machine": "installed"}, installed)
+    provenance.write(pd.DataFrame(ROWS), MADE | {"machine": "installed"}, installed)
     monkeypatch.syspath_prepend(installed.parent)
     importlib.invalidate_caches()
     monkeypatch.setattr(records, "INSTALLED", "ed_lib_of_a_test")
     assert [*records.load("ed")] == ["nvidia-h200"]
     (place.parents[2] / "pyproject.toml").unlink()  # records/ of something else
     assert [*records.load("ed")] == ["installed"]
-
-
-SOURCES = {
-    "ed_lib/__init__.py": "",
-    "ed_lib/a.py": "import numpy\nfrom ed_lib.inner import two\nraise SystemExit('imported')",
-    "ed_lib/alone.py": "x = 1",
-    "ed_lib/inner/__init__.py": "",
-    "ed_lib/inner/two.py": "def load(name):\n    return importlib.import_module(f'ed_lib.late.{name}')",
-    "ed_lib/late/three.py": "x = 3",
-    "benchmarks/b.py": "def run():\n    import ed_lib.a",
-    "tools/c.py": "from benchmarks import b",
-}
-
-
-def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_path):
-    for name, source in SOURCES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(source)
-    found = [path.as_posix() for path in records.reached(["benchmarks.b"], tmp_path)]
-    assert found == sorted(set(SOURCES) - {"ed_lib/alone.py", "tools/c.py"})
-    assert records.reached(["ed_lib.none"], tmp_path) == [Path("ed_lib/__init__.py")]
-    before = records.code_hash(["benchmarks.b"], tmp_path)
-    for name, source, changes in [
-        ("ed_lib/late/three.py", "x = 4", True),
-        ("ed_lib/late/four.py", "", True),
-        ("ed_lib/alone.py", "x = 4", False),
-        (
-            "benchmarks/b.py",
-            '"""Words."""\r\n\r\ndef run():  # more\r\n    """Others."""\r\n    import ed_lib.a',
-            False,
-        ),
-        ("benchmarks/b.py", "def walk():\n    import ed_lib.a", True),
-    ]:
-        (tmp_path / name).write_text(source, newline="")
-        assert (records.code_hash(["benchmarks.b"], tmp_path) != before) == changes, name
-        (tmp_path / name).write_text(SOURCES.get(name, ""))
-        (tmp_path / "ed_lib/late/four.py").unlink(missing_ok=True)
-    assert records.code_hash(["benchmarks.b"], tmp_path, "a cell") != before

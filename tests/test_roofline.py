@@ -159,15 +159,3 @@ def test_the_newer_setting_by_library_is_put_back_too(precision):
     with roofline.true_float32():
         assert matmul.fp32_precision == "ieee" and not matmul.allow_tf32
     assert matmul.fp32_precision == "tf32"
-
-
-@pytest.mark.oracle
-def test_every_number_in_a_cache_is_read_every_time():
-    blocks = np.ones((2, 640), np.float32)
-    assert roofline.reader()(blocks, 7).tolist() == [7 * 640] * 2
-
-
-def test_a_cache_has_a_finite_rate():
-    assert (
-        0 < roofline.cache_rate(10_000, seconds=0.02) < 1e15 and roofline.cache_rate(1024, seconds=0.02) > 0
-    )

@@ -8,12 +8,12 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1912,
+    "ed_lib/*.py": 1700,
     "ed_lib/ed/**/*.py": 2164,
     "ed_lib/parallel/**/*.py": 4300,
     "ed_lib/precision/**/*.py": 2149,
-    "ed_lib/lstm/**/*.py": 2062,
-    "benchmarks/**/*.py": 3506,
+    "ed_lib/lstm/**/*.py": 2120,
+    "benchmarks/**/*.py": 3640,
     "tools/**/*.py": 980,
     "tests/**/*.py": 13600,
     "CONTRIBUTING.md": 700,

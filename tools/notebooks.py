@@ -23,7 +23,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from ed_lib import data, gates, machine, records, roofline
+from benchmarks import provenance, quiet
+from ed_lib import data, gates, machine, roofline
 from tools.pages import ROOT, pages
 
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
@@ -86,13 +87,13 @@ def _why_missing(function, name):
 def fingerprint(nb):
     """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they reach.
 
-    Comments and docstrings do not count (as in records.code_hash), nor does the set-up cell: the book's
+    Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the book's
     address stands in it, and changes no output.
     """
     cells = [cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
-    modules = {"ed_lib.notebook"}.union(*map(records.imported, cells))
-    return records.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
+    modules = {"ed_lib.notebook"}.union(*map(provenance.imported, cells))
+    return provenance.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
 
 
 def execute(nb, path, **environment):
@@ -152,7 +153,7 @@ def write(nb, path):
 def make(path, patience):
     """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it gets none."""
     for left in (2, 1, 0):
-        gates.wait_for_quiet(patience, SHARED)
+        quiet.wait(patience, SHARED)
         try:
             return execute(read(ROOT / path), path, ED_GATES="strict")
         except CellExecutionError as error:

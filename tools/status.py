@@ -1,5 +1,6 @@
 """`make status`: the chapters and tables of records whose code has changed since: information, no fault."""
 
+from benchmarks import provenance
 from ed_lib import records
 from tools import notebooks
 from tools.pages import ROOT
@@ -17,7 +18,7 @@ def chapters():
 def tables():
     """(benchmark, table and machine; the day of its record) for each that was measured by other code."""
     for name in sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")}):
-        now = records.code_hash([f"benchmarks.{name}"])
+        now = provenance.code_hash([f"benchmarks.{name}"])
         for machine, record in records.load(name).items():
             for table in record["table"].unique():
                 if record.attrs["code"].get(table) != now:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ed_lib.graphs import fork
+from ed_lib.graphs import fork, on
 from ed_lib.lstm import gpu
 
 # GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one layer but for
@@ -121,16 +121,16 @@ def streamed_gemms(layer: Layer) -> None:
     """Rung 3: input products wait for no step. On their own stream they run ahead."""
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
-        with inputs.use():
+        with on(inputs):
             for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
-                ready[t] = inputs.record()
-        with recurrence.use():
+                ready[t] = inputs.record_event()
+        with on(recurrence):
             for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
-                recurrence.wait(ready[t])
+                recurrence.wait_event(ready[t])
                 separate_cell(layer, t, before, after)
 
 
@@ -138,16 +138,16 @@ def fused_pointwise(layer: Layer) -> None:
     """Rung 4: all pointwise work of a step in one launch."""
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
-        with inputs.use():
+        with on(inputs):
             for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
-                ready[t] = inputs.record()
-        with recurrence.use():
+                ready[t] = inputs.record_event()
+        with on(recurrence):
             for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
-                recurrence.wait(ready[t])
+                recurrence.wait_event(ready[t])
                 fused_cell(layer, t, before, after)
 
 
@@ -156,16 +156,16 @@ def pretransposed(layer: Layer) -> None:
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         w_ih, w_hh = transposed(layer, inputs, recurrence)  # (I, 4H), (H, 4H)
-        with inputs.use():
+        with on(inputs):
             for t, _, _ in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], w_ih, out=layer.gates[t])
-                ready[t] = inputs.record()
-        with recurrence.use():
+                ready[t] = inputs.record_event()
+        with on(recurrence):
             for t, before, after in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
                 torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
-                recurrence.wait(ready[t])
+                recurrence.wait_event(ready[t])
                 fused_cell(layer, t, before, after)
 
 
@@ -181,24 +181,24 @@ def run_block(layer: Layer, block: list[Step], weights: Pair, inputs: Any, recur
     """A block's input product, then its steps → the event that they are done."""
     w_ih, w_hh = weights
     now = slice(min(block)[0], max(block)[0] + 1)  # k steps
-    with inputs.use():
+    with on(inputs):
         x, a = layer.x[now].flatten(0, 1), layer.gates[now].flatten(0, 1)
         torch.mm(x, w_ih, out=a)  # (k · B, I) (I, 4H) → (k · B, 4H)
-        ready = inputs.record()
-    with recurrence.use():
-        recurrence.wait(ready)
+        ready = inputs.record_event()
+    with on(recurrence):
+        recurrence.wait_event(ready)
         for t, before, after in block:
             # (B, H) (H, 4H) → (B, 4H)
             torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
             fused_cell(layer, t, before, after)
-        return recurrence.record()
+        return recurrence.record_event()
 
 
 def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
     """W_ih (I, 4H) and W_hh (H, 4H), each copied on the stream that reads it."""
-    with inputs.use():
+    with on(inputs):
         w_ih = layer.w_ih.t().contiguous()
-    with recurrence.use():
+    with on(recurrence):
         return w_ih, layer.w_hh.t().contiguous()
 
 

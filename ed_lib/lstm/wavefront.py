@@ -47,7 +47,7 @@ def streamed_wavefront(levels: list[list[Layer]], combine: int = 2) -> None:
                 key = level, d  # and its pair of streams: (inputs, recurrence)
                 below = block if directions == 1 else count - 1  # the block that this one's inputs wait for
                 for way in range(directions if level else 0):
-                    pairs[key][0].wait(done[level - 1, way, below])
+                    pairs[key][0].wait_event(done[level - 1, way, below])
                 steps = blocks[key][block]
                 done[level, d, block] = run_block(each[key], steps, weights[key], *pairs[key])
 

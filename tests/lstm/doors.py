@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ed_lib.lstm import LSTM as Rungs
-from ed_lib.lstm import frozen, scans, weights
+from ed_lib.lstm import caches, frozen, scans, weights
 
 
 def scanned(steps, numbers, scan="halving"):
@@ -19,6 +19,8 @@ GATES = weights.unpack(PIECES, FLAT)
 KERAS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # kernel, recurrent kernel, bias
 
 LSTM = [
+    ("cache_rate: threads", lambda: caches.cache_rate(1e6, 1000), ValueError, "threads is 1000; wanted at"),
+    ("cache_rate: size", lambda: caches.cache_rate(100), ValueError, "size is 100; wanted at least 1024"),
     ("LSTM: sizes", lambda: Rungs(0, 4), ValueError, "input_size is 0"),
     ("LSTM: floats", lambda: Rungs(3, 2.0), TypeError, "hidden_size is 2.0"),
     ("LSTM: combine", lambda: Rungs(3, 4, combine=0), ValueError, "combine is 0"),

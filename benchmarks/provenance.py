@@ -1,0 +1,120 @@
+"""What a record says of itself: its machine, the libraries, the code that made it; and how it is written."""
+
+import ast
+import csv
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+import torch
+from threadpoolctl import threadpool_info
+
+from ed_lib import machine, records
+
+OURS = ("ed_lib", "benchmarks")
+FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")  # by the environment
+ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
+LONG = 200  # letters of a list that stands beside the table
+
+
+def facts(device: str = "cpu") -> dict:
+    """What made a measurement, for the head of its record. Names neither host, user nor folder."""
+    keys = ("internal_api", "version", "architecture", "num_threads")
+    blas = [[pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    command = " ".join(["python", *(re.sub(r"\S*/(?=\S)", "", word) for word in sys.orig_argv[1:])])
+    forced = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
+    if (gpu := machine.gpu(device)) is not None:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True).stdout.split()[:1]
+        gpu = {"memory": gpu.total_memory, "driver": driver, "cuda": torch.version.cuda}
+    found = {
+        "machine": machine.slug(device),
+        "device": machine.name(device),
+        "cpu": machine.name(),
+        "flags": machine.flags(),
+        "gpu": gpu,
+    }
+    found |= {"threads": torch.get_num_threads(), "os": platform.platform(), "versions": machine.versions()}
+    found |= {"torch_kernels": torch.backends.cpu.get_cpu_capability(), "blas": blas}
+    return found | {"forced": forced, "command": command}
+
+
+def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
+    """Writes a record, without empty columns, to ``folder/<machine>/<benchmark>.csv``, named by its
+    provenance, and returns the path. ValueError for an infinite number.
+    """
+    path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, []
+    for name in frame:
+        texts = [_text(value, name in ROUNDED) for value in frame[name]]
+        lists = {n: texts[n] for n, value in enumerate(frame[name]) if isinstance(value, list)}
+        moved = {n: text for n, text in lists.items() if text[1] in "[{" or len(text) > LONG}
+        if moved:
+            lines = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
+            long.append(f"{_json(name)}: {{\n{lines}}}")
+        if any(texts := ["" if n in moved else text for n, text in enumerate(texts)]):
+            table[name] = texts
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        made = {key: value for key, value in provenance.items() if key != "label"} | {"rows": len(frame)}
+        file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
+        csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
+    path.with_suffix(".json").unlink(missing_ok=True)
+    if text := ",\n".join(long):
+        path.with_suffix(".json").write_text(f"{{{text}}}\n", encoding="utf-8")
+    return path
+
+
+def _text(value, is_rounded):
+    if value is None or value != value:  # NaN is nothing
+        return ""
+    if isinstance(value, str) and records.parsed(value) == value and value.isprintable():
+        return value
+    return _json(float(f"{value:.4g}") if is_rounded and isinstance(value, float) else value)
+
+
+def _json(value):
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda one: one.tolist())  # NumPy's
+
+
+def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") -> str:
+    """SHA-256 of ``begun`` and the code, without docstrings and comments, of all files that names reach."""
+    digest = hashlib.sha256(begun.encode())
+    for path in reached(names, root):
+        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                node.body = node.body[1:]
+        digest.update(f"{path.as_posix()}\0{ast.unparse(tree)}\0".encode())
+    return digest.hexdigest()
+
+
+def imported(source: str) -> set[str]:
+    """The names of ours that Python source imports."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] in OURS}
+
+
+def reached(names: Iterable[str], root: Path = records.ROOT) -> list[Path]:
+    """The files behind names and behind all that they import in turn: sorted, relative to ``root``."""
+    found, todo = set(), set(names)
+    while todo:
+        parts = todo.pop().split(".")
+        for end in range(1, len(parts) + 1):  # a.b.c runs a, a.b and a.b.c
+            stem = Path(*parts[:end])
+            for path in (stem / "__init__.py", stem.with_suffix(".py")):
+                if path not in found and (root / path).is_file():
+                    found.add(path)
+                    todo |= imported((root / path).read_text(encoding="utf-8"))
+    return sorted(found)
