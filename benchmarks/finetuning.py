@@ -38,7 +38,7 @@ def fine_tuning(size, device):
     batch, "activations", "casts" and "total".
     """
     few = slice(size.pairs)
-    parts = [data.Pairs(p.first[few], p.second[few], p.labels[few]) for p in data.sick()]
+    parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
     train, test = (finetuning.examples(part, minilm.tokenizer()) for part in parts)
     steps = list(step_flops(size, train))
     parameters = sum(p.numel() for p in minilm.load().parameters())

@@ -8,7 +8,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,14 +86,13 @@ def _content(path, source, name, file):
     return content
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(NamedTuple):
     """Images in grey levels 0 (background) to 255, and their classes 0 to 9. All arrays are uint8."""
 
-    train_images: np.ndarray = field(repr=False)  # (60000, 28, 28); digits: (1437, 28, 28)
-    train_labels: np.ndarray = field(repr=False)  # (60000,)
-    test_images: np.ndarray = field(repr=False)  # (10000, 28, 28); digits: (360, 28, 28)
-    test_labels: np.ndarray = field(repr=False)  # (10000,)
+    train_images: np.ndarray  # (60000, 28, 28); digits: (1437, 28, 28)
+    train_labels: np.ndarray  # (60000,)
+    test_images: np.ndarray  # (10000, 28, 28); digits: (360, 28, 28)
+    test_labels: np.ndarray  # (10000,)
     name: str  # "MNIST", "Fashion-MNIST" or "scikit-learn digits, resized to 28×28"
     classes: tuple[str, ...]  # the ten classes' names
 
@@ -196,33 +194,27 @@ def stretches(numbers: torch.Tensor, batch: int, steps: int, *, seed: int) -> It
         yield numbers[x], numbers[x + 1]
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """N pairs of sentences; a label is a place in SICK_LABELS; people found them alike, from 1 to 5."""
 
-    first: list[str] = field(repr=False)
-    second: list[str] = field(repr=False)
-    labels: list[int] = field(repr=False)
-    relatedness: list[float] = field(default_factory=list, repr=False)
-
-    def __len__(self):
-        return len(self.labels)
+    first: list[str]
+    second: list[str]
+    labels: list[int]
+    relatedness: list[float]
 
 
 def sick() -> tuple[Pairs, Pairs]:
     """SICK (M. Marelli and others 2014), 9,927 pairs: to learn from, and about a fifth held out. Does the
     first sentence entail the second, contradict it, or neither?
     """
-    parts: tuple[Pairs, Pairs] = Pairs([], [], []), Pairs([], [], [])
+    rows: tuple[list, list] = [], []
     for line in published("sick", "SICK.txt")[1].decode().splitlines()[1:]:  # the first names the columns
         _, first, second, relatedness, label = line.split("\t")
         both = "\n".join(sorted([first, second])).encode()  # pairs that stand twice, or turned, stay so
-        pairs = parts[int(hashlib.sha256(both).hexdigest(), 16) % 5 == 0]
-        pairs.first.append(first)
-        pairs.second.append(second)
-        pairs.labels.append(SICK_LABELS.index(label))
-        pairs.relatedness.append(float(relatedness))
-    return parts
+        held_out = int(hashlib.sha256(both).hexdigest(), 16) % 5 == 0
+        rows[held_out].append((first, second, SICK_LABELS.index(label), float(relatedness)))
+    learned, kept = (Pairs(*map(list, zip(*part, strict=True))) for part in rows)
+    return learned, kept
 
 
 def minilm(file: str) -> Path:

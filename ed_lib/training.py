@@ -88,10 +88,9 @@ def train(
 
     def look():
         with context():
-            return accuracy(model, *test)
+            return accuracy(model, *test) if test else float("nan")
 
-    looks = None if test is None else look
-    return loop(step, len(images), looks, batch=batch, epochs=epochs, seed=1000 * seed)
+    return loop(step, len(images), look, batch=batch, epochs=epochs, seed=1000 * seed)
 
 
 def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> None:

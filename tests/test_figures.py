@@ -142,20 +142,3 @@ def test_what_the_data_show_is_said_with_the_text():
 
 def test_a_diagram_without_data_has_its_text_alone():
     assert figures.in_words(diagram()) == []
-
-
-def test_a_slider_shows_its_first_frame_and_hides_the_others(monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
-
-    def frame(gpus, kind):
-        return f"{gpus} <{kind}>", {"work": 0.75, "waiting": 0.25}
-
-    figures.slider({"GPUs": [1, 2], "kind": ["a", "b", "c"]}, frame)
-    page = shown[0].data
-    assert re.findall("<div class='frame'( hidden)?>", page) == ["", *[" hidden"] * 5]
-    assert re.findall(r"<p>(.*?)</p>", page) == [f"{n} &lt;{k}&gt;" for n in (1, 2) for k in "abc"]
-    assert re.findall(r'max="(\d)"', page) == ["1", "2"] and 'aria-label="kind"' in page
-    assert "width: 75.00%" in page and "waiting 25%" in page
-    with pytest.raises(ValueError, match=r"axes\['GPUs'\] is empty"):
-        figures.slider({"GPUs": []}, frame)

@@ -8,9 +8,9 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1700,
+    "ed_lib/*.py": 1632,
     "ed_lib/ed/**/*.py": 2164,
-    "ed_lib/parallel/**/*.py": 4300,
+    "ed_lib/parallel/**/*.py": 4375,
     "ed_lib/precision/**/*.py": 2149,
     "ed_lib/lstm/**/*.py": 2120,
     "benchmarks/**/*.py": 3640,

@@ -1,13 +1,14 @@
 """Schedules and their simulator: against the formulas of the papers, and against timelines made by hand."""
 
 import math
+import re
 
 import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib import figures
+from ed_lib.parallel import drawing
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link
@@ -220,12 +221,29 @@ def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
 def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
     fig, ax = plt.subplots()
-    figures.timeline(ax, timeline)
+    drawing.timeline(ax, timeline)
     boxes = {(round(b.get_y() + 0.43), b.get_x(), b.get_width()) for b in ax.patches}
     wanted = {(e.stage, e.start, e.end - e.start) for e in timeline.events if e.op != "step"}
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
     assert len({b.get_facecolor() for b in ax.patches}) == 3
     plt.close(fig)
+
+
+def test_a_slider_shows_its_first_frame_and_hides_the_others(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+
+    def frame(gpus, kind):
+        return f"{gpus} <{kind}>", {"work": 0.75, "waiting": 0.25}
+
+    drawing.slider({"GPUs": [1, 2], "kind": ["a", "b", "c"]}, frame)
+    page = shown[0].data
+    assert re.findall("<div class='frame'( hidden)?>", page) == ["", *[" hidden"] * 5]
+    assert re.findall(r"<p>(.*?)</p>", page) == [f"{n} &lt;{k}&gt;" for n in (1, 2) for k in "abc"]
+    assert re.findall(r'max="(\d)"', page) == ["1", "2"] and 'aria-label="kind"' in page
+    assert "width: 75.00%" in page and "waiting 25%" in page
+    with pytest.raises(ValueError, match=r"axes\['GPUs'\] is empty"):
+        drawing.slider({"GPUs": []}, frame)
 
 
 @pytest.mark.oracle
