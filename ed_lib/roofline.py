@@ -161,15 +161,12 @@ def true_float32() -> Iterator[None]:
     """Products of float32 in float32, neither TF32 nor bfloat16, for as long as this lasts."""
     import torch
 
-    places: list = [torch.backends.cuda.matmul]
-    newer = hasattr(places[0], "fp32_precision")  # since PyTorch 2.9, which then refuses the older setting
-    places += [getattr(torch.backends.mkldnn, "matmul")] if newer else []  # noqa: B009  unknown to mypy
-    name, value = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
-    before = [getattr(place, name) for place in places]
+    settings: list = [backend.matmul for backend in (torch.backends.cuda, torch.backends.mkldnn)]  # type: ignore
+    before = [each.fp32_precision for each in settings]
     try:
-        for place in places:
-            setattr(place, name, value)
+        for each in settings:
+            each.fp32_precision = "ieee"
         yield
     finally:
-        for place, old in zip(places, before, strict=True):
-            setattr(place, name, old)
+        for each, old in zip(settings, before, strict=True):
+            each.fp32_precision = old

@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -43,14 +42,17 @@ def loop(
     step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
     look() gives an accuracy: before the first step, after ``every`` steps (None: each epoch), at the end.
     """
+    from tqdm.std import tqdm
+
     n, batch, epochs = check.count("n", n), check.count("batch", batch), check.count("epochs", epochs)
     per_epoch = -(-n // batch)
     every, last = check.count("every", per_epoch if every is None else every), epochs * per_epoch
     look = look or (lambda: float("nan"))
     history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
+    not_first = os.environ.get("RANK", "0") != "0"  # of several ranks, the first has a bar
     start = timing.now()
-    for number, rows in enumerate(progress(order, "training", last), start=1):
+    for number, rows in enumerate(tqdm(order, "training", last, leave=False, disable=not_first), start=1):
         losses.append(step(rows))
         seen += len(rows)
         if number % every == 0 or number == last:
@@ -121,12 +123,3 @@ def correct(net: Callable, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for inputs, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
             right += (net(inputs).argmax(dim=1) == labels).sum()  # (chunk, classes) → (chunk,) → ()
     return right
-
-
-def progress(iterable: Iterable, what: str, total: int | None = None) -> Iterable:
-    """``iterable`` with a progress bar on stderr, gone when it ends; of several ranks, the first has one."""
-    from tqdm.std import tqdm
-
-    if os.environ.get("RANK", "0") != "0":
-        return iterable
-    return tqdm(iterable, desc=what, total=total, leave=False, file=sys.stderr)

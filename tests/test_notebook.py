@@ -1,21 +1,17 @@
-"""What chapters start with: the line about the machine, progress, exercises, cells for a GPU."""
+"""What chapters start with: the line about the machine, exercises, cells for a GPU."""
 
 import sys
 
 import numpy as np
 import pytest
 
-from ed_lib import arrays, notebook, training
+from ed_lib import arrays, notebook
 
 
 def test_the_card_is_one_line_that_names_machine_and_versions():
     card = notebook.card()
     assert "\n" not in card and card.startswith("CPU: ") and f"NumPy {np.__version__}" in card
     assert "GPU" in card and "PyTorch" in card and "/" not in card
-
-
-def test_progress_passes_everything_on():
-    assert list(training.progress(range(5), "counting")) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

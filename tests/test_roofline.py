@@ -152,7 +152,6 @@ def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, 
     assert settings() == was, "after a fault too"
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs PyTorch 2.9")
 def test_the_newer_setting_by_library_is_put_back_too(precision):
     matmul = torch.backends.cuda.matmul
     matmul.fp32_precision = "tf32"  # from now on PyTorch refuses to tell allow_tf32
