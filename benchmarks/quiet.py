@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import psutil
-
 from ed_lib import roofline
 from ed_lib.gates import Busy
 
@@ -37,4 +35,6 @@ def disturbance(reached: float = REACHED) -> str | None:
 
 def load(seconds: float = 1.0) -> float:
     """How many of the machine's cores are at work, on average, in the next ``seconds``, which this sleeps."""
+    import psutil  # which a bare machine with a GPU may lack
+
     return psutil.cpu_count() * psutil.cpu_percent(seconds) / 100

@@ -71,8 +71,10 @@ def threads() -> int:
 def memory(device: str = "cpu") -> int:
     """Bytes that may still be allocated: what the system calls available, or what a GPU has free."""
     if gpu(device) is None:
-        import psutil
-
+        try:
+            import psutil
+        except ImportError:  # on a bare machine with a GPU: not known
+            return sys.maxsize
         return psutil.virtual_memory().available
     import torch
 
