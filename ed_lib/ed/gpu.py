@@ -1,156 +1,121 @@
-"""The hidden layers as two GPU kernels in Triton: one launch for a whole forward pass, one for an update.
+"""The hidden layers as two CUDA kernels, for CuPy: one launch for a forward pass, one for an update.
 
-Letters: D hidden-to-hidden layers, K independent networks, B batch, C = 2W cells of a layer. The arrays are
-those of :mod:`ed_lib.ed.layout`: contiguous tensors on one GPU (or, with TRITON_INTERPRET=1 set before Triton
-is imported, on the CPU), all float32 or all float64. A kernel is given addresses: nobody else checks this.
+Letters: D hidden-to-hidden layers, K networks, B batch, C = 2W cells of a layer, n senders of the bias.
+Arrays as in :mod:`ed_lib.ed.layout`, contiguous, all float32 or all float64: CuPy's on one GPU, or NumPy's,
+for which the same source runs on the CPU (:mod:`ed_lib.ed.emulator`).
 """
 
-from __future__ import annotations
-
-import math
+import functools
 from typing import Any
 
-import torch
+import numpy as np
 
 from ed_lib import arrays
+from ed_lib.arrays import Array
 
-try:
-    import triton
-    import triton.language as tl
-    from triton import jit
-except ImportError:  # as on macOS: the kernels can be read there, and not run
-    triton, jit = None, lambda function: function
+MOST = 1024  # threads of a block, and so cells of a layer
+ROWS = 4  # samples of a block of the forward kernel
+SENDERS = 16  # senders whose weights a thread of the update kernel sums at a time
 
-LARGEST = 64 * 1024  # bytes that one layer's weights may take of a multiprocessor's shared memory
-ROWS = 16  # samples of a program; tl.dot wants no fewer
+FORWARD = r"""
+extern "C" __global__ void forward(real* states, const real* weight, const real* bias,
+                                   int depth, int networks, int batch, int cells, real scale) {
+    extern __shared__ real x[];  // (ROWS, C): what the layer below answers to ROWS samples
+    int first = blockIdx.x * ROWS, k = blockIdx.y, o = threadIdx.x;  // a thread is a receiver
+    int rows = min(ROWS, batch - first);
+    states += ((size_t)k * batch + first) * cells + o;
+    weight += (size_t)k * cells * cells + o;
+    bias += k * cells + o;
+    for (int r = 0; r < rows; r++) x[r * cells + o] = states[r * cells];
+    for (int d = 0; d < depth; d++) {
+        real u[ROWS] = {};
+        __syncthreads();  // x is complete
+        for (int i = 0; i < cells; i++)  // each weight is read once for all samples
+            for (int r = 0; r < ROWS; r++) u[r] += x[r * cells + i] * weight[i * cells];
+        __syncthreads();  // x is no longer needed
+        states += (size_t)networks * batch * cells;
+        for (int r = 0; r < rows; r++)
+            states[r * cells] = x[r * cells + o] = 1 / (1 + exp(-scale * (u[r] + *bias)));
+        weight += (size_t)networks * cells * cells;  // on to the next layer
+        bias += networks * cells;
+    }
+}
+"""
 
-
-@jit
-def forward_kernel(
-    states, weight, bias, depth, networks, batch, cells,
-    SCALE: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Takes ROWS samples of network k through all layers. Their states stay on the chip, and the weights of
-    the next layer are on their way while one is computed. Weights beyond ``cells`` count as 0, so what the
-    states hold there, σ(0), adds nothing; nor is it stored.
-    """
-    b, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)  # (ROWS,), scalar
-    c = tl.arange(0, CELLS)  # (CELLS,)
-    tile, in_tile = b[:, None] * cells + c[None, :], (b < batch)[:, None] & (c < cells)[None, :]
-    square, in_square = c[:, None] * cells + c[None, :], (c < cells)[:, None] & (c < cells)[None, :]
-    states += k * batch * cells
-    weight += k * cells * cells
-    bias += k * cells
-    x = tl.load(states + tile, in_tile, 0)  # (ROWS, CELLS)
-    for _ in tl.range(depth, num_stages=2):
-        w = tl.load(weight + square, in_square, 0)  # (CELLS, CELLS)
-        u = tl.dot(x, w, input_precision=PRECISION, out_dtype=x.dtype)
-        u += tl.load(bias + c, c < cells, 0)[None, :]
-        x = 1 / (
-            1 + tl.exp2(u * SCALE)
-        )  # where the power overflows, to infinity, this is the 0 that is meant
-        states += networks * batch * cells  # on to the next layer
-        weight += networks * cells * cells
-        bias += networks * cells
-        tl.store(states + tile, x, in_tile)
-
-
-@jit
-def update_kernel(
-    weight, bias, states, gains, bias_gains, networks, batch, cells,
-    N: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds the update of a TILE × TILE of one layer's weights, summed over ROWS samples at a time; in the
-    programs that have the first senders, that of their receivers' biases too.
-    """
-    layer = tl.program_id(0).to(tl.int64)  # d · K + k
-    i = tl.program_id(1) * TILE + tl.arange(0, TILE)  # senders (TILE,)
-    o = tl.program_id(2) * TILE + tl.arange(0, TILE)  # receivers (TILE,)
-    n = tl.arange(0, N)  # the bias, or its two types of cell (N,)
-    sent = states + layer * batch * cells
-    answered = sent + networks * batch * cells
-    gains += (layer % networks * 2 + (i >= cells // 2)) * batch  # of the senders' types (TILE,)
-    bias_gains += (layer % networks * N + n) * batch  # (N,)
-    sign = tl.where(o < cells // 2, 1, -1)  # of the receivers
-    dw, dv = tl.zeros((TILE, TILE), weight.dtype.element_ty), tl.zeros((N, TILE), weight.dtype.element_ty)
-    for start in tl.range(0, batch, ROWS, num_stages=2):
-        b = start + tl.arange(0, ROWS)  # (ROWS,)
-        y = tl.load(
-            answered + b[:, None] * cells + o[None, :], (b < batch)[:, None] & (o < cells)[None, :], 0
-        )
-        received = sign[None, :] * y * (1 - y)  # (ROWS, TILE)
-        in_x = (i < cells)[:, None] & (b < batch)[None, :]
-        x = tl.load(sent + b[None, :] * cells + i[:, None], in_x, 0)  # (TILE, ROWS)
-        x *= tl.load(gains[:, None] + b[None, :], in_x, 0)
-        dw += tl.dot(x, received, input_precision=PRECISION, out_dtype=dw.dtype)
-        g = tl.load(bias_gains[:, None] + b[None, :], (n < N)[:, None] & (b < batch)[None, :], 0)  # (N, ROWS)
-        dv += tl.sum(g[:, :, None] * received[None, :, :], axis=1)  # (N, TILE)
-    place, inside = i[:, None] * cells + o[None, :], (i < cells)[:, None] & (o < cells)[None, :]
-    weight += layer * cells * cells + place
-    tl.store(weight, tl.load(weight, inside, 0) + dw, inside)
-    bias += (layer * N + n[:, None]) * cells + o[None, :]
-    first = (n < tl.where(tl.program_id(1) == 0, N, 0))[:, None] & (o < cells)[None, :]
-    tl.store(bias, tl.load(bias, first, 0) + dv, first)
+UPDATE = r"""
+extern "C" __global__ void update(real* weight, real* bias, const real* states, const real* gains,
+                                  const real* bias_gains, int networks, int batch, int cells, int n_bias) {
+    int layer = blockIdx.x, k = layer % networks, o = threadIdx.x;  // a thread is a receiver
+    const real* x = states + (size_t)layer * batch * cells;     // (B, C): what the layer was sent
+    const real* y = x + (size_t)networks * batch * cells + o;   // (B, C): what it answered
+    real sign = o < cells / 2 ? 1 : -1;
+    weight += (size_t)layer * cells * cells + o;
+    bias += (size_t)layer * n_bias * cells + o;
+    gains += k * 2 * batch;
+    bias_gains += k * n_bias * batch;
+    for (int first = threadIdx.y * SENDERS; first < cells; first += blockDim.y * SENDERS) {
+        real dw[SENDERS] = {};  // of the weights from these senders
+        for (int b = 0; b < batch; b++) {
+            real slope = sign * y[b * cells] * (1 - y[b * cells]);
+            real from_0 = slope * gains[b], from_1 = slope * gains[batch + b];  // a type of sender each
+            for (int s = 0, i = first; s < SENDERS; s++, i++)
+                if (i < cells) dw[s] += x[b * cells + i] * (i < cells / 2 ? from_0 : from_1);
+        }
+        for (int s = 0; s < SENDERS && first + s < cells; s++) weight[(first + s) * cells] += dw[s];
+    }
+    for (int n = threadIdx.y; n < n_bias; n += blockDim.y)
+        for (int b = 0; b < batch; b++)
+            bias[n * cells] += bias_gains[n * batch + b] * sign * y[b * cells] * (1 - y[b * cells]);
+}
+"""
 
 
-def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, u0: float) -> None:
+def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     """Fills states[1:] from states[0] in one launch, as :func:`ed_lib.ed.layout.forward` does.
 
     states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
     """
-    depth, networks, batch, cells = len(weight), *states.shape[1:]
-    if not depth:
-        return
-    size, scale = padded(cells), -2 / u0 * math.log2(math.e)  # 2^(scale · u) = exp(−2u/u₀)
-    with torch.cuda.device_of(states):
-        forward_kernel[triton.cdiv(batch, ROWS), networks](
-            states, weight, bias, depth, networks, batch, cells,
-            SCALE=scale, ROWS=ROWS, CELLS=size, PRECISION=precision(states), num_warps=min(size // 8, 8),
-            enable_fp_fusion=True,
-        )  # fmt: skip
+    depth, (networks, batch, cells) = len(weight), states.shape[1:]
+    sizes = map(np.int32, (depth, networks, batch, cells))
+    grid, block = (-(-batch // ROWS), networks), (cells,)
+    arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
+    kernel("forward", states)(grid, block, arguments, shared_mem=ROWS * cells * states.itemsize)
 
 
-def update(
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    states: torch.Tensor,
-    gains: torch.Tensor,
-    bias_gains: torch.Tensor,
-) -> None:
+def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
     """The ED update of all hidden layers, in place and in one launch: :func:`ed_lib.ed.layout.update`.
 
     weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
-    depth, networks, batch, cells = len(weight), *states.shape[1:]
-    if not depth:
-        return
-    tile = min(padded(cells), 64 if states.dtype == torch.float32 else 32)
-    with torch.cuda.device_of(states):
-        update_kernel[depth * networks, triton.cdiv(cells, tile), triton.cdiv(cells, tile)](
-            weight, bias, states, gains.contiguous(), bias_gains.contiguous(), networks, batch, cells,
-            N=bias.shape[2], TILE=tile, ROWS=ROWS, PRECISION=precision(states), num_warps=4,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+    depth, (networks, batch, cells) = len(weight), states.shape[1:]
+    contiguous = map(arrays.library(states).ascontiguousarray, (gains, bias_gains))
+    sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))
+    grid, block = (depth * networks,), (cells, min(MOST // cells, -(-cells // SENDERS)))
+    kernel("update", states)(grid, block, (weight, bias, states, *contiguous, *sizes))
 
 
-def obstacle(width: int, dtype: Any = "float32") -> str | None:
-    """Why a layer of ``width`` pairs does not fit the forward kernel on a GPU, in words; None when it does.
-
-    Its weights, C × C with C rounded up to a power of two, go through a multiprocessor's shared memory, and
-    64 KiB of them (64 pairs in float32, 32 in float64) leave room for the rest in a consumer GPU's 99 KiB.
-    """
-    name = arrays.dtype_name(dtype)
-    size = padded(2 * width) ** 2 * (4 if name == "float32" else 8)  # bytes
-    needs = f"the path 'kernel' needs {size // 1024} KiB of shared memory for the width {width} in {name}"
-    return None if size <= LARGEST else f"{needs}; at most {LARGEST // 1024} KiB fit"
+def kernel(name: str, like: Array) -> Any:
+    """The kernel of this name for arrays of the library and the dtype of ``like``."""
+    return compiled(name, arrays.library(like).__name__, arrays.dtype_name(like.dtype))
 
 
-def padded(n: int) -> int:
-    """The next power of two, 16 at the least: arrays on chip want the one, tl.dot the other."""
-    return max(16, 1 << (n - 1).bit_length())
+@functools.cache
+def compiled(name: str, library: str, dtype: str) -> Any:
+    """The kernel of this name as a ``RawKernel`` of CuPy, or of the emulator."""
+    if library == "cupy":
+        from cupy import RawKernel
+    else:
+        from ed_lib.ed.emulator import RawKernel
+    return RawKernel({"forward": FORWARD, "update": UPDATE}[name], name, options(dtype))
 
 
-def precision(like: torch.Tensor) -> str:
-    """How ``tl.dot`` multiplies: float32 in three products of TF32 parts where there are tensor cores."""
-    tensor_cores = like.is_cuda and torch.cuda.get_device_capability(like.device) >= (8, 0)
-    return "tf32x3" if tensor_cores and like.dtype == torch.float32 else "ieee"
+def options(dtype: str) -> tuple[str, ...]:
+    """What the kernels' source leaves open, for the compiler."""
+    real = {"float32": "float", "float64": "double"}[dtype]
+    return f"-Dreal={real}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
+
+
+def obstacle(width: int, dtype: str) -> str | None:
+    """Why layers of ``width`` pairs do not fit the kernels, in words; None when they do."""
+    wide = f"the path 'kernel' takes at most {MOST // 2} pairs of cells on a GPU, and the width is {width}"
+    return wide if 2 * width > MOST else None

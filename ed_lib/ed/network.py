@@ -37,7 +37,7 @@ class EDNetwork:
     cells with the constant output 0.8 that sends to every layer. alpha: the step, the same in every layer.
     u0: the width of the sigmoid. seed: the same start on every backend. backend, device, dtype: see
     :func:`ed_lib.arrays.space`. path, how the hidden layers are computed: "layers", a few calls of the
-    library for each; "kernel", one compiled function for all of them (Numba's on a CPU, Triton's on a GPU);
+    library for each; "kernel", one compiled function for all of them (Numba's on a CPU, CUDA's for CuPy);
     "sweeps", see :mod:`ed_lib.ed.sweeps`; "auto", the first two, whichever is faster here.
 
     Whatever cannot be done is refused before any weight changes, and a network or a batch that does not fit
@@ -99,9 +99,10 @@ class EDNetwork:
         return output
 
     def exclusive(self) -> contextlib.AbstractContextManager:
-        """The context for ``respond`` and ``add_direction``: one thread for the BLAS, beside a kernel."""
-        compiled = self.path == "kernel" and not self.space.is_gpu
-        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
+        """The context of ``respond`` and ``add_direction``: CuPy's device; one BLAS thread by a kernel."""
+        if self.space.backend == "cupy":
+            return self.space.device
+        return arrays.one_blas_thread() if self.path == "kernel" else contextlib.nullcontext()
 
     @np.errstate(over="ignore")  # see layout.fire
     def respond(self, x: Array) -> Array:
@@ -255,17 +256,16 @@ def obstacle(path: str, space: Space, width: int) -> str | None:
         return None
     if path == "sweeps":
         return "the path 'sweeps' needs a CPU"
-    if space.backend == "cupy":
-        return "the path 'kernel' needs tensors of PyTorch on a GPU"
-    needed = "triton" if space.is_gpu else "numba"
-    if importlib.util.find_spec(needed) is None:
-        return f"the path 'kernel' needs {needed}: pip install {needed}"
+    if space.backend == "torch" and space.is_gpu:
+        return "the path 'kernel' needs CuPy's arrays on a GPU"
+    if space.backend != "cupy" and importlib.util.find_spec("numba") is None:
+        return "the path 'kernel' needs numba: pip install numba"
     return kernels(space).obstacle(width, arrays.dtype_name(space.dtype))
 
 
 def kernels(space: Space) -> Any:
     """The module with the compiled functions for arrays of this space."""
-    if space.is_gpu:
+    if space.backend == "cupy":
         from ed_lib.ed import gpu
 
         return gpu

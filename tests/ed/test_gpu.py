@@ -1,21 +1,18 @@
-"""The Triton kernels against formulas in float64, in Triton's interpreter where there is no GPU."""
-
-import os
+"""The CUDA kernels against formulas in float64: by CuPy, or on a CPU where there is no GPU."""
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+from ed_lib import arrays
+from ed_lib.ed import emulator, gpu, network, rules
+from tests import cuda
+from tests.ed.test_network import assert_same_after_steps, twins
+from tests.ed.test_rules import loop_layer, loop_update, sigma
 
-pytest.importorskip("triton")
-from ed_lib import arrays  # noqa: E402
-from ed_lib.ed import EDNetwork, gpu, network, rules  # noqa: E402
-from tests.ed.test_network import assert_same_after_steps, twins  # noqa: E402
-from tests.ed.test_rules import loop_layer, loop_update, sigma  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLACE = ("cupy", "cuda") if arrays.gpu_count("cupy") else ("numpy", "cpu")
+SPACES = {dtype: arrays.space(*PLACE, dtype) for dtype in arrays.DTYPES}
 SIGN = np.array([1.0, -1.0])
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "float64": dict(rtol=1e-11, atol=1e-13)}
 
@@ -52,13 +49,8 @@ def fold_states(y):
     return y.reshape(*y.shape[:-2], 2 * y.shape[-1])
 
 
-def tensor(array, dtype):
-    array = np.ascontiguousarray(array).reshape(np.shape(array))  # the first makes () to (1,)
-    return torch.as_tensor(array, dtype=getattr(torch, dtype)).to(DEVICE)
-
-
 class Case:
-    """Random arrays in the plain layout, float64 but rounded to ``dtype``; and folded ones, as tensors."""
+    """Random arrays in the plain layout, float64 but rounded to ``dtype``; and folded ones."""
 
     def __init__(self, width, batch, networks, depth, n, dtype, rule, scale=1.0):
         rng = np.random.default_rng(width + 7 * batch + 31 * depth)
@@ -75,7 +67,7 @@ class Case:
     def folded(self):
         """weight, bias, states, gains, bias gains."""
         plain = fold_weight(self.weight), fold_bias(self.bias), fold_states(self.states)
-        return [tensor(a, self.dtype) for a in (*plain, self.gains, self.bias_gains)]
+        return [SPACES[self.dtype].asarray(a) for a in (*plain, self.gains, self.bias_gains)]
 
     def forward(self):
         """The states that follow from states[0], with the sum over n as the bias."""
@@ -114,15 +106,14 @@ def test_the_formulas_here_equal_plain_loops(rule):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_equals_the_formula(case):
-    if DEVICE == "cuda" and (reason := gpu.obstacle(case[0], case[5])):
-        pytest.skip(reason)
     case = Case(*case)
     weight, bias, states, *_ = case.folded()
-    first = states[0].clone()
+    first = arrays.to_numpy(states[0]).copy()
     states[1:] = float("nan")
-    gpu.forward(states, weight, bias.sum(dim=2, keepdim=True), 0.4)
-    np.testing.assert_allclose(states.cpu(), fold_states(case.forward()), **TOLERANCE[case.dtype])
-    assert torch.equal(states[0], first)
+    gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
+    states = arrays.to_numpy(states)
+    np.testing.assert_allclose(states, fold_states(case.forward()), **TOLERANCE[case.dtype])
+    np.testing.assert_array_equal(states[0], first)
 
 
 @pytest.mark.oracle
@@ -131,29 +122,45 @@ def test_forward_equals_the_formula(case):
 def test_update_equals_the_formula_and_leaves_the_states(case):
     case = Case(*case)
     weight, bias, *read = case.folded()
-    before = [a.clone() for a in read]
+    before = [arrays.to_numpy(a).copy() for a in read]
     gpu.update(weight, bias, *read)
     for ours, wanted in zip((weight, bias), case.update(), strict=True):
         fold = fold_weight if wanted.ndim == 6 else fold_bias
-        np.testing.assert_allclose(ours.cpu(), fold(wanted), **TOLERANCE[case.dtype])
-    assert all(torch.equal(a, b) for a, b in zip(read, before, strict=True))
+        np.testing.assert_allclose(arrays.to_numpy(ours), fold(wanted), **TOLERANCE[case.dtype])
+    assert all((arrays.to_numpy(a) == b).all() for a, b in zip(read, before, strict=True))
+
+
+@pytest.mark.oracle
+@settings(max_examples=15)
+@given(sizes=st.tuples(*(st.integers(1, n) for n in (12, 9, 3, 4, 2))), rule=st.sampled_from(rules.RULES))
+def test_both_kernels_equal_numpy_for_any_sizes(sizes, rule):
+    """In float64: width, batch, K, D, n."""
+    case = Case(*sizes, "float64", rule)
+    weight, bias, states, *gains = case.folded()
+    gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
+    np.testing.assert_allclose(arrays.to_numpy(states), fold_states(case.forward()), **TOLERANCE["float64"])
+    case.states = case.forward()
+    gpu.update(weight, bias, states, *gains)
+    for ours, wanted in zip((weight, bias), case.update(), strict=True):
+        fold = fold_weight if wanted.ndim == 6 else fold_bias
+        np.testing.assert_allclose(arrays.to_numpy(ours), fold(wanted), **TOLERANCE["float64"])
 
 
 def guarded(array):
-    """A copy of a tensor in the middle of a larger buffer of sevens → (copy, buffer)."""
-    buffer = torch.full((array.numel() + 512,), 7.0, dtype=array.dtype, device=array.device)
-    inside = buffer[256:-256].view(array.shape)
-    inside.copy_(array)
+    """A copy of an array in the middle of a larger buffer of sevens → (copy, buffer)."""
+    buffer = arrays.library(array).full(array.size + 512, 7, array.dtype)
+    inside = buffer[256:-256].reshape(array.shape)
+    inside[...] = array
     return inside, buffer
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with numbers outside, and without
+@pytest.mark.parametrize("width, batch", [(17, 63), (16, 48)])  # with a part of a tile, and without
 def test_nothing_is_written_outside_the_arrays(width, batch):
-    arrays = Case(width, batch, 2, 2, 2, "float32", "signed").folded()
-    inside, buffers = zip(*map(guarded, arrays), strict=True)
+    case = Case(width, batch, 2, 2, 2, "float32", "signed")
+    inside, buffers = zip(*map(guarded, case.folded()), strict=True)
     weight, bias, states, *gains = inside
-    gpu.forward(states, weight, bias[:, :, :1].clone(), 0.4)
+    gpu.forward(states, weight, bias[:, :, :1].copy(), 0.4)
     gpu.update(weight, bias, states, *gains)
     for buffer in buffers:
         assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
@@ -168,22 +175,36 @@ def test_large_sums_give_0_and_1_and_no_nan(dtype):
     with np.errstate(over="ignore"):
         gpu.forward(states, weight, bias, 0.4)
         wanted = fold_states(case.forward())
-    np.testing.assert_array_equal(states[1].cpu(), wanted[1])
+    np.testing.assert_array_equal(arrays.to_numpy(states)[1], wanted[1])
     assert set(wanted[1].ravel()) == {0.0, 1.0}
 
 
 @pytest.mark.oracle
 @pytest.mark.gpu
 def test_u0_sets_the_width_of_the_sigmoid():
-    states = tensor(np.ones((2, 1, 1, 2)), "float64")
-    weight, bias = tensor(np.eye(2)[None, None], "float64"), tensor(np.zeros((1, 1, 1, 2)), "float64")
-    gpu.forward(states, weight, bias, 3)
-    np.testing.assert_allclose(states[1].cpu(), sigma(1, 3), rtol=1e-14)
+    asarray = SPACES["float64"].asarray
+    states = asarray(np.ones((2, 1, 1, 2)))
+    gpu.forward(states, asarray(np.eye(2)[None, None]), asarray(np.zeros((1, 1, 1, 2))), 3)
+    np.testing.assert_allclose(arrays.to_numpy(states)[1], sigma(1, 3), rtol=1e-14)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
+@pytest.mark.parametrize("dtype", arrays.DTYPES)
+@pytest.mark.parametrize("source", [gpu.FORWARD, gpu.UPDATE], ids=["forward", "update"])
+def test_nvrtc_compiles_the_kernels(source, dtype, architecture):
+    assert cuda.cubin_size(source, architecture, gpu.options(dtype)) > 1000
+
+
+@pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
+def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
+    monkeypatch.setattr(network, "kernels", lambda space: gpu)
+    assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
-@pytest.mark.parametrize("backend, path", [("torch", "layers"), ("torch", "kernel"), ("cupy", "layers")])
+@pytest.mark.parametrize("backend, path", [("torch", "layers"), ("cupy", "layers"), ("cupy", "kernel")])
 def test_a_network_on_a_gpu(backend, path, rule, bias):
     if not arrays.gpu_count(backend):
         pytest.skip("needs a GPU, and this machine has none")
@@ -191,29 +212,49 @@ def test_a_network_on_a_gpu(backend, path, rule, bias):
     assert_same_after_steps(*twins(path, 17, 20, 3, **options), 63)
 
 
-@pytest.mark.gpu
-def test_a_step_on_a_gpu_takes_at_most_the_weights_and_the_activations_in_extra_memory(rng):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, and this machine has none")
-    for path in ("layers", "kernel"):
-        net = EDNetwork(20, 32, 200, 2, backend="torch", device="cuda", path=path)
-        x, target = net.asarray(rng.random((64, 20))), net.asarray(np.ones((64, 2)))
-        net.step(x, target)
-        weights = sum(array.nbytes for array in net.parameters.values())
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        net.step(x, target)
-        extra = torch.cuda.max_memory_allocated() - before
-        assert extra <= weights + net.states.nbytes, path
+def test_what_is_taken_on_a_gpu():
+    cupy, torch = (arrays.Space(backend, None, "cuda:0", np.float32) for backend in ("cupy", "torch"))
+    assert gpu.obstacle(512, "float64") is None and "at most 512 pairs" in gpu.obstacle(513, "float32")
+    assert network.choose("auto", cupy, 32, 2) == "kernel"
+    for space, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "needs CuPy's arrays")):
+        with pytest.warns(UserWarning, match=f"taking the path 'layers': .*{why}"):
+            assert network.choose("auto", space, width, 2) == "layers"
 
 
-def test_the_width_that_fits_a_gpu_and_what_is_taken_where_it_does_not():
-    assert gpu.obstacle(64, torch.float32) is None and gpu.obstacle(32, np.dtype("float64")) is None
-    needed = "{} KiB of shared memory for the width {} in {}; at most 64"
-    assert needed.format(256, 65, "float32") in gpu.obstacle(65, torch.float32)
-    assert needed.format(128, 33, "float64") in gpu.obstacle(33, "float64")
-    on_gpu = arrays.Space("torch", torch, "cuda:0", torch.float32)
-    assert network.choose("auto", on_gpu, 32, 2) == "kernel"
-    with pytest.warns(UserWarning, match="taking the path 'layers': .* shared memory for the width 300"):
-        assert network.choose("auto", on_gpu, 300, 2) == "layers"
+SCALE = """
+extern "C" __global__ void scale(float* a, float by, int n) { if (threadIdx.x < n) a[threadIdx.x] *= by; }
+"""
+
+
+@pytest.mark.parametrize("arguments", [(2.0, np.int32(3)), (np.float32(2), 3), (np.float32(2),)], ids=str)
+def test_an_argument_that_a_gpu_would_misread_is_refused(arguments):
+    """Python's float is a double, in CuPy too, and its int a long long."""
+    array = np.ones(4, np.float32)
+    with pytest.raises(TypeError, match="scale does not compile, or not for these"):
+        emulator.RawKernel(SCALE, "scale")((1,), (4,), (array, *arguments))
+    emulator.RawKernel(SCALE, "scale")((1,), (4,), (array, np.float32(2), np.int32(3)))
+    np.testing.assert_array_equal(array, [2, 2, 2, 1])
+
+
+TRANSPOSE = """
+extern "C" __global__ void transpose(const double* from, double* to, int n) {
+    __shared__ double tile[4][5];
+    int x = blockIdx.x * 4 + threadIdx.x, y = blockIdx.y * 4 + threadIdx.y;
+    if (x < n && y < n) tile[threadIdx.y][threadIdx.x] = from[y * n + x];
+    __syncthreads();
+    x = blockIdx.y * 4 + threadIdx.x, y = blockIdx.x * 4 + threadIdx.y;
+    if (x < n && y < n) to[y * n + x] = tile[threadIdx.x][threadIdx.y];
+}
+"""
+
+
+def test_blocks_and_threads_have_two_axes_and_share_memory_between_barriers(rng):
+    a, b = rng.random((10, 10)), np.zeros((10, 10))
+    emulator.RawKernel(TRANSPOSE, "transpose")((3, 3), (4, 4), (a, b, np.int32(10)))
+    np.testing.assert_array_equal(b, a.T)
+
+
+def test_a_missing_compiler_is_said(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="a CUDA kernel on a CPU needs the compiler g\\+\\+"):
+        emulator.compiled(SCALE, "scale", ())
