@@ -173,3 +173,14 @@ def test_folded_code_without_outputs_goes_into_the_fold_after_it():
     cells[1].outputs = [nbformat.v4.new_output("stream", text="said")]
     found = book.joined(cells)
     assert [cell.source for cell in found] == ["a\n\n\nb", "c", "d\n\n\ne"] and found[0].outputs
+
+
+def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
+    words = nbformat.v4.new_markdown_cell("words")
+    cells = [nbformat.v4.new_code_cell(source, metadata={"tags": ["hide-input"]}) for source in "abc"]
+    cells[0].outputs = [nbformat.v4.new_output("stream", text="a machine")]
+    cells[1].outputs = [nbformat.v4.new_output("display_data", {"text/html": '<svg role="img"></svg>'})]
+    assert book.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
+    _, shown, fold, after = book.figure_first([words, *cells])
+    assert notebooks.tags(shown) == ["remove-input"] and "svg" in str(shown.outputs)
+    assert fold.source == "a\n\n\nb" and "a machine" in str(fold.outputs) and after.source == "c"

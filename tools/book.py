@@ -7,9 +7,11 @@ whose data cannot be had is shown with its committed outputs. `make test` only r
 
 import argparse
 import contextlib
+import copy
 import datetime
 import fcntl
 import importlib.metadata
+import itertools
 import re
 import shutil
 import subprocess
@@ -163,11 +165,24 @@ def page(nb, path, banner=None):
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
-    nb.cells = joined(nb.cells)
+    nb.cells = joined(figure_first(nb.cells))
     if banner:
         nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
     if notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
+
+
+def figure_first(cells):
+    """The cells with the first screen's figure, which folded code makes, before that code."""
+    code = list(itertools.takewhile(lambda cell: "hide-input" in notebooks.tags(cell), cells[1:]))
+    for n, cell in enumerate(code, 1):
+        if 'role="img"' in str(cell.outputs):
+            shown, fold = copy.deepcopy(cell), code[0]
+            shown.id, shown.metadata["tags"] = f"{cell.id}-shown", ["remove-input"]
+            fold.outputs = [output for each in code[: n - 1] for output in each.outputs]
+            fold.source = "\n\n\n".join(each.source for each in code[:n])
+            return [cells[0], shown, fold, *cells[n + 1 :]]
+    return cells
 
 
 def joined(cells):
