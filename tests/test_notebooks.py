@@ -88,7 +88,8 @@ def test_code_cells_are_short_introduced_and_folded_alike_in_page_and_colab(nb):
     for cell in nb.cells:
         if cell.cell_type == "code":
             lines = [line for line in cell.source.splitlines() if line.strip()]
-            assert len(lines) <= (25 if "program" in tags(cell) else 15), f"{len(lines)} lines: {cell.source[:80]}"
+            most = 25 if "program" in tags(cell) else 15
+            assert len(lines) <= most, f"{len(lines)} lines: {cell.source[:80]}"
             folded = bool(notebooks.FOLDED & set(tags(cell)))
             assert folded or previous == "markdown", f"no sentence before: {cell.source[:80]}"
             assert folded or not {"gpu", "setup"} & set(tags(cell)), "one line in the page"
