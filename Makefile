@@ -10,8 +10,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 QUIET := $(shell [ -t 2 ] || echo --quiet)
 NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 
-# Two test processes with two threads each, on two cores, would wait for each other most of the time.
-ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Two test processes with two threads each, on two cores, would wait for each other most of the time; and what
+# has two threads all the same is not to spin while it waits.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup book pdf test gpu records status outputs lint repository clean

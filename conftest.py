@@ -21,6 +21,7 @@ hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
 os.environ.setdefault("ED_CEILINGS", str(ROOT / "_build" / "ceilings.json"))  # not the user's
+os.environ.setdefault("ED_QUICK", "1")  # one short turn for what is timed: what it says is not compared
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 

@@ -4,11 +4,23 @@ import itertools
 import queue
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from ed_lib import timing
+
+
+@pytest.fixture(autouse=True)
+def as_long_as_asked(monkeypatch):
+    monkeypatch.delenv("ED_QUICK", raising=False)
+
+
+def test_in_the_books_tests_a_function_gets_one_short_turn(monkeypatch):
+    monkeypatch.setenv("ED_QUICK", "1")
+    calls = []
+    assert timing.measure(lambda: calls.append(time.sleep(0.03)), min_seconds=1000).n == 1 and len(calls) == 2
 
 
 def test_functions_take_turns_after_a_warm_up():
