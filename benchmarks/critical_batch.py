@@ -1,8 +1,7 @@
 """How many steps a network takes to learn, by its batch: where larger batches stop saving any.
 
-A perceptron on Fashion-MNIST is trained until it gets ``target`` of the test images right, at every rate of
-a grid, by SGD and by Adam. Runs go side by side, with one thread each: steps are counted, not seconds.
-Source: S. McCandlish and others, "An empirical model of large-batch training" (2018).
+A perceptron on Fashion-MNIST is trained until it gets ``target`` of the test images right, at every rate of a
+grid. Source: S. McCandlish and others, "An empirical model of large-batch training" (2018).
 """
 
 import itertools
@@ -49,12 +48,9 @@ def reach(batch, rate, target, seed, optimizer, size):
     start, most = timing.now(), max(size.steps, size.samples // batch)
     epochs = (data.batches(len(x), batch, seed=1000 * seed + epoch) for epoch in itertools.count())
     for n, rows in enumerate(itertools.islice(itertools.chain.from_iterable(epochs), most), start=1):
-        update.zero_grad()
-        F.cross_entropy(net(x[rows]), y[rows]).backward()
-        update.step()
-        if n % max(1, n // 50):  # looks to two per cent
-            continue
-        if training.accuracy(net, test_x[: size.looks], test_y[: size.looks]) >= target:
+        training.optimizer_step(F.cross_entropy(net(x[rows]), y[rows]), update)
+        looks = n % max(1, n // 50) == 0  # to two per cent
+        if looks and training.accuracy(net, test_x[: size.looks], test_y[: size.looks]) >= target:
             return {"steps": n, "seconds": timing.now() - start}
     return {"steps": 0, "seconds": timing.now() - start}
 

@@ -1,8 +1,7 @@
 """A small transformer on tiny Shakespeare whose products are of few bits, whose weights are of sixteen, or
-whose Adam keeps its averages in eight.
+whose Adam keeps its averages in eight: nanoGPT's model for a CPU.
 
-nanoGPT's model for a CPU, as in the language models' benchmark, by backpropagation. All runs of a seed have
-the same start, batches and rate; only the products of the blocks' weight matrices change, not the scores'.
+All runs of a seed have the same start, batches and rate. The products are those of the blocks' weights.
 """
 
 import math
@@ -50,37 +49,33 @@ RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried
 @dataclass(frozen=True)
 class Size(Training):
     """``batch`` stretches of ``context`` characters a step. ``every``: steps between two looks at ``places``
-    stretches (``often`` where Adam's averages change); at the end all the held-out text is read.
+    stretches, where Adam's averages change; at the end all the held-out text is read.
     """
 
     products: tuple = tuple(CASES)
     weights: tuple = WEIGHTS
     states: tuple = tuple(STATES)
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
     context: int = 64
+    shape: tuple = (4, 4, 128)  # layers, heads, width
     batch: int = 12
     steps: int = 800
-    every: int = 100
-    often: int = 40
+    every: int = 40
     places: int = 50
     held_out: int | None = None  # characters of the text that is read at the end; None: all
 
 
 SIZE = Size()
 TINY = Size(
-    ("float32", "E4M3, per tensor", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
-    1, 2, 16, 8, 4, 6, every=3, often=3, places=2, held_out=900, **REHEARSAL,
+    ("float32", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
+    8, (1, 2, 16), 4, 4, every=3, places=2, held_out=300, **REHEARSAL,
 )  # fmt: skip
 
 
 def rows(size, device, kind):
     """Loss by recipe; by how a step's sum with weights of bfloat16 is rounded; by how Adam's means are kept.
 
-    Results, of each seed: "loss", in nats a character of all the held-out text, and its "curve" on the way;
-    seconds are of a step. Of states also their "bytes", and "steps": a run ends where its loss is no longer
-    finite, and its "loss" is None.
+    Results, of each seed: "loss", in nats a character, and of states its "curve", "bytes", and "steps": a run
+    ends where its loss is no longer finite, and its "loss" is None. Seconds are of a step.
     """
     rates = [RATE, SLOW] if kind == "weights" else [RATE]
     cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
@@ -89,42 +84,46 @@ def rows(size, device, kind):
 
 
 def run(kind, name, rate, seed, size):
-    """Trains one → {"loss", "curve", "seconds"}, of states also {"bytes", "steps"}."""
-    text, context = data.text(), nullcontext()
-    shape = (len(text.characters), size.context, size.layers, size.heads, size.width)
+    """Trains one → {"loss", "seconds"}, of states also {"curve", "bytes", "steps"}."""
+    text, states = data.text(), kind == "states"
+    shape = len(text.characters), size.context, *size.shape
     net = Transformer(*shape, rate=rate, steps=size.steps, seed=seed)
-    if kind == "products" and name != "float32":
+    context = nullcontext() if name == "float32" else changed(net, kind, name, rate, seed)
+    draw, curve, start = data.stretches(text.train, size.batch, size.context, seed=seed), [], timing.now()
+    for n in range(size.steps):
+        if states and n % size.every == 0:
+            loss = language.held_out_loss(net, text.held_out, size.places)
+            curve.append(round(loss, 4) if math.isfinite(loss) else None)
+        with context:
+            loss = net.step(*(half.T for half in next(draw)))
+        if states and not math.isfinite(loss):
+            break
+    found = {"seconds": (timing.now() - start) / (n + 1), "loss": None}
+    if n + 1 == size.steps:
+        found["loss"] = language.held_out_loss(net, text.held_out[: size.held_out])
+    more = {"curve": curve, "bytes": bytes_of(net.optimizer), "steps": n + 1}
+    return found | (more if states else {})
+
+
+def changed(net, kind, name, rate, seed):
+    """Changes what a network trains in → the context of its steps."""
+    if kind == "products":
         weights = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
-        context = low_bits(CASES[name], weights, seed)
-    if kind == "weights" and name != "float32":
+        return low_bits(CASES[name], weights, seed)
+    if kind == "weights":
         Bfloat16Weights(net.optimizer, name, seed)
-    if kind == "states" and name != "float32":
+    else:
         schedule = net.schedule.lr_lambdas[0]
         net.optimizer = Adam8bit(net.parameters.values(), rate, BETAS, **STATES[name])
         net.schedule = torch.optim.lr_scheduler.LambdaLR(net.optimizer, schedule)
-    draw, curve = data.stretches(text.train, size.batch, size.context, seed=seed), []
-    every, start = size.often if kind == "states" else size.every, timing.now()
-    for n in range(size.steps):
-        if n % every == 0:
-            curve.append(round(language.held_out_loss(net, text.held_out, size.places), 4))
-        with context:
-            loss = net.step(*(half.T for half in next(draw)))
-        if kind == "states" and not math.isfinite(loss):
-            break
-    seconds, whole = (timing.now() - start) / (n + 1), n + 1 == size.steps
-    found = {"loss": language.held_out_loss(net, text.held_out[: size.held_out]) if whole else None}
-    found["curve"] = [each if math.isfinite(each) else None for each in curve]
-    if kind == "states":
-        found |= {"bytes": bytes_of(net.optimizer), "steps": n + 1}
-    return found | {"seconds": seconds}
+    return nullcontext()
 
 
 def bytes_of(optimizer):
     """Of the averages that it keeps."""
     if isinstance(optimizer, Adam8bit):
         return optimizer.bytes()
-    states = optimizer.state.values()
-    return sum(state[key].nbytes for state in states for key in ("exp_avg", "exp_avg_sq"))
+    return sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
 
 
 context = one_thread

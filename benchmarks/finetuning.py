@@ -20,26 +20,23 @@ from ed_lib.precision import finetuning, memory, minilm
 
 @dataclass(frozen=True)
 class Size:
-    """``pairs``: None for all."""
-
-    pairs: int | None = None
+    pairs: int | None = None  # all
     batch: int = 32
     epochs: int = 3
     rate: float = 5e-5
     seeds: int = 3
 
 
-SIZE, TINY = Size(), Size(16, 8, 1, seeds=1)
+SIZE, TINY = Size(), Size(4, 4, 1, seeds=1)
 
 
 def fine_tuning(size, device):
-    """A row for each format; float16 on a GPU only. Results, a value for each seed: "accuracy" on the
-    held-out pairs, "before" the first step, and the "loss" of each step; and the bytes of a step on the first
-    batch, "activations", "casts" and "total".
+    """A row for each format; float16 on a GPU only. Results: "accuracy" on the held-out pairs, by seed; and
+    the bytes of a step on the first batch, "activations", "casts" and "total".
     """
-    few = slice(size.pairs)
+    few, tokenizer = slice(size.pairs), minilm.tokenizer()
     parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
-    train, test = (finetuning.examples(part, minilm.tokenizer()) for part in parts)
+    train, test = (finetuning.examples(part, tokenizer) for part in parts)
     steps = list(step_flops(size, train))
     parameters = sum(p.numel() for p in minilm.load().parameters())
     bytes = 8 * 4 * parameters * len(steps)  # AdamW reads and writes eight float32 a parameter
@@ -51,14 +48,10 @@ def fine_tuning(size, device):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
             histories.append(finetuning.finetune(net, train, test, seed=1000 * seed, **options))
-        results = {
-            "accuracy": [one.accuracy[-1] for one in histories],
-            "before": [one.accuracy[0] for one in histories],
-            "loss": [[round(loss, 4) for loss in one.loss] for one in histories],
-        }
         case = {"format": name, "pairs": len(train), "floor_bytes": bytes, "floor_flops": sum(steps)}
-        seconds = summary([sum(one.seconds) for one in histories])
-        yield case | seconds | results | bytes_of_a_step(size, context, device, train)
+        row = case | summary([sum(one.seconds) for one in histories])
+        row["accuracy"] = [one.accuracy[-1] for one in histories]
+        yield row | bytes_of_a_step(size, context, device, train)
 
 
 def bytes_of_a_step(size, context, device, train):
@@ -71,7 +64,7 @@ def bytes_of_a_step(size, context, device, train):
             return F.cross_entropy(net(*inputs), labels)
 
     kept = memory.account(net, torch.optim.AdamW(net.parameters()), loss, *inputs)
-    return {"activations": kept.activations, "casts": kept.casts, "total": kept.total}
+    return {name: getattr(kept, name) for name in ("activations", "casts", "total")}
 
 
 def step_flops(size, train):

@@ -9,17 +9,14 @@ from functools import partial
 import torch
 
 from ed_lib import roofline, timing
-from ed_lib.precision import autocasting, fp8, scaler
-
-BASELINES = ("float32", "tf32")
+from ed_lib.precision import fp8
 
 
 @dataclass(frozen=True)
 class Format:
     """A format of training. ``rate``: whose products it makes, for the floor; ``tolerance``: the relative
-    deviation from float64 that it explains; ``float32``: how products of float32 numbers are made, exactly
-    ("ieee") or from numbers rounded to TF32 ("tf32"); ``context``: what the forward pass runs in; ``scaler``:
-    makes the loss's, or None; ``fp8``: whether linear layers multiply in FP8.
+    deviation from float64 that it explains; ``float32``: how products of float32 numbers are made, "ieee" or
+    "tf32"; ``context``: of the forward pass; ``fp8``: whether linear layers multiply in FP8.
     """
 
     name: str
@@ -32,20 +29,17 @@ class Format:
 
 
 def formats(device):
-    """The :class:`Format`\\ s of "cpu" or "cuda" that this machine has, the baselines first."""
+    """The :class:`Format`\\ s of "cpu" or "cuda" that this machine has."""
     kind = device.partition(":")[0]
     bfloat16, float16 = (partial(torch.autocast, kind, dtype) for dtype in (torch.bfloat16, torch.float16))
     fixed = {"init_scale": 2.0**14, "growth_interval": 10**9}  # however often a step is repeated
-    torchs = partial(torch.amp.GradScaler, kind, **fixed)
+    scaler = partial(torch.amp.GradScaler, kind, **fixed)
     found = [Format("float32", "float32", 1e-4)]
     if kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         found += [Format("tf32", "tf32", 1e-2, "tf32")]
     if kind == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
         found += [Format("bfloat16", "bfloat16", 5e-2, context=bfloat16)]
-    found.append(Format("float16", "float16", 1e-2, context=float16, scaler=torchs))
-    if kind == "cpu":
-        ours = partial(scaler.GradScaler, kind, **fixed)
-        found += [Format("float16, emulated", "float32", 1e-2, context=autocasting.autocast, scaler=ours)]
+    found.append(Format("float16", "float16", 1e-2, context=float16, scaler=scaler))
     if fp8.in_hardware(device):
         found += [Format("fp8", "fp8", 5e-1, context=bfloat16, fp8=True)]
     return found
@@ -53,9 +47,7 @@ def formats(device):
 
 @contextlib.contextmanager
 def restored():
-    """Leaves the precision of float32 products as it was, those inside convolutions and LSTMs too. Inside,
-    :func:`set_float32` sets it.
-    """
+    """float32 products, those of convolutions and LSTMs too, are exact inside, and as they were after it."""
     backends = torch.backends.cudnn, torch.backends.mkldnn
     libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
     before = [library.fp32_precision for library in libraries]
@@ -101,15 +93,7 @@ def product_seconds(form, n, device):
     return timing.measure(call, min_seconds=0.2).q1
 
 
-def against_baselines(rows):
-    """Rows that differ in their format only, each with how many times as fast as a baseline it is."""
-    seconds = {row["format"]: row["seconds"] for row in rows}
-    there = [name for name in BASELINES if name in seconds]
-    for row in rows:
-        yield row | {f"against {name}": seconds[name] / row["seconds"] for name in there}
-
-
 def deviation(found, right):
-    """The largest difference of two lists of tensors, relative to the largest number that is right."""
-    worst = max(float((mine - exact).abs().max()) for mine, exact in zip(found, right, strict=True))
-    return worst / max(float(exact.abs().max()) for exact in right)
+    """The largest deviation of a tensor's numbers relative to its largest number, over all tensors."""
+    pairs = zip(found, right, strict=True)
+    return max(float((mine.double() - exact).abs().max() / exact.abs().max()) for mine, exact in pairs)

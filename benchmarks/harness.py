@@ -1,8 +1,8 @@
 """What all benchmarks share: versions timed in turns, training over a grid, a record written table by table.
 
 A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a dataclass or one
-for each device, and ``TINY``, for a rehearsal. A row is a dict: case, what :func:`measure` or :func:`runs`
-found, results. Optional: ``ceilings`` of (device, format), and ``context``, which makes that of a table.
+for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds, results. Optional:
+``ceilings`` of (device, format), and ``context``, which makes that of a table.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import itertools
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -36,33 +37,30 @@ class Training:
 
 @dataclass(frozen=True)
 class Version:
-    """What is timed, if its ``error``, the deviation from float64, is within the ``tolerance``. cost: (bytes,
-    FLOPs) that it needs, FLOPs maybe {format: number}. ``results``, if a function, is called afterwards.
-    """
+    """What is timed. cost: (bytes, FLOPs) that it needs, FLOPs maybe {format: n}; error: from float64."""
 
     case: dict
     call: Callable
-    cost: tuple
+    cost: tuple = (None, None)
     error: float | None = None
     tolerance: float = float("inf")
-    results: dict | Callable = field(default_factory=dict)
+    results: dict = field(default_factory=dict)
 
 
-def measure(versions, device, seconds, *, rounds=3, launches=True):
-    """Rows of those of some :class:`Version`\\ s that are right, timed for so many seconds each, in turns."""
+def measure(versions, device, seconds, *, rounds=3):
+    """Rows of the versions whose error is within the tolerance, timed for so many seconds each, in turns."""
     versions = [one for one in versions if is_right(one.case, one.error, one.tolerance)]
     calls, on_gpu = {n: version.call for n, version in enumerate(versions)}, device != "cpu"
-    times = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu)
-    rows = []
+    times, rows = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu), []
     for version, time in zip(versions, times.values(), strict=True):
         row = version.case | {"seconds": time.median, "q1": time.q1, "q3": time.q3, "n": time.n}
-        if launches and on_gpu:
+        if on_gpu:
             row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3).launch.median
         bytes, flops = version.cost
         by_format = {RATE + name: n for name, n in flops.items()} if isinstance(flops, dict) else {}
         flops = sum(by_format.values()) if by_format else flops
-        row |= {"floor_bytes": bytes, "floor_flops": flops, "error": version.error} | by_format
-        rows.append(row | (version.results() if callable(version.results) else version.results))
+        row |= {"floor_bytes": bytes, "floor_flops": flops, "error": version.error}
+        rows.append(row | by_format | version.results)
     return rows
 
 
@@ -75,32 +73,24 @@ def is_right(case, error, tolerance):
 
 def summary(seconds):
     """Median and quartiles of some seconds, as they stand in a row."""
-    q1, median, q3 = (float(value) for value in np.percentile(seconds, [25, 50, 75]))
+    q1, median, q3 = np.percentile(seconds, [25, 50, 75]).tolist()
     return {"seconds": median, "q1": q1, "q3": q3, "n": np.size(seconds)}
 
 
-def side_by_side(function, jobs, workers=None):
-    """What ``function(**job)`` returns for each job, in order, with one thread each: seconds are a guide."""
+def runs(function, cases, seeds, *, workers=None, **common):
+    """Rows of cases: what ``function(seed=n, **case, **common)`` gives, side by side; lists by seed."""
     from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
 
     with parallel_config("loky", inner_max_num_threads=1):
-        calls = (delayed(function)(**job) for job in jobs)
-        return Parallel(n_jobs=workers or machine.threads(), return_as="generator")(calls)
-
-
-def runs(function, cases, seeds, *, workers=None, **common):
-    """Rows of cases, dicts: ``function(seed=n, **case, **common)`` gives "seconds" and results, for n < seeds
-    side by side, which become {key: [of each seed]}. workers: how many; None: as the machine has threads.
-    """
-    jobs = [case | common | {"seed": n} for case in cases for n in range(seeds)]
-    found = side_by_side(function, jobs, workers)
+        jobs = (delayed(function)(seed=n, **case, **common) for case in cases for n in range(seeds))
+        found = Parallel(n_jobs=workers or machine.threads(), return_as="generator")(jobs)
     for case in cases:
         mine = pd.DataFrame([next(found) for _ in range(seeds)], dtype=object).to_dict("list")
         yield case | summary(mine.pop("seconds")) | mine
 
 
 def search(function, cases, rates, seeds, *, score, tried="kept", best=max, **common):
-    """As :func:`runs`, each case at the best of the rates, which become results with what they reached, as
+    """As :func:`runs`, each case at the best of the rates, which stand beside with what they reached, as
     ``tried``: the ``score`` of one run each with ``searching`` true, when the function keeps out data for it.
     """
     grid = [case | {"rate": rate} for case in cases for rate in rates]
@@ -134,17 +124,16 @@ def run(benchmark, device, out, *, only=(), tiny=False):
     """Measures all tables of a module or ``only`` some, each written when it ends → {table: "done", or why it
     failed}. On a CPU each waits for a quiet machine, and fails if a time is below its floor.
     """
-    name, tables = benchmark.__name__.rpartition(".")[2], benchmark.TABLES
     size, timed, states = benchmark.TINY if tiny else benchmark.SIZE, device == "cpu" and not tiny, {}
     size = size[device] if isinstance(size, dict) else size
     ceilings = functools.cache(functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device))
-    for table in only or tables:
-        rows = []
+    for table in only or benchmark.TABLES:
+        rows, name = [], f"{benchmark.__name__}, {table}"
         try:
             if timed:
                 quiet.wait()
             with getattr(benchmark, "context", contextlib.nullcontext)():
-                for found in tables[table](size, device):
+                for found in benchmark.TABLES[table](size, device):
                     rows.append(row := {"table": table} | found | floor(found, ceilings))
                     told = {key: value for key, value in row.items() if np.isscalar(value)}
                     print(f"{name}: {told}", flush=True)
@@ -155,7 +144,7 @@ def run(benchmark, device, out, *, only=(), tiny=False):
         except Exception as error:  # of a driver, a compiler, or of ours; the other tables go on
             traceback.print_exc()
             states[table] = f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
-        print(f"{name}, {table}: {states[table]}", flush=True)
+        print(f"{name}: {states[table]}", flush=True)
     return states
 
 
@@ -170,8 +159,8 @@ def floor(row, ceilings):
 def operations(row):
     """{format: how many are done at its rate}, where they are known."""
     one = {row.get("dtype") or row.get("format", "float32"): row.get("floor_flops")}
-    found = {key.removeprefix(RATE): number for key, number in row.items() if key.startswith(RATE)}
-    return found or {format: number for format, number in one.items() if number is not None}
+    found = {key.removeprefix(RATE): n for key, n in row.items() if key.startswith(RATE)} or one
+    return {format: n for format, n in found.items() if n is not None}
 
 
 def write(benchmark, table, rows, size, ceilings, device, out):
@@ -182,11 +171,10 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     roofs = {roof["dtype"]: roof for roof in old.attrs.get("ceilings", ())}
     roofs |= {name: asdict(ceilings(name)) for row in rows for name in operations(row)}
     tables = {key: records.rows(old, table=key).to_dict("records") for key in benchmark.TABLES}
-    facts["parameters"], facts["ceilings"] = asdict(size), list(roofs.values())
-    facts["date"] = f"{pd.Timestamp.now():%Y-%m-%d}"  # of the newest table
+    facts |= {"parameters": asdict(size), "ceilings": list(roofs.values()), "date": str(date.today())}
     facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
     facts["code"] = old.attrs.get("code", {}) | {table: provenance.code_hash([benchmark.__name__])}
     rows = [row for each in (tables | {table: rows}).values() for row in each]
-    frame, before = pd.DataFrame(rows, dtype=object), functools.partial(itertools.takewhile, "seconds".__ne__)
-    cases = dict.fromkeys(key for row in rows for key in before(row))  # the columns that come first
-    return provenance.write(frame[list(cases | dict.fromkeys(frame))], facts, out)
+    cases = dict.fromkeys(key for row in rows for key in itertools.takewhile("seconds".__ne__, row))
+    columns = cases | dict.fromkeys(key for row in rows for key in row)  # the case's come first
+    return provenance.write(pd.DataFrame(rows, columns=list(columns), dtype=object), facts, out)

@@ -1,26 +1,25 @@
 """LSTMs: every rung of NVIDIA's ladder beside ``nn.LSTM``, and how many steps' inputs are combined.
 
-The first run of each version is compared with ``nn.LSTM`` in float64; what deviates by more than its format
+The first run of each version is compared with ``nn.LSTM`` in float64; what deviates by more than rounding
 explains gets no row. All versions of one case take turns, on a GPU also as CUDA graphs. float32 is computed
-as such, in cuDNN as well, which by default takes TF32; ``tf32`` is named. Operations are counted as NVIDIA
-did: ``ladder.Shape``. Letters: T time steps, B batch, H hidden, which is the number of inputs as well.
+as such, in cuDNN as well, which by default takes TF32. Operations are counted as NVIDIA did. Letters: T time
+steps, B batch, H hidden, which is the number of inputs as well.
 """
 
 import copy
-import dataclasses
-import functools
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks import formats, harness
-from benchmarks.formats import set_float32
+from benchmarks.formats import deviation
 from benchmarks.harness import Version
 from ed_lib import graphs
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, counters, ladder
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, ladder
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
-TOLERANCE = {"float32": 5e-5, "tf32": 1e-2}  # relative, as in `deviation`
+WHATS = *RUNGS, *BEYOND, NN
+TOLERANCE = 5e-5  # relative, as in `deviation`: less than TF32 needs
 
 
 class Subject:
@@ -37,39 +36,24 @@ class Subject:
             for size in (shape.inputs, shape.hidden)  # (T, B, H) each
         )
 
-    @functools.cached_property
-    def right(self):
-        """Output and last states of an ``nn.LSTM`` in float64."""
-        return forward(copy.deepcopy(self.module).double(), self.x.double())()
+    def right(self, trained=False):
+        """Output and last states, or output and all gradients, of an ``nn.LSTM`` in float64."""
+        module, x, dy = copy.deepcopy(self.module).double(), self.x.double(), self.dy.double()
+        return (training(module, x, dy) if trained else forward(module, x))()
 
-    @functools.cached_property
-    def right_gradients(self):
-        """Output and all gradients, likewise."""
-        return training(copy.deepcopy(self.module).double(), self.x.double(), self.dy.double())()
-
-    def version(self, what, format="float32", **options):
+    def version(self, what, **options):
         """The :class:`Version` of a pass forward by one of RUNGS or BEYOND, or NN. options: of ours."""
-        ours = what in RUNGS + BEYOND
-        call = forward(LSTM.from_torch(self.module, rung=what, **options) if ours else self.module, self.x)
+        module = self.module if what == NN else LSTM.from_torch(self.module, rung=what, **options)
+        return self.checked(self.case(what) | options, forward(module, self.x))
 
-        def exactly():
-            set_float32("tf32" if format == "tf32" else "ieee")
-            return call()
-
-        return self.checked(self.case(what, format) | options, exactly, counted=ours)
-
-    def case(self, what, format="float32"):
+    def case(self, what):
         sizes = {key: getattr(self.shape, key) for key in ("layers", "hidden", "batch", "steps")}
-        return {"what": what} | sizes | {"format": format, "how": "eager"}
+        return {"what": what} | sizes | {"format": "float32", "how": "eager"}
 
-    def checked(self, case, call, *, counted=False, trained=False, tolerance=None, results=None):
-        """The version whose first run is compared with what is right and, if ``counted``, watched."""
-        found, results = [], results or {}
-        if counted:
-            results = dataclasses.asdict(counters.count(lambda: found.extend(call())))
-        error = deviation(found or call(), self.right_gradients if trained else self.right)
-        tolerance = tolerance or TOLERANCE[case["format"]]
-        return Version(case, call, least(self.shape, trained), error, tolerance, results)
+    def checked(self, case, call, *, trained=False, tolerance=TOLERANCE):
+        """The version whose first run is compared with what is right."""
+        error = deviation(call(), self.right(trained))
+        return Version(case, call, least(self.shape, trained), error, tolerance)
 
     def graph(self, version):
         """The same as a CUDA graph; None, and said why, if it cannot be recorded."""
@@ -110,12 +94,6 @@ def training(module, x, dy):
     return call
 
 
-def deviation(found, right):
-    """The largest deviation of a tensor's numbers relative to its largest number, over all tensors."""
-    pairs = zip(found, right, strict=True)
-    return max(float((mine.double() - other).abs().max() / other.abs().max()) for mine, other in pairs)
-
-
 def least(shape, trained=False):
     """(bytes, FLOPs) that a pass cannot do without. The way back multiplies twice as much, for the gradients
     of weights and of inputs; it reads weights and dy and writes their gradients and dx: as many bytes again.
@@ -145,19 +123,12 @@ context, ceilings = formats.restored, formats.ceilings
 
 
 def climb(size, device):
-    """Every rung, the batched wavefront and nn.LSTM in float32, beside what NVIDIA published for the rung;
-    the last rung and nn.LSTM in TF32 too, where a GPU has it.
-    """
+    """Every rung, those beyond and nn.LSTM, beside what NVIDIA "published" for the rung, in GFLOP/s."""
     for layers, rounds in zip(size.layers, size.rounds, strict=True):
         subject = size.subject(device, layers)
-        versions = [subject.version(what) for what in (*RUNGS, *BEYOND, NN)]
-        if "tf32" in [form.name for form in formats.formats(device)]:
-            versions += [subject.version(what, "tf32") for what in (LAST, NN)]
-        for row in measured(subject, versions, size.seconds, rounds, launches=True):
+        for row in measured(subject, [subject.version(what) for what in WHATS], size.seconds, rounds):
             of = 4 if row["what"] == LAST else 1  # layers
-            if row["what"] in RUNGS and (layers, row["format"]) == (of, "float32"):
-                row["published"] = ladder.PUBLISHED[row["what"]]
-            yield row
+            yield row | ({"published": ladder.PUBLISHED.get(row["what"])} if layers == of else {})
 
 
 def combine(size, device):
@@ -169,29 +140,11 @@ def combine(size, device):
         yield from measured(subject, [subject.version(what, combine=k) for k in numbers], size.seconds)
 
 
-def measured(subject, versions, seconds, rounds=3, launches=False):
-    """Rows of versions of one subject in turns, with "GFLOP/s" and "against …": how many times as fast as the
-    baseline, nn.LSTM, the rung before, or float32 in the same turns, if all else is equal.
-    """
+def measured(subject, versions, seconds, rounds=3):
+    """Rows of versions of one subject in turns."""
     graphs = map(subject.graph, versions) if subject.device != "cpu" else ()
     versions = [*versions, *filter(None, graphs)]  # a graph that cannot be recorded is None
-    rows = harness.measure(versions, subject.device, seconds, rounds=rounds, launches=launches)
-    return compared(rows)
-
-
-def compared(rows):
-    """The rows with what stands beside them."""
-    seconds = {(row["what"], row["format"], row["how"], row.get("combine")): row["seconds"] for row in rows}
-    for row in rows:
-        what, format, *how = row["what"], row["format"], row["how"], row.get("combine")
-        before = RUNGS[RUNGS.index(what) - 1] if what in RUNGS[1:] else None
-        others = {"baseline": (RUNGS[0], format), NN: (NN, format), "before": (before, format)}
-        others |= {"float32": (what, "float32")} if format == "tf32" else {}
-        row["GFLOP/s"] = row["floor_flops"] / row["seconds"] / 1e9
-        for name, other in others.items():
-            if (*other, *how) in seconds:
-                row[f"against {name}"] = seconds[*other, *how] / row["seconds"]
-    return rows
+    return harness.measure(versions, subject.device, seconds, rounds=rounds)
 
 
 TABLES = {"ladder": climb, "combine": combine}

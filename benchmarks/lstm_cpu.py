@@ -1,8 +1,7 @@
 """LSTMs on a CPU at small batches: rungs that remove calls, weights that threads keep, and what bounds both.
 
-Each version is compared with ``nn.LSTM`` in float64 first. The floor is the longest of three times: the
-operations; the bytes from memory; and what no cache can spare, reading W_hh in every step, at the rate
-measured here for that many bytes. Weights in fewer bits count their own bytes.
+The floor is the longest of three times: the operations; the bytes from memory; and what no cache can spare,
+reading W_hh, in its own bits, in every step, at the rate measured here for that many bytes.
 """
 
 import functools
@@ -10,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import harness
-from benchmarks.lstm import NN, Subject, forward, training
+from benchmarks.lstm import NN, TOLERANCE, Subject, forward, training
 from ed_lib import machine, roofline
 from ed_lib.lstm import LSTM, ladder
 from ed_lib.lstm.caches import cache_rate
 from ed_lib.lstm.frozen import Frozen, by_onednn
 
-FROZEN = {"packed": {}, "threads": {}, "threads, int8": {"bits": 8}}  # {what: options of Frozen}
+FROZEN, BITS = ("packed", "threads", "threads, int8"), {"threads, int8": 8}
 ONEDNN = "oneDNN, packed"  # what runs nn.LSTM on a CPU, without packing its weights in each call
 SWEPT = (*FROZEN, ONEDNN, NN)
 TRAINED = ("combined_gemms", "one_call", "one_call, threads", NN)
@@ -41,53 +40,43 @@ context = partial(harness.one_thread, threads=machine.threads())
 
 
 @functools.cache
-def read(size, device="cpu"):
-    """Reading what was read a moment ago, at the best rate seen."""
-    rows = []
-    for kilobytes in size.kilobytes:
-        for threads in dict.fromkeys((1, machine.threads())):
-            rate = max(cache_rate(1024 * kilobytes, threads, size.seconds / 2) for _ in range(3))
-            case = {"what": "read", "kilobytes": kilobytes, "threads": threads}
-            found = harness.summary([1024 * kilobytes / rate])
-            rows.append(case | found | {"floor_bytes": 1024 * kilobytes, "GB/s": round(rate / 1e9, 1)})
-    return rows
+def rates(size):
+    """{bytes: the best rate at which so many, read a moment ago, are read again}."""
+    tries = 3 * [1, machine.threads()]
+    rate = lambda bytes: max(cache_rate(bytes, n, size.seconds / 2) for n in tries)  # noqa: E731
+    return {1024 * n: rate(1024 * n) for n in size.kilobytes}
 
 
-def floor(row, size):
+def floor(row, size, trained=False):
     """Seconds at the least, W_hh being read at the rate of the next smaller size that was read."""
-    rows = read(size)
-    sizes = [found["floor_bytes"] for found in rows]
-    near = max([size for size in sizes if size <= row["W_hh"]], default=sizes[0])
-    least = min(found["seconds"] for found in rows if found["floor_bytes"] == near) / near * row["W_hh"]
-    return max(roofline.ceilings().floor(row["floor_bytes"], row["floor_flops"]), row["reads"] * least)
+    weights = BITS.get(row["what"], 32) // 8 * 4 * row["hidden"] ** 2  # bytes of W_hh
+    reads = row["steps"] * (2 if trained else 1)
+    near = max([bytes for bytes in rates(size) if bytes <= weights], default=min(rates(size)))
+    least = roofline.ceilings().floor(row["floor_bytes"], row["floor_flops"])
+    return max(least, reads * weights / rates(size)[near])
 
 
 def versus(size, whats, trained=False, **changes):
-    """Rows of versions of one LSTM, in turns: "against …", how many times as fast as nn.LSTM."""
+    """Rows of versions of one LSTM, in turns."""
     sizes = {"steps": size.steps, "batch": 1, "hidden": size.hidden} | changes
     subject = Subject(ladder.Shape(inputs=sizes["hidden"], **sizes), "cpu")
     versions = [version(subject, what, trained) for what in whats]
-    rows = harness.measure(versions, "cpu", size.seconds, rounds=9)
-    for row in rows:
-        rates = {"GFLOP/s": row["floor_flops"] / row["seconds"] / 1e9}
-        yield row | rates | {"floor": floor(row, size), f"against {NN}": rows[-1]["seconds"] / row["seconds"]}
+    for row in harness.measure(versions, "cpu", size.seconds, rounds=9):
+        yield row | {"floor": floor(row, size, trained)}
 
 
 def version(subject, what, trained=False):
     """The :class:`harness.Version` of a case, compared with ``nn.LSTM`` in float64."""
-    module, bits = made(what, subject.module), FROZEN.get(what, {}).get("bits", 32)
+    module, tolerance = made(what, subject.module), ROUNDED if what in BITS else TOLERANCE
     run = training(module, subject.x, subject.dy) if trained else forward(module, subject.x)
-    results = {"W_hh": bits // 8 * 4 * subject.shape.hidden**2}  # bytes, and how often they are read
-    results["reads"] = subject.shape.steps * (2 if trained else 1)
-    tolerance = None if bits == 32 else ROUNDED
-    return subject.checked(subject.case(what), run, trained=trained, tolerance=tolerance, results=results)
+    return subject.checked(subject.case(what), run, trained=trained, tolerance=tolerance)
 
 
 def made(what, module):
     """What computes a case: ours, with the module's weights, or the module."""
     threads = machine.threads() if "threads" in what else 1
     if what in FROZEN:
-        return Frozen(module, threads=threads, **FROZEN[what])
+        return Frozen(module, threads=threads, bits=BITS.get(what, 32))
     if what in (NN, ONEDNN):
         return module if what == NN else by_onednn(module)
     return LSTM.from_torch(module, rung=what.split(",")[0], threads=threads)
@@ -95,12 +84,10 @@ def made(what, module):
 
 def sweep(size, device, table):
     """At a batch of one by hidden size; by batch; and forward and backward at three of the batches."""
-    numbers = size.hiddens if table == "hidden" else size.batches
-    if trained := table == "training":
-        numbers = numbers[:: len(numbers) // 2]
-    for number in numbers:
-        changes = {"hidden" if table == "hidden" else "batch": number}
-        yield from versus(size, TRAINED if trained else SWEPT, trained, **changes)
+    sizes = {"hidden": [{"hidden": n} for n in size.hiddens], "batch": [{"batch": n} for n in size.batches]}
+    sizes["training"] = sizes["batch"][:: len(size.batches) // 2]
+    for changes in sizes[table]:
+        yield from versus(size, TRAINED if table == "training" else SWEPT, table == "training", **changes)
 
 
-TABLES = {"caches": read} | {table: partial(sweep, table=table) for table in ("hidden", "batch", "training")}
+TABLES = {table: partial(sweep, table=table) for table in ("hidden", "batch", "training")}

@@ -1,10 +1,8 @@
 """Weights in few bits: how long a product with them takes, from one row to many, and what models lose.
 
-Products: matrices of 4,096 × 4,096, several in turn, as the layers of a model are, so that no cache holds
-them. Encoder: all-MiniLM-L6-v2, whose Linear layers are rounded after training; its embeddings are compared
-with those of float32, and with what people said of SICK's pairs (relatedness, 1 to 5; Spearman's
-correlation). Characters: Part I's transformer, trained on tiny Shakespeare and then rounded. Writing: how
-long that one, and a wide one, take for a text, character after character.
+Products: matrices in turn, as the layers of a model are, so that no cache holds them. Encoder:
+all-MiniLM-L6-v2, its Linear layers rounded after training, beside what people said of SICK's pairs.
+Characters: Part I's transformer, rounded after training. Writing: a text, character by character.
 """
 
 import copy
@@ -21,18 +19,19 @@ from benchmarks.formats import deviation
 from benchmarks.harness import Version, measure, summary
 from ed_lib import data
 from ed_lib.ed import language
-from ed_lib.precision import minilm, packed, weights_only
+from ed_lib.precision import minilm, weights_only
 from ed_lib.precision.decoding import Decoder
 from ed_lib.precision.weights_only import Linear4
 
+FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4"
 HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
 
 
 @dataclass(frozen=True)
 class Size:
-    """``copies``: matrices in turn; ``sentences``, ``stretches``: to calibrate on; ``pairs``, ``places`` held
-    out, None for all; ``trained``, ``wide``: layers, heads and width of the two that write.
+    """``copies``: matrices in turn; ``sentences``, ``stretches``: to calibrate on; ``pairs``, ``places``:
+    held out, None for all; ``trained``, ``wide``: layers, heads and width of the two that write.
     """
 
     n: int = 4096
@@ -68,59 +67,55 @@ def products(size, device):
 
 
 def products_of(size, batch):
-    """A version of each format: the products of ``batch`` rows."""
+    """A version of each format: the products of ``batch`` rows, rounded to bfloat16 but for float32."""
     draw = torch.Generator().manual_seed(0)
     w, x = torch.randn(size.n, size.n, generator=draw), torch.randn(batch, size.n, generator=draw)
-    few, scale = weights_only.nearest(w, 4), w.abs().amax(1) / 127  # (O,)
-    codes, half = (w / scale[:, None]).round().to(torch.int8), x.bfloat16()
-    layer, ours, row = Linear4(few), packed.pack(few), packed.halves(x[:1], few.group)
-    grids, eight = (few.scale.numpy(), few.least.numpy()), scale.bfloat16()
-    calls = {
-        "float32": (w, lambda w: x @ w.T, w),
-        "float32, w xᵀ": (w, lambda w: (w @ x.T).T, w),
-        "bfloat16": (w.bfloat16(), lambda w: half @ w.T, w.bfloat16()),
-        "int8": (codes, lambda q: torch.ops.aten._weight_int8pack_mm(half, q, eight), codes * scale[:, None]),
-        "int4": (layer, lambda each: each(half), few.weight()),
-        "int4, this book's": (ours, lambda p: packed.product(row, p, *grids), few.weight()),
-    }
-    versions = []
-    for name, (one, call, exact) in calls.items():
-        if batch == 1 or "this" not in name:
-            turns = [copy.deepcopy(one) for _ in range(size.copies)]
-            found = torch.as_tensor(call(one)).float().view(batch, -1)
-            bytes = {"int8": 1, "bfloat16": 2}.get(name, 4 if "float32" in name else few.bytes / w.numel())
-            versions.append(Version(
-                {"format": name, "batch": batch},
-                lambda call=call, turns=turns: [call(each) for each in turns],
-                (size.copies * bytes * w.numel(), size.copies * 2 * w.numel() * batch),
-                deviation([found], [x.double() @ exact.double().T]),
-                1e-4 if "float32" in name or "this" in name else 3e-2,  # inputs are rounded to bfloat16
-            ))  # fmt: skip
-    return versions
+    for name in FORMATS:
+        one, product, numbers, bytes = kept_as(name, w)
+        turns = [copy.deepcopy(one) for _ in range(size.copies)]
+        few = x if "float32" in name else x.bfloat16()
+        call = lambda product=product, x=few, turns=turns: [product(each, x) for each in turns]  # noqa: E731
+        cost = size.copies * bytes, size.copies * 2 * w.numel() * batch
+        error = deviation([product(one, few)], [x.double() @ numbers.double().T])
+        tolerance = 1e-4 if "float32" in name else 3e-2
+        yield Version({"format": name, "batch": batch}, call, cost, error, tolerance)
+
+
+def kept_as(format, w):
+    """A weight (O, I) → (what stands for it, the product of that and x (B, I), the numbers meant, bytes)."""
+    if format == "int8":
+        scale = w.abs().amax(1) / 127  # (O,)
+        codes, short = (w / scale[:, None]).round().to(torch.int8), scale.bfloat16()
+        product = torch.ops.aten._weight_int8pack_mm
+        return codes, lambda codes, x: product(x, codes, short), codes * scale[:, None], codes.nbytes
+    if format == "int4":
+        few = weights_only.nearest(w, 4, 128)
+        return Linear4(few), lambda layer, x: layer(x), few.weight(), few.bytes
+    w = w.bfloat16() if format == "bfloat16" else w
+    return w, (lambda w, x: (w @ x.T).T) if "xᵀ" in format else (lambda w, x: x @ w.T), w, w.nbytes
 
 
 def encoders(size, device):
     """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear layers."""
     learned, held_out = data.sick()
     tokenizer, net = minilm.tokenizer(), minilm.load()
-    few = slice(size.pairs)
+    few, right = slice(size.pairs), []
     sides = learned.first[: size.sentences], held_out.first[few], held_out.second[few]
     calibration, *pairs = (minilm.encode(tokenizer, side)[0] for side in sides)
-    people, right, seen = held_out.relatedness[few], None, inputs(net, calibration)
+    seen = inputs(net, calibration)
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
-    for case, weights, seconds, bytes in in_few_bits(size, exact, seen):
+    for row, weights in in_few_bits(size, exact, seen):
         for name, weight in weights.items():
             net.get_submodule(name).weight.data = weight
         first, second = (minilm.embeddings(net, side) for side in pairs)  # (N, H) each
-        both = torch.cat([first, second])
-        right = both if right is None else right
-        relatedness = float(spearmanr((first * second).sum(1), people).statistic)
-        off = float((both - right).norm() / right.norm())
-        yield case | summary([seconds]) | {"relatedness": relatedness, "off": off, "bytes": bytes}
+        right.append(torch.cat([first, second]))  # the first is float32's
+        off = float((right[-1] - right[0]).norm() / right[0].norm())
+        relatedness = spearmanr((first * second).sum(1), held_out.relatedness[few]).statistic
+        yield row | {"relatedness": float(relatedness), "off": off}
 
 
 def in_few_bits(size, exact, seen):
-    """(case, {name: the numbers that a weight is rounded to}, the seconds that it takes, bytes) for each way.
+    """For each way of rounding: a row with its seconds and bytes, {name: the numbers that a weight becomes}.
 
     A group of 0 is a row's whole, of −1 the whole matrix. ``exact`` {name: (O, I)}, ``seen`` its inputs.
     """
@@ -132,21 +127,19 @@ def in_few_bits(size, exact, seen):
     for way in ways:
         start = time.perf_counter()
         found = {name: rounded(weight, seen[name], *way) for name, weight in exact.items()}
-        seconds, bytes = time.perf_counter() - start, sum(bytes for _, bytes in found.values())
-        case = dict(zip(("how", "bits", "group"), way, strict=True))
-        yield case, {name: weight for name, (weight, _) in found.items()}, seconds, bytes
+        row = dict(zip(("how", "bits", "group"), way, strict=True)) | summary([time.perf_counter() - start])
+        row["bytes"] = sum(bytes for _, bytes in found.values())
+        yield row, {name: weight for name, (weight, _) in found.items()}
 
 
 def inputs(net, sentences):
     """What each Linear layer of the encoder's is given: {name: (N, I)}."""
-    seen, hooks = {}, []
-    for name, layer in net.named_modules():
+    seen, watched = {}, copy.deepcopy(net)
+    for name, layer in watched.named_modules():
         if isinstance(layer, nn.Linear) and name.startswith("layers."):
             rows = seen[name] = []
-            hooks.append(layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0][0])))
-    minilm.embeddings(net, sentences, batch=1)
-    for hook in hooks:
-        hook.remove()
+            layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0][0]))
+    minilm.embeddings(watched, sentences, batch=1)
     return {name: torch.cat(rows) for name, rows in seen.items()}
 
 
@@ -168,8 +161,7 @@ def rounded(weight, x, how, bits, group):
 def transformer(shape, steps=0):
     """The transformer of characters, trained for so many steps; and the text."""
     text = data.text()
-    layers, heads, width = shape
-    net = language.Transformer(len(text.characters), 64, layers, heads, width, rate=3e-3, steps=max(steps, 1))
+    net = language.Transformer(len(text.characters), 64, *shape, rate=3e-3, steps=max(steps, 1))
     for _, batch in zip(range(steps), data.stretches(text.train, 12, 64, seed=0), strict=False):
         net.step(*(half.T for half in batch))
     return net, text
@@ -180,10 +172,9 @@ def writers(size, device):
     net, text = transformer(size.trained, size.steps)
     seen = given(net, text.train[: size.stretches * 64].view(-1, 64))
     exact = {name: net.parameters[name].detach().T.contiguous() for name in seen}
-    for case, weights, seconds, bytes in in_few_bits(size, exact, seen):
+    for row, weights in in_few_bits(size, exact, seen):
         net.parameters |= {name: weight.T for name, weight in weights.items()}
-        loss = language.held_out_loss(net, text.held_out, size.places)
-        yield case | summary([seconds]) | {"loss": loss, "bytes": bytes}
+        yield row | {"loss": language.held_out_loss(net, text.held_out, size.places)}
 
 
 def given(net, stretches):
@@ -195,10 +186,8 @@ def given(net, stretches):
         return lambda x: rows.append(x) or x @ w.T
 
     decoder = Decoder(net, watched)
-    for stretch in stretches.tolist():
-        decoder.length = 0  # a new text
-        for character in stretch:
-            decoder.step(character)
+    for stretch in stretches:
+        write(decoder, stretch)
     return {name: torch.cat(rows) for name, rows in zip(decoder.products, seen, strict=False)}
 
 
@@ -212,51 +201,40 @@ def writing(size, device):
 
 def ways(name, net, line):
     """A version of each way to write a line (T,) with a network."""
-    exact, versions, T = dict(net.parameters), [], len(line)
+    exact, T = dict(net.parameters), len(line)
     for way in WAYS:
-        make = PRODUCTS[way.partition(",")[0]]
-        made = {n: make(p.detach().T.contiguous()) for n, p in exact.items() if n[0].isdigit()}
-        numbers = {n: each.T for n, (_, each, _) in made.items()}
-        calls = iter([call for call, _, _ in made.values()])
+        format, _, rest = way.partition(",")
+        made = {n: kept_as(format, p.detach().T.contiguous()) for n, p in exact.items() if n[0].isdigit()}
+        numbers = {n: each.T for n, (_, _, each, _) in made.items()}
+        calls = iter([reading(one, product, format) for one, product, _, _ in made.values()])
         decoder = Decoder(net, lambda w, calls=calls: next(calls))
-        call = partial(anew, net, line) if "no cache" in way else partial(write, decoder, line)
-        weights, bytes = sum(w.numel() for w in numbers.values()), sum(bytes for _, _, bytes in made.values())
-        reads = (T + 1) / 2 if "no cache" in way else 1  # of each character
+        call = partial(anew, net, line) if rest else partial(write, decoder, line)
+        weights, bytes = sum(w.numel() for w in numbers.values()), sum(each[3] for each in made.values())
+        reads = (T + 1) / 2 if rest else 1  # of each character
         net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
         right = net.scores(line[None])
         net.parameters = exact
-        versions.append(Version(
-            {"net": name, "format": way}, call, (T * bytes, T * reads * 2 * weights),
-            deviation([call()[None]], [right]), 1e-4 if "float32" in way else 5e-2, {"characters": T},
-        ))  # fmt: skip
-    return versions
+        error, tolerance = deviation([call()[None]], [right]), 1e-4 if "float32" in way else 5e-2
+        cost = T * bytes, T * reads * 2 * weights
+        yield Version({"net": name, "format": way}, call, cost, error, tolerance)
 
 
-def write(decoder, line):
-    """The scores after a text (T,), read character by character."""
-    decoder.length = 0
-    return [decoder.step(character) for character in line.tolist()][-1]
+def reading(one, product, format):
+    """The product with what stands for a weight, as a function of x (1, I) in float32, → (1, O)."""
+    if format == "float32":
+        return partial(product, one)
+    return lambda x: product(one, x.bfloat16()).float()
 
 
-def anew(net, line):
+def write(decoder, text):
+    """The scores after a text (T,), read character by character: (V,)."""
+    decoder.length = 0  # a new text
+    return [decoder.step(character) for character in text.tolist()][-1]
+
+
+def anew(net, text):
     """The same, with the whole text so far read for each character."""
-    return [net.scores(line[None, : n + 1])[0] for n in range(len(line))][-1]
+    return [net.scores(text[None, : n + 1])[0] for n in range(len(text))][-1]
 
 
-def eight(w):
-    """→ (a function x (1, I) → (1, O), the numbers of the weight (O, I), the bytes of its codes)."""
-    scale = w.abs().amax(1) / 127  # (O,)
-    codes, short = (w / scale[:, None]).round().to(torch.int8), scale.bfloat16()
-    product = torch.ops.aten._weight_int8pack_mm
-    return lambda x: product(x.bfloat16(), codes, short).float(), codes * scale[:, None], codes.numel()
-
-
-def four(w):
-    """The same, in four bits."""
-    few = weights_only.nearest(w, 4, 128)
-    layer = Linear4(few)
-    return lambda x: layer(x.bfloat16()).float(), few.weight(), few.bytes
-
-
-PRODUCTS = {"float32": lambda w: (lambda x: x @ w.T, w, w.nbytes), "int8": eight, "int4": four}
 TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}

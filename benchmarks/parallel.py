@@ -5,7 +5,6 @@ device, and NCCL refuses two ranks on it. Gradients and weights are first compar
 is not timed. The long training runs are another benchmark, ``parallel_accuracy``.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks import ed_pipeline, formats, pipelines
-from benchmarks.ed_pipeline import barrier_to_barrier
+from benchmarks import formats, pipelines
 from benchmarks.harness import ROUNDING, is_right, one_thread, summary
+from benchmarks.pipelines import barrier_to_barrier
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import workers
 from ed_lib.parallel.asynchronous.problems import Perceptron
@@ -30,35 +29,28 @@ SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gr
 
 @dataclass(frozen=True)
 class Size:
-    """``repeats`` steps of each data-parallel way in each of ``rounds``; ``gradients`` of the workers that
-    do not wait, each of which sleeps ``pause`` seconds for one.
-    """
+    """``repeats`` steps in each of ``rounds``; a worker sleeps ``pause`` seconds in place of a gradient."""
 
     ranks: int = 2
     batch: int = 256
     repeats: int = 5
     rounds: int = 11
     pipeline: pipelines.Size = pipelines.Size()
-    ed: ed_pipeline.Size = ed_pipeline.Size()
+    ed: pipelines.EDSize = pipelines.EDSize()
     gradients: int = 240
     pause: float = 0.02
 
 
-SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, ed_pipeline.TINY, 16, 0.001)
+SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, pipelines.ED_TINY, 16, 0.001)
 
 
 def step(size, device):
-    """A step of LeNet by each way of summing the gradients, in turns in one launch. Results:
-    "against DDP", a step's seconds divided by those of DDP in that round.
-    """
+    """A step of LeNet by each way of summing the gradients, in turns in one launch."""
     found = launch(in_turns, size.ranks, size.batch, size.repeats, size.rounds, timeout=300.0)[0]
-    sent = 2 * (size.ranks - 1) * 4 * sum(int(np.prod(shape)) for shape in by_hand.SHAPES) // size.ranks
     for way, (seconds, error) in found.items():
         case = {"way": way, "ranks": size.ranks, "batch": size.batch}
         if is_right(case, error, ROUNDING):
-            against = np.divide(seconds, found["DDP"][0]).round(4).tolist()
-            known = {"floor_bytes": 0 if error is None else sent, "error": error}
-            yield case | summary(seconds) | known | {"against DDP": against}
+            yield case | summary(seconds) | {"error": error}
 
 
 def in_turns(batch, repeats, rounds):
@@ -66,15 +58,14 @@ def in_turns(batch, repeats, rounds):
     x, y = torch.rand(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
     for tensor in (x, y):
         dist.broadcast(tensor, 0)
-    steps = ways(shard(x), shard(y), batch)
-    errors = {way: None if way == "no sum" else deviation(params, step, x, y)
-              for way, (step, params) in steps.items()}  # fmt: skip
-    seconds = {way: [] for way in steps}
+    steps, found = ways(shard(x), shard(y), batch), {}
+    for way, (step, params) in steps.items():
+        found[way] = [], None if way == "no sum" else deviation(params, step, x, y)
     for _ in range(rounds):
         for way, (step, _) in steps.items():
             took = barrier_to_barrier(lambda step=step: [step() for _ in range(repeats)])
-            seconds[way].append(took / repeats)
-    return {way: (seconds[way], errors[way]) for way in steps}
+            found[way][0].append(took / repeats)
+    return found
 
 
 def ways(x, y, batch):
@@ -92,30 +83,19 @@ def ways(x, y, batch):
 
         found[name] = step, list(net.parameters())
 
-    def whole(params, batch):  # one all-reduce of torch's for each parameter
-        for p in params:
-            dist.all_reduce(p.grad)
-            p.grad /= batch
-
     add("no sum", by_hand.LeNet(0))
-    for name, add_up in (("each parameter, our ring", reduce_each), ("each parameter", whole)):
-        net = by_hand.LeNet(0)
-        add(name, net, finish=partial(add_up, list(net.parameters()), batch))
-    for name, capacity, overlap in (
-        ("one bucket, after", 2**25, False),
-        ("buckets, after", training.BUCKET_BYTES, False),
-        ("buckets, overlapping", training.BUCKET_BYTES, True),
-    ):
-        replica = Replica(by_hand.LeNet(0), capacity, overlap)
+    net = by_hand.LeNet(0)
+    add("each parameter, our ring", net, finish=partial(reduce_each, list(net.parameters()), batch))
+    for name, overlap in (("buckets, after", False), ("buckets, overlapping", True)):
+        replica = Replica(by_hand.LeNet(0), training.BUCKET_BYTES, overlap)
         add(name, replica.module, zero=replica.zero_grad, finish=partial(replica.finish, batch))
-    for name, capacity in (("DDP", 25), ("DDP, the same buckets", training.BUCKET_BYTES / 2**20)):
-        ddp = DistributedDataParallel(by_hand.LeNet(0), bucket_cap_mb=capacity)
-        add(name, ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
+    ddp = DistributedDataParallel(by_hand.LeNet(0))
+    add("DDP", ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
     return found
 
 
 def deviation(params, step, x, y):
-    """How far a step's gradients are from the whole batch's in float64, relative to the largest of them."""
+    """How far a step's gradients are from the whole batch's in float64."""
     exact = [p.detach().double().requires_grad_() for p in params]
     F.cross_entropy(by_hand.lenet(x.double(), exact), y).backward()
     step()
@@ -126,41 +106,30 @@ def throughput(size, device):
     """Seconds for a gradient, of four processes, one row for each server and speed of the workers.
 
     A worker sleeps (the slow one five times as long), in place of a device that computes, and then computes
-    the gradient of a small network. The floor is what the sleeping alone takes. Results: each worker's
-    gradients, how stale they were on average, and how often each staleness was.
+    the gradient of a small network. The floor is what the sleeping alone takes. Results: how stale each
+    worker's gradients were, in the mean.
     """
     random = np.random.default_rng(0)
     problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))
     for name in ("synchronous", "asynchronous"):
         for speeds, relative in SPEEDS.items():
-            pauses = [size.pause * times for times in relative]
-            start = problem.start()
+            pauses, start = [size.pause * times for times in relative], problem.start()
             if name == "synchronous":
                 server, floor = SynchronousServer(start, 0.05, len(pauses)), max(pauses) / len(pauses)
             else:
                 server, floor = ParameterServer(start, 0.05), 1 / sum(1 / pause for pause in pauses)
             run = workers.train(server, problem, size.gradients, len(pauses), pause=pauses, timeout=300.0)
-            case = {"server": name, "workers": speeds, "pause": size.pause}
             # In blocks of as many as four workers, one slow by 5×, bring in its time.
             ends = [0.0, *(span.end for span in run.spans)][::16]
             late = [[push.staleness for push in server.log if push.worker == n] for n in range(len(pauses))]
-            counts = Counter(push.staleness for push in server.log)
-            yield (
-                case
-                | summary(np.diff(ends) / 16)
-                | {
-                    "floor": floor,
-                    "gradients": [len(some) for some in late],
-                    "mean_staleness": [float(np.mean(some)) if some else 0.0 for some in late],
-                    "histogram": [counts[staleness] for staleness in range(max(counts) + 1)],
-                }
-            )
+            row = {"server": name, "workers": speeds, "pause": size.pause} | summary(np.diff(ends) / 16)
+            yield row | {"floor": floor, "mean_staleness": [float(np.mean(some or [0])) for some in late]}
 
 
 context = one_thread
 TABLES = {
     "data parallel step": step,
     "pipeline": lambda size, device: pipelines.batch(size.pipeline),
-    "ED pipeline": lambda size, device: ed_pipeline.quick(size.ed),
+    "ED pipeline": lambda size, device: pipelines.in_a_row(size.ed),
     "asynchronous, throughput": throughput,
 }

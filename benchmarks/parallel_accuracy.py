@@ -1,7 +1,7 @@
 """What is learned on many devices. Long training runs, run by name only.
 
-The source's run of LeNet goes first, alone, since its seconds are compared. All others go side by side, as
-many as the machine has threads, with one thread each: only their accuracies count.
+The source's run of LeNet goes first, alone, since its seconds are compared. All others go side by side: only
+their accuracies count.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
@@ -18,7 +17,7 @@ from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous.problems import Perceptron
-from ed_lib.parallel.asynchronous.servers import Diverged, ModelQueue, ParameterServer, SynchronousServer
+from ed_lib.parallel.asynchronous.servers import Diverged, ParameterServer, SynchronousServer
 from ed_lib.parallel.asynchronous.virtual import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
@@ -28,9 +27,7 @@ LR = 0.2  # the source's
 
 @dataclass(frozen=True)
 class Size(Training):
-    """How much is trained: the source's run (d2l.ai, section 13.5), networks on the virtual clock, and
-    streaming ED on the first ``ed_images`` of MNIST, once.
-    """
+    """The source's run (d2l.ai, 13.5), networks on the virtual clock, and ED on ``ed_images`` of MNIST."""
 
     images: int | None = None  # of the source's run; None for all 60,000
     batch: int = 256
@@ -48,37 +45,26 @@ class Size(Training):
 
 
 SIZE = Size()
-TINY = Size(100, 20, 2, 200, (0.05, 1e30), 360, 200, 16, 4, 4, (1, 2, 4), ("signed",), (0.02, 0.1),
+TINY = Size(40, 20, 1, 40, (0.05, 1e30), 200, 96, 16, 4, 4, (1, 2), ("signed",), (0.02, 0.1),
             **REHEARSAL)  # fmt: skip
 
 
 def source(size, device):
-    """The source's run on one device and on two, simulated in one process, and as two processes.
-
-    One after the other, with one thread for each process, and once with two for the one device: their
-    seconds, of an epoch, may be compared. Results: "accuracy" at the end, and "curve" and "loss" by epoch.
+    """The source's run on one device and on two, simulated in one process, and as two processes; with one
+    thread for each process, and once with two. Seconds are of an epoch. Results: "accuracy" at the end.
     """
+    (x, y), (tests, right) = images("fashion-mnist", size.offline, data.tensors)
+    x, y, test = x[: size.images], y[: size.images], (tests[: size.tests], right[: size.tests])
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             options = size.batch, LR, size.epochs, size.images, 0, size.offline
-            found = launch(training.train, devices, *options, timeout=7200.0)[0]
+            run = launch(training.train, devices, *options, timeout=7200.0)[0]
+            seconds, accuracy = run["seconds"], run["accuracy"]
         else:
-            found = simulated(devices, 2 if how == "two threads" else 1, size)
-        case = {"how": how, "devices": devices, "batch": size.batch, "lr": LR}
-        case |= {"epochs": size.epochs, "images": size.images or 60_000}
-        curve, loss = found["accuracy"], np.round(found["loss"], 5).tolist()
-        yield case | summary(found["seconds"]) | {"accuracy": [curve[-1]], "curve": [curve], "loss": [loss]}
-
-
-def simulated(devices, threads, size):
-    """The run in one process → accuracy, seconds and mean loss by epoch."""
-    (x, y), test = images("fashion-mnist", size.offline, data.tensors)
-    x, y = x[: size.images], y[: size.images]
-    with one_thread():
-        torch.set_num_threads(threads)
-        run = by_hand.train(["cpu"] * devices, size.batch, LR, size.epochs, x, y, test, 0)
-    losses = np.array(run.loss).reshape(size.epochs, -1).mean(axis=1)
-    return {"accuracy": run.accuracy[1:], "seconds": run.seconds[1:], "loss": losses}
+            with one_thread(threads=2 if how == "two threads" else 1):
+                run = by_hand.train(["cpu"] * devices, size.batch, LR, size.epochs, x, y, test, 0)
+            seconds, accuracy = run.seconds[1:], run.accuracy
+        yield {"how": how, "devices": devices} | summary(seconds) | {"accuracy": accuracy[-1]}
 
 
 EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)  # seconds of a gradient, for each worker
@@ -91,57 +77,43 @@ METHODS = {
     "asynchronous, lr by staleness": (BY_STALENESS, EVEN),
     "asynchronous, one slow": (FREE, SLOW),
     "asynchronous, one slow, lr by staleness": (BY_STALENESS, SLOW),
-    "queue of models": (ModelQueue, EVEN),
 }
 
 
 def asynchronous(size, device):
     """What is learned after the same number of gradients, on the virtual clock: a row for each method and lr.
 
-    A network with one hidden layer of 32 on Fashion-MNIST. Results, one for each seed: "accuracy"; of the
-    queue, that is the mean over its models, and "averaged" that of the mean of the models. A run that
-    diverges counts as guessing, 0.1. "virtual_seconds": what a gradient takes an even worker is one second.
+    A network with one hidden layer of 32 on Fashion-MNIST. Results: "accuracy" by seed; a run that diverges
+    counts as guessing, 0.1.
     """
     cases = [{"method": method, "lr": lr} for method in METHODS for lr in size.lrs]
-    of = {"data": data.load("fashion-mnist", offline=size.offline).name, "gradients": size.gradients}
-    for row in runs(on_clock, cases, size.seeds, workers=size.workers, size=size):
-        yield of | row
+    return runs(on_clock, cases, size.seeds, workers=size.workers, size=size)
 
 
 def on_clock(method, lr, seed, size):
-    """One training run → accuracy on the tests, the virtual seconds that it took, and the real ones."""
+    """One training run → accuracy on the tests, and seconds."""
     (inputs, labels), (tests, test_labels) = images("fashion-mnist", size.offline)
     make, seconds = METHODS[method]
     problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
-    server = make(problem.start(), lr, len(seconds))
-    found = {"accuracy": 0.1, "averaged": 0.1, "virtual_seconds": 0.0}  # if it diverges
+    server, accuracy = make(problem.start(), lr, len(seconds)), 0.1  # if it diverges
     with contextlib.suppress(Diverged):
-        virtual = simulate(server, problem, size.gradients, seconds).seconds
-        models = server.drain() if isinstance(server, ModelQueue) else server.params[None]
-        test = tests[: size.tests], test_labels[: size.tests]
-        each = [problem.accuracy(model, *test) for model in models]
-        found = {"accuracy": float(np.mean(each)), "averaged": problem.accuracy(models.mean(0), *test)}
-        found["virtual_seconds"] = float(virtual)
-    return found | {"seconds": time.perf_counter() - begin}
+        simulate(server, problem, size.gradients, seconds)
+        accuracy = problem.accuracy(server.params, tests[: size.tests], test_labels[: size.tests])
+    return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}
 
 
 def streaming(size, device):
-    """ED in a pipeline that never waits, a row for each rule, number of stages and rate.
-
-    One network for each of the ten classes; stages = 1 is ED without delay. Results: the "accuracy" on the
-    10,000 test images, for each seed. "longest_delay": of the first stage, in batches.
+    """ED in a pipeline that never waits, a row for each rule, number of stages and rate: one network for each
+    of the ten classes; stages = 1 is ED without delay. Results: "accuracy" on the test images, by seed.
     """
     options = itertools.product(size.rules, size.stages, size.rates)
     cases = [{"rule": rule, "stages": p, "rate": rate} for rule, p, rate in options]
-    of = {"width": size.width, "depth": size.depth, "batch": size.ed_batch, "images": size.ed_images}
-    for row in runs(streamed, cases, size.seeds, workers=size.workers, size=size):
-        yield of | {"longest_delay": int(delays(size.depth, row["stages"]).max())} | row
+    return runs(streamed, cases, size.seeds, workers=size.workers, size=size)
 
 
 class Delayed(learner.Learner):
-    """A learner whose layer l learns from the direction of ``late[l]`` steps ago, with that time's weights.
-
-    Before a direction has arrived, a layer stays as it is.
+    """A learner whose layer l learns from the direction of ``late[l]`` steps ago, with that time's weights;
+    before one has arrived, it stays as it is.
     """
 
     def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, late):
@@ -163,11 +135,12 @@ class Delayed(learner.Learner):
 def streamed(rule, stages, rate, seed, size):
     """One run → accuracy on the test images, and seconds."""
     torch.set_flush_denormal(True)
-    (inputs, labels), test = images("mnist", size.offline)
+    (inputs, labels), (tests, right) = images("mnist", size.offline)
     shape = inputs.shape[1], size.width, size.depth, 10
     net = EDNetwork(*shape, rule=rule, init="fan_in", backend="torch", seed=seed)
     late = Delayed(net, "ed", "sgd", rate, late=delays(size.depth, stages))
     few = inputs[: size.ed_images], labels[: size.ed_images]
+    test = tests[: size.tests], right[: size.tests]
     history = learner.fit(late, few, test, batch=size.ed_batch, every=10**9, seed=1000 * seed)
     return {"accuracy": history.accuracy[-1], "seconds": sum(history.seconds)}
 

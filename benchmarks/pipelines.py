@@ -1,14 +1,15 @@
-"""A pipeline on real processes beside what the simulator predicts for it: a table of ``parallel``.
+"""Pipelines on real processes beside what is foreseen for them: two tables of ``parallel``.
 
-In one launch: the link between the ranks, the seconds that each stage takes for a micro-batch, and those of a
-whole batch under each schedule, in turns. The prediction knows the first two. Stages that compute at the same
-time share caches and the memory's bandwidth, and one that keeps many micro-batches' activations finds less of
-them in its caches: so the stages' seconds are measured together or in turns, with one or all micro-batches
-kept, as the schedule has it. First each schedule's gradients are compared with float64.
+Backpropagation: the simulator is told what messages, and each stage's micro-batches, take. Stages that
+compute at once share caches and bandwidth, and one that keeps many activations finds less of them in its
+caches: so they are measured together or in turns, with one or all micro-batches kept, as the schedule has
+it. ED: the formula takes the slowest stage's t_f, to go forward with one of m micro-batches, and t_u, to
+update for it, and no time for messages. First gradients, or ED's weights, are compared with float64.
 """
 
 import copy
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,23 +17,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.ed_pipeline import barrier_to_barrier
-from benchmarks.formats import deviation
+from benchmarks import formats
 from benchmarks.harness import ROUNDING, is_right, summary
+from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch
+from ed_lib.parallel.ed.stages import EDPipeline, EDStage
 from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.model_parallel.schedules import SCHEDULES
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks import costs
 
-BYTES = 4  # of a float32
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
 KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages
+ALPHA, NEARLY_0 = 0.8, 1e-9  # of ED's step that is checked, and of those that are timed, which change nothing
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: ``layers`` linear layers of ``width``, with a tanh between each two."""
+    """``layers`` linear layers of ``width``, with a tanh between each two."""
 
     stages: int = 2
     width: int = 1024
@@ -44,14 +46,26 @@ class Size:
     messages: tuple = (2**10, 2**14, 2**18, 2**20)  # bytes, for the link
 
 
-TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096))  # of a rehearsal
+@dataclass(frozen=True)
+class EDSize:
+    """The same for ED. ``batches``: how many follow each other."""
+
+    stages: int = 2
+    inputs: int = 64
+    width: int = 256
+    depth: int = 16
+    batch: int = 256
+    microbatches: tuple = (1, 2, 4, 8)
+    batches: int = 4
+    rounds: int = 9
+
+
+TINY, ED_TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096)), EDSize(2, 5, 4, 5, 6, (1, 3), 3, 2)
 
 
 def batch(size):
-    """Seconds of a batch under each schedule, a row each.
-
-    Results: "predicted", seconds by the simulator for each round; "ratio", those measured in that round as a
-    multiple of it; "link", α and β; "forward" and "backward", the seconds of each stage for a micro-batch.
+    """Seconds of a batch: a row for each schedule and number of micro-batches. Results, of each round:
+    "predicted" seconds, and the "ratio" of those measured to them.
     """
     ranks = launch(measure, size.stages, size, timeout=300.0)
     link = costs.fit(*ranks[0]["link"])
@@ -59,19 +73,15 @@ def batch(size):
         case = {"schedule": schedule, "stages": size.stages, "microbatches": m}
         case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
         error = max(rank["errors"][schedule, m] for rank in ranks)
-        if not is_right(case, error, ROUNDING):
-            continue
-        message = BYTES * size.batch // m * size.width
-        bytes = {"activation": message, "gradient": message}
-        rounds = list(zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True))
-        ops = [{op: [stage[op] for stage in stages] for op in ("forward", "backward")} for stages in rounds]
-        runs = [simulate(SCHEDULES[schedule], size.stages, m, of, link, bytes) for of in ops]
-        predicted = [run.seconds for run in runs]
-        medians = {op: np.median([of[op] for of in ops], axis=0).tolist() for op in ("forward", "backward")}
-        ratio = np.divide(batches, predicted).tolist()
-        results = {"predicted": predicted, "ratio": ratio, "link": [link.alpha, link.beta]} | medians
-        sent = 2 * (size.stages - 1) * m * message
-        yield case | summary(batches) | {"floor_bytes": sent, "error": error} | results
+        if is_right(case, error, ROUNDING):
+            message, predicted = 4 * size.batch // m * size.width, []  # bytes, of float32
+            bytes = {"activation": message, "gradient": message}
+            for stages in zip(*(rank["stages"][schedule, m] for rank in ranks), strict=True):  # of each round
+                ops = {op: [stage[op] for stage in stages] for op in ("forward", "backward")}
+                run = simulate(SCHEDULES[schedule], size.stages, m, ops, link, bytes)
+                predicted.append(run.seconds)
+            results = {"predicted": predicted, "ratio": np.divide(batches, predicted).tolist()}
+            yield case | summary(batches) | {"error": error} | results
 
 
 def measure(size):
@@ -80,45 +90,130 @@ def measure(size):
     torch.manual_seed(0)
     layers = [[nn.Linear(size.width, size.width), nn.Tanh()] for _ in range(size.layers)]
     model = nn.Sequential(*(nn.Sequential(*pair) for pair in layers))
-    parts = cut(model, stages)
+    parts, loss = cut(model, stages), nn.functional.mse_loss
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
     found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
-    make = lambda how, m: Pipeline(parts, nn.functional.mse_loss, x.shape, m, SCHEDULES[how])  # noqa: E731
-    workers = {(how, m): make(how, m) for m in size.microbatches for how in size.schedules}
+    found |= {what: defaultdict(list) for what in ("batches", "stages", "errors")}
     exact = copy.deepcopy(model).double()
-    nn.functional.mse_loss(exact(x.double()), t.double()).backward()
+    loss(exact(x.double()), t.double()).backward()
     right = [p.grad for p in cut(exact, stages)[rank].parameters()]
-    found |= {what: {key: [] for key in workers} for what in ("batches", "stages", "errors")}
-    for key, worker in workers.items():
+    keys, workers = [(how, m) for m in size.microbatches for how in size.schedules], {}
+    for how, m in keys:
+        workers[how, m] = worker = Pipeline(parts, loss, x.shape, m, SCHEDULES[how])
         parts[rank].zero_grad()
         worker.run(x, t)
-        found["errors"][key] = deviation([p.grad for p in parts[rank].parameters()], right)
+        found["errors"][how, m] = formats.deviation([p.grad for p in parts[rank].parameters()], right)
     for n in range(size.rounds + 1):  # the first warms up
-        for (schedule, m), worker in workers.items():
+        for how, m in keys:
             micro = x[: size.batch // m], t[: size.batch // m]
-            for turn in range(1 if TOGETHER[schedule] else stages):
+            for turn in range(1 if TOGETHER[how] else stages):
                 dist.barrier()
-                if TOGETHER[schedule] or turn == rank:
-                    stage = stage_seconds(parts[rank], *micro, m, KEEPS_ALL[schedule])
-            seconds = barrier_to_barrier(lambda worker=worker: worker.run(x, t))
+                if TOGETHER[how] or turn == rank:
+                    ops = stage_ops(parts[rank], *micro, m)
+                    stage = seconds_of(ops, m, at_once=m if KEEPS_ALL[how] else 1)
+            seconds = barrier_to_barrier(lambda key=(how, m): workers[key].run(x, t))
             if n > 0:
-                found["batches"][schedule, m].append(seconds)
-                found["stages"][schedule, m].append(stage)
+                found["batches"][how, m].append(seconds)
+                found["stages"][how, m].append(stage)
     return found
 
 
-def stage_seconds(module, x, t, microbatches, keeps_all):
-    """{op: mean seconds of this rank's stage for a micro-batch}, as the worker does it but for messages."""
-    rank, last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
-    seconds, kept, at_once = {"forward": 0.0, "backward": 0.0}, [], microbatches if keeps_all else 1
-    for _ in range(microbatches // at_once):
-        start = time.perf_counter()
-        for _ in range(at_once):
-            y = module(x.clone().requires_grad_(rank > 0))
-            kept.append(nn.functional.mse_loss(y, t) / microbatches if last else y)
-        middle = time.perf_counter()
-        while kept:
-            kept.pop(0).backward(None if last else t)
-        seconds["forward"] += (middle - start) / microbatches
-        seconds["backward"] += (time.perf_counter() - middle) / microbatches
+def stage_ops(module, x, t, m):
+    """{op: a function of the micro-batch's number}: what the worker does of each, but for messages."""
+    rank, last, kept = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1, {}
+
+    def forward(i):
+        y = module(x.clone().requires_grad_(rank > 0))
+        kept[i] = nn.functional.mse_loss(y, t) / m if last else y
+
+    return {"forward": forward, "backward": lambda i: kept.pop(i).backward(None if last else t)}
+
+
+def seconds_of(ops, m, at_once):
+    """{op: mean seconds for one of m micro-batches}, where so many go through one op before the next."""
+    seconds = dict.fromkeys(ops, 0.0)
+    for first in range(0, m, at_once):
+        for name, op in ops.items():
+            start = time.perf_counter()
+            for i in range(first, first + at_once):
+                op(i)
+            seconds[name] += (time.perf_counter() - start) / m
     return seconds
+
+
+def barrier_to_barrier(call):
+    """Seconds until all ranks have done what each calls."""
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def in_a_row(size):
+    """Seconds of a batch of ED: a row for one process, "serial", and for each number of micro-batches "in a
+    row". Results: "ratio to formula", of each round's seconds to those by the formula.
+    """
+    ranks = launch(measure_ed, size.stages, size, timeout=300.0)
+    shape = {"stages": size.stages, "batch": size.batch, "width": size.width, "depth": size.depth}
+    yield {"how": "serial"} | shape | summary(ranks[0]["serial"])
+    for m in size.microbatches:
+        error, seconds = max(rank["error", m] for rank in ranks), ranks[0]["in a row", m]
+        if is_right(f"ED pipeline, {m} micro-batches", error, ROUNDING):
+            t_f, t_u = (np.max([rank[op, m] for rank in ranks], axis=0) for op in ("forward", "update"))
+            ratio = seconds / formula(size.stages, m, t_f, t_u, size.batches)  # (rounds,) each
+            case = {"how": "in a row", "microbatches": m} | shape
+            yield case | summary(seconds) | {"error": error, "ratio to formula": ratio.tolist()}
+
+
+def formula(p, m, t_f, t_u, batches):
+    """Seconds for each of so many batches in a row; t_f, t_u: numbers or arrays. The first takes
+    (p − 1)·t_f + m·(t_f + t_u), each other comes a period later.
+    """
+    period = np.maximum(np.maximum(m * (t_f + t_u), p * t_f + m * t_u), (m + p - 1) * t_f + t_u)
+    return ((p - 1) * t_f + m * (t_f + t_u) + (batches - 1) * period) / batches
+
+
+def network(size, dtype="float32"):
+    options = {"rule": "signed", "init": "fan_in", "alpha": ALPHA, "backend": "torch"}
+    return EDNetwork(size.inputs, size.width, size.depth, dtype=dtype, **options)
+
+
+def measure_ed(size):
+    """What each rank does: the deviations, then in each round all cases → {(what, m): seconds of each}."""
+    torch.set_flush_denormal(True)
+    rank, draw, found = dist.get_rank(), torch.Generator().manual_seed(0), defaultdict(list)
+    x, target = (torch.rand(size.batch, n, generator=draw) for n in (size.inputs, 1))
+    errors = {("error", m): deviation(size, x, target, m) for m in size.microbatches}
+    serial, net = network(size), network(size)
+    serial.alpha = net.alpha = NEARLY_0
+    pipeline = EDPipeline(net)
+    for _ in range(1 + size.rounds):
+        found["serial"].append(barrier_to_barrier(lambda: rank == 0 and serial.step(x, target)))
+        for m in size.microbatches:
+            dist.barrier()
+            for op, seconds in seconds_of(ed_ops(pipeline.stage, x, m), m, at_once=m).items():
+                found[op, m].append(seconds)
+            run = lambda m=m: [pipeline.step(x, target, m) for _ in range(size.batches)]  # noqa: E731
+            found["in a row", m].append(barrier_to_barrier(run) / size.batches)
+    return errors | {key: np.array(seconds[1:]) for key, seconds in found.items()}  # the first round warms up
+
+
+def ed_ops(stage, x, m):
+    """{op: a function of the micro-batch's number}: what this rank's stage does of each, without messages."""
+    parts = x.tensor_split(m)
+    if not stage.is_first:
+        cells = stage.net.n_outputs, len(parts[0]), 2 * stage.net.width
+        parts = [torch.full(cells, 0.5) for _ in parts]  # (K, b, 2W)
+    error = torch.full((len(x) // m, stage.net.n_outputs), 0.5)
+    forward, update = (lambda i: stage.forward(i, parts[i])), (lambda i: stage.update(i, error, len(x)))
+    return {"forward": forward, "update": update}
+
+
+def deviation(size, x, target, m):
+    """The largest deviation of this rank's weights, after a step, from the serial network's in float64."""
+    pipeline, serial = EDPipeline(network(size)), network(size, "float64")
+    pipeline.step(x, target, m)
+    serial.step(x.double(), target.double())
+    right = EDStage(serial, pipeline.number, pipeline.stages).params
+    return max(float((value - right[name]).abs().max()) for name, value in pipeline.stage.params.items())

@@ -1,9 +1,9 @@
 """Fewer bits: training steps of an MLP, LeNet and an encoder, in each format.
 
 Each step is first compared with float64, by its loss and its gradients; what deviates by more than its format
-explains is not timed. All formats of one case take turns. On a GPU the baselines are float32, computed as
-such, and TF32; on a CPU float32 alone, and float16 is emulated besides. Optimizers are fused in every format.
-FP8 is there where the GPU multiplies it, and what is no linear layer is then in bfloat16.
+explains is not timed. All formats of one case take turns. float32 is computed as such; TF32, on a GPU, is a
+format of its own. Optimizers are fused in every format. FP8 is there where the GPU multiplies it, and what is
+no linear layer is then in bfloat16.
 """
 
 import copy
@@ -48,23 +48,26 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Subject:
-    """A network to be trained. ``inputs(n, draw)``: n of them; ``flops(n)`` → those of a step in layers that
-    FP8 has, and in the others; ``optimizer``: "SGD" or "AdamW"; ``without``: formats left out.
+    """A network to be trained. ``shape``: of a sample, which is numbers, or words of so many; ``flops(n)`` →
+    those of a step in layers that FP8 has, and in the others; ``without``: formats left out.
     """
 
     name: str
     make: Callable
-    inputs: Callable
+    shape: tuple
     flops: Callable
     optimizer: str = "SGD"
     without: tuple = ()
+    words: int = 0
 
     def batch(self, n, device):
         """n inputs, of class 0 all: with classes at random the gradients of what has not learned cancel each
         other, the more so the larger the batch, and what is left is mostly rounding.
         """
-        x = self.inputs(n, generator=torch.Generator().manual_seed(n))
-        return x.to(device), torch.zeros(n, dtype=torch.int64, device=device)
+        draw = torch.Generator().manual_seed(n)
+        sample = partial(torch.randint, self.words) if self.words else torch.rand
+        x = sample((n, *self.shape), generator=draw).to(device)
+        return x, torch.zeros(n, dtype=torch.int64, device=device)
 
     def step_bytes(self, parameters):
         """That a step moves: float32 parameters, gradients and AdamW's two averages, read and written."""
@@ -73,19 +76,12 @@ class Subject:
 
 def subjects(size, device):
     """[(subject, its batches)]: FP8 has no convolutions; a CPU takes half a minute for BERT in float16."""
-    sizes, slow = BERT | size.bert, ("float16",) if device == "cpu" else ()
-    make = partial(models.Encoder, **sizes)
-    flops = partial(encoder_flops, sizes, size.tokens)
-    words, widths = sizes["vocabulary"], size.widths
-    sentences = lambda n, generator: torch.randint(words, (n, size.tokens), generator=generator)  # noqa: E731
-    vectors = lambda n, generator: torch.rand(n, widths[0], generator=generator)  # noqa: E731
-    pictures = lambda n, generator: torch.rand(n, 1, 28, 28, generator=generator)  # noqa: E731
-    mlp = Subject("MLP", partial(models.mlp, widths), vectors, partial(mlp_flops, widths))
-    return [
-        (Subject("encoder", make, sentences, flops, "AdamW", slow), size.encoder),
-        (mlp, size.mlp),
-        (Subject("LeNet", models.lenet, pictures, lenet_flops, without=("fp8",)), size.lenet),
-    ]
+    bert, widths, slow = size.bert, size.widths, ("float16",) if device == "cpu" else ()
+    make, flops = partial(models.Encoder, **bert), partial(encoder_flops, bert, size.tokens)
+    encoder = Subject("encoder", make, (size.tokens,), flops, "AdamW", slow, bert["vocabulary"])
+    mlp = Subject("MLP", partial(models.mlp, widths), widths[:1], partial(mlp_flops, widths))
+    lenet = Subject("LeNet", models.lenet, (1, 28, 28), lenet_flops, without=("fp8",))
+    return [(encoder, size.encoder), (mlp, size.mlp), (lenet, size.lenet)]
 
 
 def mlp_flops(widths, n):
@@ -115,8 +111,8 @@ def encoder_flops(sizes, tokens, n):
 
 
 def training_step(size, device):
-    """Forward, loss, backward, update: a row for each model, batch and format. Results: "against …", how many
-    times as fast as a baseline in the same turns; and the bytes of each part of ed_lib.precision.memory's.
+    """Forward, loss, backward, update: a row for each model, batch and format. Results: "against float32",
+    how many times as fast as that in the same turns; and the bytes of the "activations".
     """
     forms = formats.formats(device)
     for subject, batches in subjects(size, device):
@@ -126,8 +122,9 @@ def training_step(size, device):
             try:
                 batch = subject.batch(n, device)
                 exact = exactly(model, *batch)
-                versions = [run.version(batch, exact) for run in runs]
-                yield from formats.against_baselines(harness.measure(versions, device, size.seconds))
+                rows = harness.measure([run.version(batch, exact) for run in runs], device, size.seconds)
+                exactly_in = {row["format"]: row["seconds"] for row in rows}["float32"]
+                yield from (row | {"against float32": exactly_in / row["seconds"]} for row in rows)
             except torch.cuda.OutOfMemoryError:
                 print(f"{subject.name}: left out from batch {n} on, which does not fit")
                 break
@@ -136,8 +133,8 @@ def training_step(size, device):
 def exactly(model, x, y):
     """Loss, and gradient of each parameter, in float64."""
     model, total = copy.deepcopy(model).to(x.device).double(), 0.0
+    x = x.double() if x.is_floating_point() else x
     for some, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-        some = some.double() if some.is_floating_point() else some
         loss = F.cross_entropy(model(some), labels, reduction="sum") / len(x)
         loss.backward()
         total += loss.item()
@@ -159,10 +156,11 @@ class Run:
         form, n = self.form, len(batch[0])
         linear, others = self.subject.flops(n)
         flops = {"fp8": linear, "bfloat16": others} if form.fp8 else {form.rate: linear + others}
-        bytes = self.subject.step_bytes(sum(p.numel() for p in self.model.parameters()))
+        cost = self.subject.step_bytes(sum(p.numel() for p in self.model.parameters())), flops
         case = {"model": self.subject.name, "format": form.name, "batch": n, "how": "eager"}
-        error, kept = self.deviation(*batch, exact), self.bytes_of(*batch)
-        return harness.Version(case, partial(self.step, *batch), (bytes, flops), error, form.tolerance, kept)
+        error, call = self.deviation(*batch, exact), partial(self.step, *batch)
+        kept = {"activations": memory.account(self.model, self.optimizer, self.loss, *batch).activations}
+        return harness.Version(case, call, cost, error, form.tolerance, kept)
 
     def loss(self, x, y):
         formats.set_float32(self.form.float32)
@@ -184,25 +182,7 @@ class Run:
         for p, g in zip(self.model.parameters(), gradients, strict=True):
             off += float((p.grad.double() / scale - g).square().sum())
             total += float(g.square().sum())
-        self.optimizer.zero_grad()
         return max(abs(loss.item() - right) / abs(right), math.sqrt(off / total))
-
-    def bytes_of(self, x, y):
-        """{part: bytes} of a step, on a GPU with its "peak"; none of a format that is emulated, whose tensors
-        are not those of a machine that has it.
-        """
-        if self.form.name.endswith("emulated"):
-            return {}
-        found = dataclasses.asdict(memory.account(self.model, self.optimizer, self.loss, x, y))
-        self.optimizer.zero_grad()
-        if x.is_cuda:
-            for _ in range(2):  # the first makes the optimizer's state
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                self.step(x, y)
-                found["peak"] = torch.cuda.max_memory_allocated() - before
-                self.optimizer.zero_grad()
-        return found
 
 
 TABLES = {"training step": training_step}

@@ -1,34 +1,29 @@
-"""Fewer bits: what is learned. Long training runs, run by name only.
+"""Fewer bits: what is learned, in each format; and LeNet made smaller in every way of the book.
 
-The same networks, from the same weights, on the same batches, in each format; then the smaller models. Runs
-go side by side, as many as the machine has threads, with one thread each: only their accuracies count.
+Long training runs, run by name only, side by side: only their accuracies count. Of the smaller models also
+the bytes of what is stored, and of the first seed the time that it takes.
 """
 
 import contextlib
-import math
+import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import smaller as small
-from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs
-from ed_lib import models, training
-from ed_lib.data import tensors
-from ed_lib.precision import autocasting, fp8, scaler
-
-
-class Counting(scaler.GradScaler):
-    """A scaler that counts the steps it skips."""
-
-    skips = 0
-
-    def step(self, optimizer):
-        super().step(optimizer)
-        self.skips += self.skipped
+from benchmarks.formats import deviation
+from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
+from ed_lib import data, models, timing, training
+from ed_lib.precision import autocasting, fp8, int8, pruning
+from ed_lib.precision.distillation import divergence
+from ed_lib.precision.quantization import Quantized, quantize_model, replaced, unpacked
+from ed_lib.precision.scaler import GradScaler
+from ed_lib.precision.storage import stored_bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Format:
 BFLOAT16 = partial(autocasting.autocast, torch.bfloat16)
 FORMATS = {
     "float32": Format(),
-    "float16": Format(autocasting.autocast, partial(Counting, "cpu")),
+    "float16": Format(autocasting.autocast, partial(GradScaler, "cpu")),
     "bfloat16": Format(BFLOAT16),
     "fp8": Format(change=fp8.use_float8),  # what is no linear layer is in float32
     # Without masters: all parameters and gradients in few bits, and no others; and without scaling.
@@ -51,14 +46,16 @@ FORMATS = {
     "bfloat16 alone": Format(BFLOAT16, change=lambda model: model.bfloat16()),
 }
 MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)), "LeNet": models.lenet}
-
 WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}  # what it is not trained in
+
+
+LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
 
 
 @dataclass(frozen=True)
 class Size(Training):
-    """How much is trained. ``tasks``: a network, its data, torch's optimizer, and its rate in each epoch.
-    ``images``: None for all. ``points``: of a curve of the loss.
+    """``tasks``: a network, its data, torch's optimizer, and its rate in each epoch. Of the smaller models:
+    ``epochs`` of the first training; ``tuning``: epochs after it. ``images``, ``tests``: None for all.
     """
 
     tasks: tuple = (
@@ -69,58 +66,205 @@ class Size(Training):
         ("LeNet", "fashion-mnist", "SGD", (0.1, 0.1, 0.01)),
     )
     images: int | None = None
+    tests: int | None = None
     batch: int = 64
-    points: int = 60
-    smaller: small.Size = small.Size()
+    epochs: int = 6
+    tuning: int = 2
+    rate: float = 1e-3
+    tuning_rate: float = 5e-4
+    prunings: int = 10  # of a gradual one
+    calibration: int = 500
+    batches: tuple = (1, 256)
+    seconds: float = 0.5
+
+    def data(self, name="fashion-mnist"):
+        """((images, labels), (images, labels)): for training, and for the test."""
+        (x, y), (tests, labels) = images(name, self.offline, data.tensors)
+        return (x[: self.images], y[: self.images]), (tests[: self.tests], labels[: self.tests])
 
 
 SIZE = Size()
 TINY = Size(
     (("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))),
-    images=256, batch=32, points=5, smaller=small.TINY, **REHEARSAL,
+    60, 40, 20, 1, 1, prunings=3, calibration=10, batches=(1, 5), seconds=0.001, **REHEARSAL,
 )  # fmt: skip
 
 
 def accuracies(size, device):
     """A row for each task and format. Results, a value for each seed: "accuracy" on the test images at the
-    end and, of those, "points" more than float32 from the same seed, in per cent; "loss", a curve of means
-    over equally many steps each (None where the loss was not finite); for float16 "scale", the loss's at the
-    end, and "skipped", a number of steps.
+    end and, of those, "points" more than float32 from the same seed, in per cent.
     """
     keys = "model", "data", "optimizer", "rates", "format"
     cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
              if name not in WITHOUT.get(task[0], ())]  # fmt: skip
-    of = {"batch": size.batch, "images": size.images or 60_000}
     for row in runs(trained, cases, size.seeds, workers=size.workers, size=size):
         if row["format"] == "float32":  # the first of each task
             right = row["accuracy"]
-        yield of | row | {"points": (100 * np.subtract(row["accuracy"], right)).round(4).tolist()}
+        yield row | {"points": (100 * np.subtract(row["accuracy"], right)).round(4).tolist()}
 
 
 def trained(model, data, optimizer, rates, format, seed, size):
-    """One run → accuracy on the test images, curve of the loss, seconds of training."""
+    """One run → accuracy on the test images, seconds of training."""
     torch.set_flush_denormal(True)
-    (x, y), test = images(data, size.offline, tensors)
-    x, y = x[: size.images], y[: size.images]
+    (x, y), test = size.data(data)
     how, net = FORMATS[format], MODELS[model](seed=seed)
     how.change(net)
     optimizer, grow = getattr(torch.optim, optimizer)(net.parameters(), rates[0]), how.scaler()
-    losses, seconds = [], 0.0
+    seconds = 0.0
     for epoch, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
         options = {"batch": size.batch, "seed": len(rates) * seed + epoch, "context": how.context}
         history = training.train(net, optimizer, x, y, test, scaler=grow, **options)
-        losses += history.loss
         seconds += history.seconds[-1]
-    found = {"accuracy": history.accuracy[-1], "loss": thinned(losses, size.points), "seconds": seconds}
-    return found | ({"scale": grow.get_scale(), "skipped": grow.skips} if grow else {})
+    return {"accuracy": history.accuracy[-1], "seconds": seconds}
 
 
-def thinned(losses, points):
-    """The means of as many pieces of a curve as ``points``; None for a piece that is not finite."""
-    means = [float(np.mean(piece)) for piece in np.array_split(losses, min(points, len(losses)))]
-    return [round(mean, 5) if math.isfinite(mean) else None for mean in means]
+def smaller(size, device):
+    """One for each way, form in which it runs, and batch: "accuracy" and "bytes" for each seed; the time of
+    the first seed's network, and the "error" of what runs.
+    """
+    (found,) = runs(made, [{}], size.seeds, workers=size.workers, size=size)
+    _, (x, _) = size.data()
+    for batch in size.batches:
+        versions = []
+        for name, net in found["nets"][0].items():
+            results = {key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")}
+            for how, form in running(name, net).items():
+                call, case = partial(answers, form, x[:batch]), {"way": name, "runs as": how, "batch": batch}
+                error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
+                versions.append(Version(case, call, error=error, results=results))
+        yield from measure(versions, "cpu", size.seconds)
+
+
+def made(seed, size):
+    """From one seed {way: model}, its accuracy on the test images, and bytes; masks are made permanent."""
+    start, ((x, _), test) = timing.now(), size.data()
+    base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
+    eight = partial(quantize_model, bits=8, inputs=8, images=x[: size.calibration])
+    nets = {"float32": base, "float32, trained on": tuned(base, seed, size), "int8": eight(base)}
+    for bits in (4, 2):
+        nets[f"int{bits} weights"] = few = quantize_model(base, bits, span="mse")
+        nets[f"int{bits}, trained"] = tuned(few, seed, size)
+    for amount in (0.9, 0.95, 0.98):
+        nets[f"pruned {amount:.0%}, gradually"] = pruned_gradually(amount, seed, base, size)
+    for amount in (0.5, 0.75):
+        for name, net in fewer_filters(amount, seed, base, size, eight).items():
+            nets[f"{amount:.0%} of filters cut, {name}"] = net
+    nets |= students(seed, base, size)
+    accuracy = {name: training.accuracy(net, *test) for name, net in nets.items()}
+    bytes = {name: stored_bytes(net) for name, net in nets.items()}
+    return {"nets": nets, "accuracy": accuracy, "bytes": bytes, "seconds": timing.now() - start}
+
+
+def running(name, net):
+    """What can be run of a network that is stored: {in which form: module}."""
+    quantized = [module for module in net.modules() if isinstance(module, Quantized)]
+    if quantized and quantized[0].inputs is None:
+        return {"float32": unpacked(net)}
+    if quantized:  # where the processor has no products of eight bits, their emulation is timed
+        return {"int8": int8.to_int8(net)} if int8.available() else {"float32, fake": net}
+    return {"float32": net} | ({"float32, CSR": sparse_linears(net)} if name.endswith("gradually") else {})
+
+
+def pruned_gradually(amount, seed, base, size):
+    """Prunes along the first three quarters of the tuning."""
+    net, ((x, y), _) = copy.deepcopy(base), size.data()
+    optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
+    length = int(0.75 * size.tuning * len(x)) // size.prunings
+    for step in range(1, size.prunings + 1):
+        pruning.prune(net, cubic(step, size.prunings, amount))
+        at = torch.arange((step - 1) * length, step * length) % len(x)
+        training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
+    at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
+    training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
+    return pruning.permanent(net)
+
+
+def cubic(step, steps, end):
+    """The share pruned at ``step`` of ``steps``, fast at first: end (1 − (1 − step / steps)³) (Zhu and Gupta,
+    2017, equation 1). After the last step, end.
+    """
+    return end * (1 - (1 - min(step, steps) / steps) ** 3)
+
+
+def fewer_filters(amount, seed, base, size, eight):
+    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
+    keep = {name: pruning.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
+    small = tuned(pruning.keep_filters(base, keep), seed, size)
+    fresh = pruning.keep_filters(models.lenet(100 + seed), keep)
+    return {
+        "trained on": small,
+        "int8": eight(small),
+        "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
+        "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
+    }
+
+
+def students(seed, base, size):
+    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
+    (x, y), _ = size.data()
+    from_teacher, found = targets(base, x, y), {}
+    for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
+        net = nn.Sequential(nn.Flatten(), *models.mlp((784, 32, 10), seed))
+        learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
+        learn["loss_function"] = partial(taught, alpha=alpha)
+        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, from_teacher, **learn)
+        found[f"student, {name}"] = net
+    return found
+
+
+def targets(teacher, x, y):
+    """A teacher's scores of images x (N, …), and in the last column their labels y (N,): (N, classes + 1)."""
+    with torch.no_grad():
+        scores = torch.cat([teacher.eval()(some) for some in x.split(training.CHUNK)])  # (N, classes)
+    return torch.cat([scores, y[:, None].to(scores.dtype)], dim=1)
+
+
+def taught(scores, targets, alpha, temperature=2.0):
+    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels: scores
+    (B, classes), targets (B, classes + 1) → (). T² is there since the first part's gradient shrinks as 1/T².
+    """
+    from_teacher = divergence(scores, targets[:, :-1], temperature)
+    from_labels = F.cross_entropy(scores, targets[:, -1].long())
+    return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
+
+
+def tuned(net, seed, size):
+    return fitted(copy.deepcopy(net), size.tuning, size.tuning_rate, 50 + seed, size)
+
+
+def fitted(net, epochs, rate, seed, size):
+    optimizer = torch.optim.Adam(net.parameters(), rate)
+    training.train(net, optimizer, *size.data()[0], epochs=epochs, batch=size.batch, seed=seed)
+    return net
+
+
+def answers(net, x):
+    with torch.inference_mode():
+        return net(x)
+
+
+class SparseLinear(nn.Module):
+    """A Linear layer with its weight in compressed rows (CSR): (B, n_in) → (B, n_out). It skips zeros."""
+
+    def __init__(self, layer):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that CSR tensors are "in beta state"
+            self.weight, self.bias = layer.weight.detach().to_sparse_csr(), layer.bias
+
+    def forward(self, x):
+        return (self.weight @ x.T).T + self.bias  # (n_out, n_in) @ (n_in, B) → (n_out, B) → (B, n_out)
+
+
+def sparse_linears(model):
+    """A copy of a pruned model that skips the zeros of its Linear layers; convolutions stay dense."""
+    model = pruning.permanent(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model = replaced(model, name, SparseLinear(module))
+    return model
 
 
 context = one_thread
-TABLES = {"accuracy of formats": accuracies, "smaller models": lambda size, device: small.rows(size.smaller)}
+TABLES = {"accuracy of formats": accuracies, "smaller models": smaller}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import harness
-from benchmarks.lstm import deviation
+from benchmarks.formats import deviation
 from ed_lib import data, timing
 from ed_lib.lstm import minimal, scans
 
@@ -49,8 +49,7 @@ def scanned(size, device):
         right = scans.step_by_step(a.double(), b.double(), h.double())
         cost, versions = (3 * b.nbytes, 2 * b.numel()), []
         for what, scan in scans.SCANS.items():
-            case = {"what": what, "numbers": numbers, "steps": size.steps, "format": "float32"}
-            call = partial(scan, a, b, h)
+            case, call = {"what": what, "numbers": numbers, "steps": size.steps}, partial(scan, a, b, h)
             versions.append(harness.Version(case, call, cost, deviation([call()], [right]), 1e-5))
         yield from harness.measure(versions, device, size.seconds)
 
@@ -76,11 +75,10 @@ def read(size, device):
     runs = [first, *(contest(text, size, best.items(), seed) for seed in range(1, size.seeds))]
     for what, rate in best.items():
         mine = [run[what, rate] for run in runs]
-        case = {"what": what, "rate": rate, "parameters": mine[0]["parameters"], "length": size.length}
-        case |= {"batch": size.batch, "every": size.every}
-        case |= harness.summary([time for run in mine for time in run["seconds"]])
-        case |= {f"loss, seed {seed}": run["loss"] for seed, run in enumerate(mine)}
-        yield case | {f"rate {r:g}": first[what, r]["loss"][-1] for r in size.rates}
+        row = {"what": what, "rate": rate, "parameters": mine[0]["parameters"], "every": size.every}
+        row |= harness.summary([time for run in mine for time in run["seconds"]])
+        row |= {f"loss, seed {seed}": run["loss"] for seed, run in enumerate(mine)}
+        yield row | {f"rate {r:g}": first[what, r]["loss"][-1] for r in size.rates}
 
 
 def contest(text, size, entries, seed):
@@ -111,8 +109,7 @@ def contest(text, size, entries, seed):
 @torch.no_grad()
 def held_out(network, text, size):
     """The mean loss, in nats a character, on eight batches of the held-out text, always the same."""
-    batches = data.stretches(text.held_out, size.batch, size.length, seed=0)
-    pairs = [next(batches) for _ in range(8)]
+    pairs = itertools.islice(data.stretches(text.held_out, size.batch, size.length, seed=0), 8)
     return float(np.mean([F.cross_entropy(network(x).flatten(0, 1), y.flatten()) for x, y in pairs]))
 
 

@@ -17,15 +17,14 @@ from benchmarks import __main__ as command
 from benchmarks import (
     controls,
     critical_batch,
-    ed_pipeline,
     few_bits,
     harness,
     pipelines,
     precision,
+    precision_accuracy,
     provenance,
     quiet,
     relatives,
-    smaller,
 )
 from benchmarks.harness import Version
 from ed_lib import data, machine, models, records, roofline, training
@@ -111,7 +110,7 @@ def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_pat
 def test_what_is_wrong_is_not_timed_and_floors_add_up_by_format(capsys):
     def version(how, error):
         cost = 10, {"float32": 3e11, "float64": 1e11}
-        return Version({"how": how}, lambda: None, cost, error, 1e-5, lambda: {"known": 7})
+        return Version({"how": how}, lambda: None, cost, error, 1e-5, {"known": 7})
 
     (row,) = harness.measure([version("right", 1e-6), version("wrong", 1e-4)], "cpu", 0.001)
     assert "'how': 'wrong'}: deviates by 1.0e-04" in capsys.readouterr().out
@@ -183,7 +182,7 @@ def test_the_formula_of_a_chain_of_stages_is_the_simulators_without_a_link(batch
         seconds = simulate(
             schedules.repeat(schedules.ed, batches), p, m, {"forward": [t_f] * p, "update": [t_u] * p}
         ).seconds
-        assert batches * ed_pipeline.formula(p, m, t_f, t_u, batches) == pytest.approx(seconds)
+        assert batches * pipelines.formula(p, m, t_f, t_u, batches) == pytest.approx(seconds)
 
 
 @pytest.mark.oracle
@@ -272,14 +271,16 @@ def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
 
 @pytest.mark.oracle
 def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
-    rows = list(smaller.rows(smaller.TINY))
+    rows = list(
+        precision_accuracy.smaller(dataclasses.replace(precision_accuracy.TINY, seeds=1, batches=(1,)), "cpu")
+    )
     found = {row["way"]: row["bytes"] for row in rows}
-    assert found["float32"] == found["float32, trained on"] == [516_272] * 2
+    assert found["float32"] == found["float32, trained on"] == [516_272]
     # Weights, a scale for each of 208 filters, biases; five inputs' scales and zero points.
-    assert found["int8"] == [128_860 + 8 * 208 + 4 * 5] * 2
+    assert found["int8"] == [128_860 + 8 * 208 + 4 * 5]
     assert max(found["int4 weights"] + found["int4, trained"]) <= 128_860 / 2 + 8 * 208 + 2
-    assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)] * 2
-    assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)] * 2
+    assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)]
+    assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)]
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
     weights = (65 + 8 + 65 + 12 * 16) * 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import smaller
+from benchmarks.precision_accuracy import taught
 from ed_lib.precision.distillation import divergence
 
 
@@ -19,7 +19,7 @@ def scores(random, *shape):
 
 def loss(student, teacher, labels, temperature, alpha):
     """The benchmark's."""
-    return smaller.taught(student, torch.cat([teacher, labels[:, None]], dim=1), alpha, temperature)
+    return taught(student, torch.cat([teacher, labels[:, None]], dim=1), alpha, temperature)
 
 
 @pytest.mark.oracle

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune as theirs
 
-from benchmarks.smaller import cubic, sparse_linears
+from benchmarks.precision_accuracy import cubic, sparse_linears
 from ed_lib import models
 from ed_lib.precision import storage
 from ed_lib.precision.pruning import (
