@@ -48,9 +48,7 @@ RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried
 
 @dataclass(frozen=True)
 class Size(Training):
-    """``batch`` stretches of ``context`` characters a step. ``every``: steps between two looks at ``places``
-    stretches, where Adam's averages change; at the end all the held-out text is read.
-    """
+    """``batch`` stretches of ``context`` characters a step. ``every``: steps between looks at ``places``."""
 
     products: tuple = tuple(CASES)
     weights: tuple = WEIGHTS

@@ -60,16 +60,13 @@ def versus(size, whats, trained=False, **changes):
     """Rows of versions of one LSTM, in turns."""
     sizes = {"steps": size.steps, "batch": 1, "hidden": size.hidden} | changes
     subject = Subject(ladder.Shape(inputs=sizes["hidden"], **sizes), "cpu")
-    versions = [version(subject, what, trained) for what in whats]
+    versions = []
+    for what in whats:
+        module, tolerance = made(what, subject.module), ROUNDED if what in BITS else TOLERANCE
+        run = training(module, subject.x, subject.dy) if trained else forward(module, subject.x)
+        versions.append(subject.checked(subject.case(what), run, trained=trained, tolerance=tolerance))
     for row in harness.measure(versions, "cpu", size.seconds, rounds=9):
         yield row | {"floor": floor(row, size, trained)}
-
-
-def version(subject, what, trained=False):
-    """The :class:`harness.Version` of a case, compared with ``nn.LSTM`` in float64."""
-    module, tolerance = made(what, subject.module), ROUNDED if what in BITS else TOLERANCE
-    run = training(module, subject.x, subject.dy) if trained else forward(module, subject.x)
-    return subject.checked(subject.case(what), run, trained=trained, tolerance=tolerance)
 
 
 def made(what, module):

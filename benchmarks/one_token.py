@@ -203,14 +203,14 @@ def ways(name, net, line):
     """A version of each way to write a line (T,) with a network."""
     exact, T = dict(net.parameters), len(line)
     for way in WAYS:
-        format, _, rest = way.partition(",")
+        format, _, anew_each = way.partition(",")
         made = {n: kept_as(format, p.detach().T.contiguous()) for n, p in exact.items() if n[0].isdigit()}
         numbers = {n: each.T for n, (_, _, each, _) in made.items()}
         calls = iter([reading(one, product, format) for one, product, _, _ in made.values()])
         decoder = Decoder(net, lambda w, calls=calls: next(calls))
-        call = partial(anew, net, line) if rest else partial(write, decoder, line)
+        call = partial(anew, net, line) if anew_each else partial(write, decoder, line)
         weights, bytes = sum(w.numel() for w in numbers.values()), sum(each[3] for each in made.values())
-        reads = (T + 1) / 2 if rest else 1  # of each character
+        reads = (T + 1) / 2 if anew_each else 1  # of each character
         net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
         right = net.scores(line[None])
         net.parameters = exact

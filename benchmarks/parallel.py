@@ -1,8 +1,7 @@
 """Many devices: a data-parallel step, pipelines, and workers that do not wait.
 
-The devices are processes on a CPU, with one thread each, whatever else the machine has: a GPU alone is one
-device, and NCCL refuses two ranks on it. Gradients and weights are first compared with float64; what deviates
-is not timed. The long training runs are another benchmark, ``parallel_accuracy``.
+The devices are processes on a CPU, with one thread each: a GPU alone is one device, and NCCL refuses two
+ranks on it. Gradients and weights are first compared with float64; what deviates is not timed.
 """
 
 from dataclasses import dataclass
@@ -105,9 +104,8 @@ def deviation(params, step, x, y):
 def throughput(size, device):
     """Seconds for a gradient, of four processes, one row for each server and speed of the workers.
 
-    A worker sleeps (the slow one five times as long), in place of a device that computes, and then computes
-    the gradient of a small network. The floor is what the sleeping alone takes. Results: how stale each
-    worker's gradients were, in the mean.
+    A worker sleeps, in place of a device that computes, and then computes the gradient of a small network.
+    The floor is what the sleeping alone takes. Results: how stale each worker's gradients were, in the mean.
     """
     random = np.random.default_rng(0)
     problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))

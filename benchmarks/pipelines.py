@@ -64,9 +64,7 @@ TINY, ED_TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096)), EDSize(2
 
 
 def batch(size):
-    """Seconds of a batch: a row for each schedule and number of micro-batches. Results, of each round:
-    "predicted" seconds, and the "ratio" of those measured to them.
-    """
+    """A row for each schedule and number of micro-batches; "predicted" seconds and "ratio" by round."""
     ranks = launch(measure, size.stages, size, timeout=300.0)
     link = costs.fit(*ranks[0]["link"])
     for (schedule, m), batches in ranks[0]["batches"].items():

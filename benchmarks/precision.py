@@ -85,9 +85,7 @@ def subjects(size, device):
 
 
 def mlp_flops(widths, n):
-    """(in layers whose sizes are multiples of 16, in others) of a step's products on n samples: forward 2
-    operations a weight and sample, backward twice that; the first layer has no gradient of its input.
-    """
+    """(in layers that FP8 has, in others) of a step on n samples; the first has no gradient of its input."""
     found = [0, 0]
     for layer, (K, N) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
         found[bool(K % fp8.MULTIPLE or N % fp8.MULTIPLE)] += (2 if layer == 0 else 3) * 2 * n * K * N
@@ -101,9 +99,7 @@ def lenet_flops(n):
 
 
 def encoder_flops(sizes, tokens, n):
-    """(in linear layers, in attention and the layer of classes) of a step on n sentences of so many tokens,
-    without what the backward pass computes again.
-    """
+    """(in linear layers, in attention and the head) of a step on n sentences of those tokens."""
     L, H, T = sizes["layers"], sizes["hidden"], tokens
     linear = L * T * (3 + 1 + 4 + 4) * H**2 + H**2  # multiplications a sentence, the pooler's last
     attention = L * 2 * T**2 * H

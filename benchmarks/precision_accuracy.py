@@ -91,9 +91,7 @@ TINY = Size(
 
 
 def accuracies(size, device):
-    """A row for each task and format. Results, a value for each seed: "accuracy" on the test images at the
-    end and, of those, "points" more than float32 from the same seed, in per cent.
-    """
+    """A row for each task and format; by seed "accuracy", and "points" more than float32, in per cent."""
     keys = "model", "data", "optimizer", "rates", "format"
     cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
              if name not in WITHOUT.get(task[0], ())]  # fmt: skip
@@ -120,9 +118,7 @@ def trained(model, data, optimizer, rates, format, seed, size):
 
 
 def smaller(size, device):
-    """One for each way, form in which it runs, and batch: "accuracy" and "bytes" for each seed; the time of
-    the first seed's network, and the "error" of what runs.
-    """
+    """One for each way, form in which it runs, and batch; "accuracy" and "bytes" are by seed."""
     (found,) = runs(made, [{}], size.seeds, workers=size.workers, size=size)
     _, (x, _) = size.data()
     for batch in size.batches:
