@@ -1,10 +1,9 @@
-"""One array API over NumPy, CuPy and PyTorch, by array-api-compat: a formula is written once, runs on all."""
+"""Arrays of NumPy, PyTorch and CuPy: where they live, and the few calls in which the libraries differ."""
 
 import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,44 +13,44 @@ import numpy as np
 from ed_lib import check
 
 BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
-Array = Any  # an array of NumPy, CuPy or PyTorch, for annotations
+Array = Any  # an array of one of them, for annotations
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where arrays live: a library, by name and as a module, what it calls the device, a floating type."""
+    """Where arrays live: a library, by name and as a module, a device, a floating type."""
 
     backend: str
     library: Any
-    device: Any
+    device: str  # as "cuda:1"
     dtype: Any
 
     def asarray(self, array: Any) -> Array:
         """A NumPy array (or nested lists) of any shape as an array of this space. May share memory."""
-        with self.device if self.backend == "cupy" else contextlib.nullcontext():
-            array = self.library.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)))
+        array = self.library.asarray(np.ascontiguousarray(array, dtype=dtype_name(self.dtype)))
         return array.to(self.device) if self.backend == "torch" else array
 
     def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set."""
         on = {"device": self.device} if self.backend == "torch" else {}
-        with self.device if self.backend == "cupy" else contextlib.nullcontext():
-            return self.library.empty(shape, dtype=self.dtype, **on)
+        return self.library.empty(shape, dtype=self.dtype, **on)
 
-    def check(self, name: str, array: Array, shape: Sequence[int | str]) -> Array:
+    def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
         """``array`` in this space's dtype. TypeError or ValueError unless it is of this library, device and
         shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
-        torch = self.backend == "torch"
-        if not isinstance(array, self.library.Tensor if torch else self.library.ndarray):
+        if not isinstance(array, type(self.empty((0,)))):
             kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
             raise TypeError(f"{name} is a {kind}; wanted one of {self.backend!r}, as asarray() makes it")
-        if self.backend != "numpy" and array.device != self.empty((0,)).device:
+        if self.backend == "torch" and array.device != self.empty((0,)).device:
             raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
+        if self.backend == "torch":
+            array = array.detach().to(self.dtype)
+        else:
+            array = array.astype(self.dtype, copy=False)
         if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
@@ -59,12 +58,12 @@ class Space:
     @property
     def is_gpu(self) -> bool:
         """Whether arrays of this space lie in a GPU's memory."""
-        return self.backend == "cupy" or str(self.device).startswith("cuda")
+        return self.device.startswith("cuda")
 
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
-    """The :class:`Space` of a library, a device ("cpu", "cuda:1") and a dtype. ValueError for what is unknown
-    or does not fit; ImportError, saying what to install, if it is missing.
+    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does not fit;
+    ImportError, saying what to install, if the library is missing.
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
@@ -75,28 +74,18 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     try:
         library = importlib.import_module(backend)
     except ImportError as error:
-        package = "cupy-cuda13x" if backend == "cupy" else backend
-        raise ImportError(f"backend {backend!r} needs {package}: pip install {package} ({error})") from error
-    if kind == "cuda":
-        if not (index or "0").isdigit() or int(index or 0) >= gpu_count(backend):
-            raise ValueError(f"device is {device!r}; {backend} sees {gpu_count(backend)} GPU(s) here")
-        device = library.cuda.Device(int(index or 0)) if backend == "cupy" else f"cuda:{index or 0}"
-    return Space(backend, library, device, getattr(library, dtype))
-
-
-def namespace(*arrays: Array) -> ModuleType:
-    """The array-API namespace that these arrays have in common, from array-api-compat."""
-    return importlib.import_module("array_api_compat").array_namespace(*arrays)
+        package = "cupy-cuda12x, or cupy-cuda13x with CUDA 13" if backend == "cupy" else backend
+        raise ImportError(f"backend {backend!r} is missing: pip install {package} ({error})") from error
+    if kind == "cuda" and (index or "0") not in map(str, range(gpu_count(backend))):
+        raise ValueError(f"device is {device!r}; {backend} sees {gpu_count(backend)} GPU(s) here")
+    if backend == "cupy":
+        library.cuda.Device(int(index or 0)).use()  # from here on: what CuPy makes is made there
+    return Space(backend, library, str(device), getattr(library, dtype))
 
 
 def library(array: Array) -> ModuleType:
     """The module that an array comes from: numpy, cupy or torch."""
     return sys.modules[type(array).__module__.partition(".")[0]]
-
-
-def on_gpu(array: Array) -> bool:
-    """True for an array in a GPU's memory."""
-    return library(array).__name__ == "cupy" or getattr(array, "is_cuda", False)
 
 
 def to_numpy(array: Array) -> np.ndarray:
@@ -114,10 +103,18 @@ def dtype_name(dtype: Any) -> str:
 def gpu_count(backend: str = "torch") -> int:
     """How many GPUs the library sees; 0 when it sees none, or is not installed."""
     try:
-        library = importlib.import_module(backend)
-        return library.cuda.runtime.getDeviceCount() if backend == "cupy" else library.cuda.device_count()
+        cuda = importlib.import_module(backend).cuda
+        return cuda.runtime.getDeviceCount() if backend == "cupy" else cuda.device_count()
     except Exception:  # no library, no driver, no GPU: each has its own error
         return 0
+
+
+@functools.cache
+def _pools():
+    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba calls, which has to be loaded
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def one_blas_thread() -> contextlib.AbstractContextManager:
@@ -125,11 +122,3 @@ def one_blas_thread() -> contextlib.AbstractContextManager:
     threads itself, and is several times slower beside a BLAS that takes some or keeps them spinning.
     """
     return _pools().limit(limits=1, user_api="blas")
-
-
-@functools.cache
-def _pools():
-    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba's np.dot calls, which has to be loaded
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()

@@ -67,7 +67,7 @@ def test_the_version_is_one_number_and_every_package_is_installed():
     assert {package.replace(".", "/") for package in packages} == folders | {"ed_lib/recorded"}
 
 
-ABSENT = """d2l torchvision cupy triton pooch requests array_api_compat tqdm IPython matplotlib keras sklearn
+ABSENT = """d2l torchvision cupy triton pooch requests tqdm IPython matplotlib keras sklearn
     jax nbformat nbclient jupytext yaml"""
 
 

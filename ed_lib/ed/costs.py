@@ -37,11 +37,8 @@ class Shape:
 
 
 def forward(shape: Shape) -> Cost:
-    """A forward pass: weights read, activations written."""
+    """A forward pass: weights read, activations written. Backpropagation's chain of deltas costs the same."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
-
-
-chain = gradients = forward  # backpropagation's: weights read, deltas written; deltas read, gradients written
 
 
 def update(shape: Shape) -> Cost:
@@ -49,14 +46,10 @@ def update(shape: Shape) -> Cost:
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def step(shape: Shape) -> Cost:
-    """An ED step: forward and update."""
-    return both(forward(shape), update(shape))
-
-
-def both(*parts: Cost) -> Cost:
-    """The sum of several."""
-    return sum(size for size, _ in parts), sum(flops for _, flops in parts)
+def step(shape: Shape, passes: int = 1) -> Cost:
+    """An ED step, forward and update; with two passes a step of backpropagation."""
+    (read, flops), (written, more) = forward(shape), update(shape)
+    return passes * read + written, passes * flops + more
 
 
 def batch_axis(shape: Shape) -> int:

@@ -75,10 +75,8 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
 
 
 def gains(error: Array, rule: str) -> Array:
-    """What the error is to the senders of each type, as in ``rules.gains``: (B, K) → (K, 2, B)."""
-    d = error.T  # (K, B)
-    pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]
-    return arrays.library(error).stack(pair, 1)
+    """What the error is to the senders of each type: (B, K) → (K, 2, B)."""
+    return rules.gains(error, rule)[..., 0]
 
 
 def bias_term(bias: Array, kind: str) -> Array:
@@ -111,16 +109,11 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
 
     weight (N, K, I, O), bias (N, K, n, O), x (N, K, B, I) what the senders sent, y (N, K, B, O) what the
     receivers answered; gains (K, 2, B), what the error is to the senders of each type, and bias_gains
-    (K, n, B), what it is to the bias, hold α/B already.
-
-    One batched product for all layers of a group: on a GPU half of the layers, on a CPU as many as stay in
-    the cache with their temporaries.
+    (K, n, B), what it is to the bias, hold α/B already. One batched product for all layers of a group.
     """
     k, batch, senders = x.shape[1:]
     by_type = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
-    of_cells = (
-        arrays.library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, senders)
-    )
+    of_cells = arrays.library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
     for layers in groups(y):
         sent = x[layers] * of_cells  # (n, K, B, I)
         received = slope(y[layers])  # (n, K, B, O)
@@ -129,10 +122,12 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
 
 
 def groups(y: Array) -> list[slice]:
-    """Slices of the layers of y (N, K, B, O), to be updated together."""
-    half = (len(y) + 1) // 2  # so that two temporaries are no larger than the activations
-    size = half if arrays.on_gpu(y) else min(half, GROUP // math.prod(y.shape[1:]))
-    return [slice(start, start + max(1, size)) for start in range(0, len(y), max(1, size))]
+    """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that two
+    temporaries are no larger than the activations; on a CPU as many as stay in the cache.
+    """
+    half, gpu = (len(y) + 1) // 2, getattr(y, "is_cuda", arrays.library(y).__name__ == "cupy")
+    size = max(1, half if gpu else min(half, GROUP // math.prod(y.shape[1:])))
+    return [slice(start, start + size) for start in range(0, len(y), size)]
 
 
 def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
@@ -143,10 +138,10 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
     received = slope(y)  # (K, B, O)
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
     for q in range(gains.shape[1]):
-        change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
         types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
-        by_type[:, types] += change[:, None]
-        del change  # before the next one
+        by_type[:, types] += (x.T @ (received * gains[:, q, :, None]))[
+            :, None
+        ]  # (I, B) @ (K, B, O) → (K, I, O)
     bias += bias_gains @ received
 
 

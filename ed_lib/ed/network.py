@@ -7,14 +7,13 @@ The weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
 import contextlib
 import importlib.util
 import math
-import warnings
 from typing import Any
 
 import numpy as np
 
 from ed_lib import arrays, check, machine
 from ed_lib.arrays import Array, Space
-from ed_lib.ed import layout, rules, sweeps
+from ed_lib.ed import layout, rules
 
 INITS = ("uniform", "half_normal", "fan_in")
 BIASES = ("free", "cells")
@@ -31,17 +30,16 @@ class EDNetwork:
     counts the hidden-to-hidden layers, so there are depth + 2 layers of weights. Each output is a network of
     its own.
 
-    rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 none shrinks) or "signed" (both directions,
-    signs unprotected). init, the law of the magnitudes: "uniform", U[0, 1); "half_normal", the magnitude of
-    N(0, 1); "fan_in", the same divided by √senders. bias: "free", one number per cell; "cells", a pair of
-    cells with the constant output 0.8 that sends to every layer. alpha: the step, the same in every layer.
-    u0: the width of the sigmoid. seed: the same start on every backend. backend, device, dtype: see
-    :func:`ed_lib.arrays.space`. path, how the hidden layers are computed: "layers", a few calls of the
-    library for each; "kernel", one compiled function for all of them (Numba's on a CPU, CUDA's for CuPy);
-    "sweeps", see :mod:`ed_lib.ed.sweeps`; "auto", the first two, whichever is faster here.
+    rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 none shrinks) or "signed". init, the law
+    of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same divided
+    by √senders. bias: "free", one number per cell; "cells", a pair of cells with the constant output 0.8 that
+    sends to every layer. alpha: the step. u0: the width of the sigmoid. seed: the same start on every
+    backend. backend, device, dtype: see :func:`ed_lib.arrays.space`. path, how the hidden layers are
+    computed: "layers", a few calls of the library for each; "kernel", one compiled function for all of them
+    (Numba's on a CPU, CUDA's for CuPy); "sweeps", see :mod:`ed_lib.ed.sweeps`; "auto", one of the first two.
 
-    Whatever cannot be done is refused before any weight changes, and a network or a batch that does not fit
-    before it is allocated. The values on a GPU are not looked at, since that would wait for it.
+    Whatever cannot be done is refused before any weight changes. The values on a GPU are not looked at, since
+    that would wait for it.
     """
 
     def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int = 1, *, rule: str = "kaneko",
@@ -50,22 +48,20 @@ class EDNetwork:
                  path: str = "auto"):  # fmt: skip
         self.n_inputs, self.width = check.count("n_inputs", n_inputs), check.count("width", width)
         self.depth, self.n_outputs = check.count("depth", depth, least=0), check.count("n_outputs", n_outputs)
-        for name, value, known in (
-            ("rule", rule, rules.RULES),
-            ("init", init, INITS),
-            ("bias", bias, BIASES),
-        ):
-            check.choice(name, value, known)
+        check.choice("rule", rule, rules.RULES)
+        check.choice("init", init, INITS)
+        check.choice("bias", bias, BIASES)
         self.alpha, self.u0 = check.positive("alpha", alpha), check.positive("u0", u0)
         seed, self.rule, self.bias, self.device = check.count("seed", seed, least=0), rule, bias, device
         self.space = arrays.space(backend, device, dtype)
         self.path = choose(path, self.space, width, depth)
+        self.hidden: Any = module(self.path, self.space) if depth else layout  # has forward and update
         for where in {"cpu", device}:  # they are drawn in the host's memory
             self._check_memory("the weights", sum(map(math.prod, self._shapes().values())), where)
         self.parameters = self._draw(init, np.random.default_rng(seed))  # folded
         self.states: Array = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
         self.activations: Any = None  # (x, out), set by forward, read by update
-        self.swept: sweeps.Swept | None = None  # how the path "sweeps" found the last states
+        self.swept: Any = None  # how the path "sweeps" found the last states
 
     def asarray(self, array: np.ndarray) -> Array:
         """A NumPy array in this network's library, device and dtype."""
@@ -99,23 +95,22 @@ class EDNetwork:
         return output
 
     def exclusive(self) -> contextlib.AbstractContextManager:
-        """The context of ``respond`` and ``add_direction``: CuPy's device; one BLAS thread by a kernel."""
-        if self.space.backend == "cupy":
-            return self.space.device
-        return arrays.one_blas_thread() if self.path == "kernel" else contextlib.nullcontext()
+        """The context for ``respond`` and ``add_direction``: one thread for the BLAS, beside a kernel."""
+        compiled = self.path == "kernel" and not self.space.is_gpu
+        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
 
     @np.errstate(over="ignore")  # see layout.fire
     def respond(self, x: Array) -> Array:
         """``forward`` without its checks: x (B, I) → (B, K)."""
         p, u0 = self.parameters, self.u0
         if self.states is None or self.states.shape[2] != len(x):
-            self._allocate(len(x))
+            self.states = self.activations = None  # frees the old ones first
+            shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
+            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape), self.device)
+            self.states = self.space.empty(shape)
+            self.states[...] = 0.5  # a guess, for the path "sweeps"
         layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
-        hidden = self.states, p["hidden.weight"], self._bias_term("hidden"), u0
-        if self.path == "sweeps":
-            self.swept = sweeps.forward(*hidden)
-        else:
-            self._compiled().forward(*hidden)
+        self.swept = self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
         out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
         layout.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
         self.activations = x, out
@@ -133,13 +128,11 @@ class EDNetwork:
             layout.stop_at_zero(self.parameters["input.weight"])
 
     def add_direction(self, p: dict[str, Array], error: Array, alpha: float) -> None:
-        """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters.
-
-        error (B, K) is target − output. What the parameters are now makes no difference.
+        """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters, whose
+        values make no difference; error (B, K) is target − output.
         """
         (x, out), step = self.activations, alpha / len(error)
-        update = self._compiled().update
-        layout.add_direction(p, x, self.states, out, error * step, self.rule, self.bias, update)
+        layout.add_direction(p, x, self.states, out, error * step, self.rule, self.bias, self.hidden.update)
 
     def signs_hold(self) -> bool:
         """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
@@ -178,19 +171,6 @@ class EDNetwork:
         options |= {"backend": self.space.backend, "dtype": arrays.dtype_name(self.space.dtype)}
         return restored, (sizes, options, self.state_dict())
 
-    def _compiled(self):
-        """The module whose ``forward`` and ``update`` are taken for the hidden layers."""
-        return kernels(self.space) if self.path == "kernel" and self.depth else layout
-
-    def _allocate(self, batch):
-        """The states for a batch of this size."""
-        self.states = self.activations = None  # frees the old ones first
-        shape = (self.depth + 1, self.n_outputs, batch, 2 * self.width)
-        self._check_memory(f"the activations for a batch of {batch}", math.prod(shape), self.device)
-        self.states = self.space.empty(shape)
-        if self.path == "sweeps":
-            self.states[...] = 0.5  # any guess will do: it is verified
-
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
         return layout.bias_term(self.parameters[f"{layer}.bias"], self.bias)
@@ -208,12 +188,12 @@ class EDNetwork:
     def _draw(self, init, rng):
         """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥ 0."""
         draw = rng.random if init == "uniform" else lambda shape: np.abs(rng.standard_normal(shape))
-        params = {}
+        params, dtype = {}, arrays.dtype_name(self.space.dtype)
         for name, shape in self._shapes().items():
             senders = 2 * (self.n_inputs if name.startswith("input") else self.width)
             scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0
             pair = scale if self._is_free(name) else np.array([scale, -scale]).reshape(2, 1, 1)
-            value = self._folded(name, np.zeros(shape, arrays.dtype_name(self.space.dtype)))
+            value = self._folded(name, np.zeros(shape, dtype))
             for n in range(len(value)):  # a layer or a network at a time, since what is drawn is float64
                 value[n] = self._folded(name, pair * draw(shape[1:]))
             params[name] = self.space.asarray(value)
@@ -235,43 +215,30 @@ class EDNetwork:
 
 
 def choose(path: str, space: Space, width: int, depth: int) -> str:
-    """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster one. If
-    that would be "kernel" and is not possible, a warning says why.
-    """
+    """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster one."""
     check.choice("path", path, ("auto", *PATHS))
-    if path == "auto" and not space.is_gpu and (depth < DEEP or width > NARROW):
-        return "layers"
-    reason = obstacle("kernel" if path == "auto" else path, space, width)
-    if reason is None:
-        return "kernel" if path == "auto" else path
-    if path != "auto":
+    if path != "auto" and (reason := obstacle(path, space, width)):
         raise ValueError(f"path is {path!r}; {reason}")
-    warnings.warn(f"taking the path 'layers': {reason}", stacklevel=3)
-    return "layers"
+    worth = space.is_gpu or (depth >= DEEP and width <= NARROW)
+    fastest = "kernel" if worth and not obstacle("kernel", space, width) else "layers"
+    return fastest if path == "auto" else path
 
 
 def obstacle(path: str, space: Space, width: int) -> str | None:
     """Why this path is not possible for arrays of this space and layers of this width; None when it is."""
     if path == "layers" or (path == "sweeps" and not space.is_gpu):
         return None
-    if path == "sweeps":
-        return "the path 'sweeps' needs a CPU"
-    if space.backend == "torch" and space.is_gpu:
-        return "the path 'kernel' needs CuPy's arrays on a GPU"
-    if space.backend != "cupy" and importlib.util.find_spec("numba") is None:
+    if space.is_gpu and (path == "sweeps" or space.backend == "torch"):
+        return f"on a GPU the path {path!r} is not for arrays of {space.backend}"
+    if not space.is_gpu and importlib.util.find_spec("numba") is None:
         return "the path 'kernel' needs numba: pip install numba"
-    return kernels(space).obstacle(width, arrays.dtype_name(space.dtype))
+    return module(path, space).obstacle(width, arrays.dtype_name(space.dtype))
 
 
-def kernels(space: Space) -> Any:
-    """The module with the compiled functions for arrays of this space."""
-    if space.backend == "cupy":
-        from ed_lib.ed import gpu
-
-        return gpu
-    from ed_lib.ed import cpu
-
-    return cpu
+def module(path: str, space: Space) -> Any:
+    """The module whose ``forward`` and ``update`` compute the hidden layers by this path."""
+    name = {"layers": "layout", "sweeps": "sweeps", "kernel": "gpu" if space.is_gpu else "cpu"}[path]
+    return importlib.import_module(f"ed_lib.ed.{name}")
 
 
 def restored(sizes: tuple[int, ...], options: dict[str, Any], state: dict[str, np.ndarray]) -> EDNetwork:

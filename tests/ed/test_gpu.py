@@ -198,7 +198,7 @@ def test_nvrtc_compiles_the_kernels(source, dtype, architecture):
 
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
 def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
-    monkeypatch.setattr(network, "kernels", lambda space: gpu)
+    monkeypatch.setattr(network, "module", lambda path, space: gpu)
     assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
@@ -216,9 +216,10 @@ def test_what_is_taken_on_a_gpu():
     cupy, torch = (arrays.Space(backend, None, "cuda:0", np.float32) for backend in ("cupy", "torch"))
     assert gpu.obstacle(512, "float64") is None and "at most 512 pairs" in gpu.obstacle(513, "float32")
     assert network.choose("auto", cupy, 32, 2) == "kernel"
-    for space, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "needs CuPy's arrays")):
-        with pytest.warns(UserWarning, match=f"taking the path 'layers': .*{why}"):
-            assert network.choose("auto", space, width, 2) == "layers"
+    assert network.choose("auto", cupy, 600, 2) == network.choose("auto", torch, 32, 2) == "layers"
+    for space, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "not for arrays of torch")):
+        with pytest.raises(ValueError, match=f"path is 'kernel'; .*{why}"):
+            network.choose("kernel", space, width, 2)
 
 
 SCALE = """

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -245,17 +244,10 @@ def test_a_new_batch_size_and_a_new_state_are_taken_over():
     assert_same_after_steps(exact, net, 7)
 
 
-def test_on_a_cpu_deep_networks_take_the_kernel_and_others_the_layers():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert EDNetwork(3, 2, 2).path == "layers"
-        assert EDNetwork(3, 2, 2, dtype="float64").path == "layers"
-        assert EDNetwork(3, 2, 100).path == "kernel"
-    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs float32 on a CPU"):
-        assert EDNetwork(3, 2, 100, dtype="float64").path == "layers"
-
-
-def test_a_missing_compiler_is_said_and_the_next_best_path_taken(monkeypatch):
+def test_on_a_cpu_deep_networks_take_the_kernel_and_others_the_layers(monkeypatch):
+    assert EDNetwork(3, 2, 2).path == EDNetwork(3, 2, 100, dtype="float64").path == "layers"
+    assert EDNetwork(3, 2, 100).path == "kernel"
     monkeypatch.setattr(network.importlib.util, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="taking the path 'layers': .* needs numba: pip install numba"):
-        assert EDNetwork(3, 2, 100).path == "layers"
+    assert EDNetwork(3, 2, 100).path == "layers"
+    with pytest.raises(ValueError, match="path is 'kernel'; .* needs numba: pip install numba"):
+        EDNetwork(3, 2, 100, path="kernel")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ed_lib.ed import EDNetwork, layout, sweeps
-from ed_lib.ed.sweeps import EFFORT, TOLERANCE, WALKED, Swept, neighbours, settle
+from ed_lib.ed.sweeps import EFFORT, TOLERANCE, WALKED, Swept, settle
 from tests.ed.test_network import assert_state
 
 RNG = np.random.default_rng
@@ -70,9 +70,16 @@ def test_what_is_settled_answers_itself_everywhere(first):
     np.testing.assert_allclose(states, right, atol=20 * TOLERANCE)
 
 
-def test_neighbours_are_swept_together():
-    found = list(neighbours(np.array([1, 2, 3, 4, 7, 9, 10]), most=3))
-    assert found == [slice(1, 4), slice(4, 5), slice(7, 8), slice(9, 11)]
+def test_a_residual_is_no_error():
+    """A network of gain 1.5 makes of 5e-7, which no sweep sees, a difference of a half at the top."""
+    depth, u0 = 60, 0.4
+    weight, bias = np.full((depth, 1, 1, 1), 1.5 * 2 * u0), np.full((depth, 1, 1, 1), -1.5 * u0)
+    states = np.full((depth + 1, 1, 1, 1), 0.5)  # the fixed point, at which the slope is 1.5
+    states[17:] += 5e-7
+    layout.forward(states[17:], weight[17:], bias[17:], u0)
+    how, unsettled = settle(states, weight, bias, u0, 16)
+    assert unsettled == depth and 0 < how.residual <= TOLERANCE and not how.walk
+    assert abs(states[-1] - walked(states, weight, bias, u0)[-1]) > 0.3
 
 
 def swept(states, weight, bias, first, u0=0.4, atol=0.0):
@@ -99,7 +106,7 @@ def test_where_layers_remember_what_is_new_travels_a_layer_a_sweep():
     states, *stacked = permutations(WALKED + 30)
     states[...] = 0.5
     first = RNG(1).random(states[0].shape) > 0.5
-    assert swept(states, *stacked, first) == (30, 30 + 29, False)
+    assert swept(states, *stacked, first)[:3] == (30, 30 + 29, False)
 
 
 def test_where_the_guess_is_no_ones_states_the_walk_is_taken_and_is_exact():
@@ -107,7 +114,7 @@ def test_where_the_guess_is_no_ones_states_the_walk_is_taken_and_is_exact():
     for seed in (1, 2):
         states[WALKED:] = RNG(seed).random(states[WALKED:].shape)
         how = swept(states, *stacked, RNG(seed).random(states[0].shape) > 0.5)
-        assert how == (27, sum(range(4, 31)), True)  # the next 3 would be more than 10 · 46
+        assert how[:3] == (27, sum(range(4, 31)), True)  # the next 3 would be more than 10 · 46
 
 
 def test_samples_seen_before_are_found_again_in_any_order():
@@ -115,7 +122,7 @@ def test_samples_seen_before_are_found_again_in_any_order():
     states, *stacked = permutations(WALKED + 50)
     states[...] = 0.5
     assert swept(states, *stacked, np.eye(6, 8)).sweeps == 50
-    assert swept(states, *stacked, np.eye(6, 8)[[3, 0, 5, 1, 1, 2]]) == (1, 50, False)
+    assert swept(states, *stacked, np.eye(6, 8)[[3, 0, 5, 1, 1, 2]])[:3] == (1, 50, False)
 
 
 def test_the_states_of_another_sample_are_not_taken_for_its_own():
