@@ -2,87 +2,124 @@
 
 Each version first takes one step from the same start as a float64 reference; its largest deviation is its
 error. Then versions are timed in turns, with a tiny step (α = 1e-9), so that repetitions leave the network as
-it was. PyTorch and BLAS have one thread, Numba all.
+it was. Each row tells its threads: all, then one. With one the whole process has one core, since JAX keeps
+the threads that it began with.
 """
 
+import contextlib
 import functools
+import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
+import torch
 
-from benchmarks import ed_compiled, harness
+from benchmarks import harness
 from benchmarks.harness import Version, measure
-from ed_lib import arrays, graphs, machine
-from ed_lib.ed import EDNetwork, article, costs, rivals
+from ed_lib import arrays, machine
+from ed_lib.ed import EDNetwork, article, costs, cpu, layout, rivals
 from ed_lib.ed.network import obstacle
 
-ALPHA, NEARLY_0 = 0.8, 1e-9
+ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
 START = {"rule": "signed", "init": "fan_in"}  # the article's rule; its start saturates the cells
-WAYS = {"article": article.with_batch_axis, "einsum": article.by_einsum, "four products": article.by_product}
 COSTS = {"forward": costs.forward, "update": costs.update, "step": costs.step}
-LIBRARY = {"cpu": "numpy", "cuda": "torch"}
+LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
+BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop over them
 
 
 @dataclass(frozen=True)
 class Size:
-    """The article's shape, the sweep over depths, ``seconds`` for each version."""
+    """The article's shape, the depth of the second size, ``seconds`` for each version."""
 
     article: costs.Shape = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
-    depths: tuple = (64, 128, 256, 512, 1024, 2048, 4096)
+    shallow: int = 512
     seconds: float = 0.5
 
+    def shapes(self):
+        return replace(self.article, depth=self.shallow), self.article
 
-SIZE, TINY = Size(), Size(costs.Shape(20, 4, 32, 8), (8, 16), 0.002)
+
+SIZE, TINY = Size(), Size(costs.Shape(20, 4, 32, 8), 16, 0.002)
 
 
-def paths(size, device):
-    """The network of this book by each path that this machine has; on a GPU also as a CUDA graph."""
-    shape, library = size.article, LIBRARY[device]
-    nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")
-            if obstacle(path, arrays.space(library, device), shape.width) is None}  # fmt: skip
-    errors = {path: first_step(net, shape) for path, net in nets.items()}
-    for what in COSTS:
-        calls = {path: call_of(what, net, shape) for path, net in nets.items()}
-        if device != "cpu":
-            calls |= {f"{path}, graph": graphs.capture(calls[path], net.states) for path, net in nets.items()}
-        yield from measure([
-            version(shape, library, what, how, call, errors[how.partition(",")[0]])
-            for how, call in calls.items()
-        ], device, size.seconds)  # fmt: skip
+@contextlib.contextmanager
+def on(threads):
+    """All libraries on so many threads, and the process on so many cores."""
+    import numba
+    from threadpoolctl import threadpool_limits
+
+    before = {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+    for task, cores in before.items():
+        os.sched_setaffinity(task, sorted(cores)[:threads])
+    numba.set_num_threads(threads)
+    try:
+        with harness.one_thread(flush_denormal=True, threads=threads), threadpool_limits(threads):
+            yield
+    finally:
+        numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+        for task in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(task, before.get(task, before[os.getpid()]))
+
+
+def by_threads(table):
+    """A table whose rows are made once for each number of threads; on a GPU once."""
+
+    def rows(size, device):
+        for threads in sorted({1, machine.threads()}, reverse=True) if device == "cpu" else [1]:
+            with on(threads) if device == "cpu" else contextlib.nullcontext():
+                yield from ({**row, "threads": threads} for row in table(size, device))
+
+    return rows
 
 
 def version(shape, library, what, how, call, error=None, dtype="float32", cost=None):
-    case = {"library": library, "dtype": dtype} | asdict(shape) | {"what": what, "how": how}
+    case = {"library": library, "dtype": dtype} | asdict(shape) | {"what": what, "how": how, "threads": 0}
     del case["itemsize"]
     return Version(case, call, cost or COSTS[what](shape), error, ROUNDING[dtype])
 
 
-def call_of(what, net, shape):
-    """What is timed of a network that has run: a method of it, on a batch."""
-    x, target = a_batch(shape, net)
-    given = {"forward": (x,), "update": (target * 0 + 0.5,), "step": (x, target)}
-    return partial(getattr(net, what), *given[what])
+def paths(size, device):
+    """The network of this book by each path, at two sizes; at the smaller beside the article's listing."""
+    library = LIBRARY[device]
+    for shape in size.shapes():
+        nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")
+                if obstacle(path, arrays.space(library, device), shape.width) is None}  # fmt: skip
+        errors = {path: first_step(net, shape) for path, net in nets.items()}
+        x, target = a_batch(shape, nets["layers"])
+        given = {"forward": (x,), "update": (target * 0 + 0.5,), "step": (x, target)}
+        for what in COSTS:
+            calls = {path: partial(getattr(net, what), *given[what]) for path, net in nets.items()}
+            if what == "step" and shape.depth == size.shallow:
+                calls["article"] = partial(article_step, article.ArticleNetwork(nets["layers"]), x, target)
+            yield from measure([
+                version(shape, library, what, how, call, errors.get(how)) for how, call in calls.items()
+            ], device, size.seconds)  # fmt: skip
+
+
+def article_step(net, x, target):
+    net.update(target - net.forward(x))
 
 
 def articles_formulas(size, device):
-    """The article's forward pass, and its update with three ways to form the products."""
-    library = "numpy" if device == "cpu" else "cupy"
+    """The article's forward pass and its update, which makes 8 GiB of products in float64."""
     for dtype in ROUNDING:
-        shape, errors = replace(size.article, itemsize=np.dtype(dtype).itemsize), {}
+        shape = replace(size.article, itemsize=np.dtype(dtype).itemsize)
         machine.check_memory("the article's update", 2 * costs.batch_axis(shape), device)
-        for how, products in WAYS.items():
-            net = article.ArticleNetwork(network(shape, library, device, dtype, alpha=ALPHA, path="layers"))
-            x, target = a_batch(shape, net.net)
-            output = net.forward(x)
-            net.update(target - output, products)
-            errors[how] = deviation(shape, output, net.state["hidden.weight"])
-        net.alpha, error = NEARLY_0, target - output
-        updates = [("update", how, partial(net.update, error, way)) for how, way in WAYS.items()]
-        for calls in ([("forward", "article", partial(net.forward, x))], updates):
-            versions = [version(shape, library, *call, errors[call[1]], dtype) for call in calls]
-            yield from measure(versions, device, size.seconds)
+        ours = network(shape, LIBRARY[device], device, dtype, alpha=ALPHA, path="layers")
+        net, (x, target) = article.ArticleNetwork(ours), a_batch(shape, ours)
+        output = net.forward(x)
+        net.update(target - output)
+        error = deviation(shape, output, net.state["hidden.weight"])
+        net.alpha = NEARLY_0
+        for what, call in {
+            "forward": partial(net.forward, x),
+            "update": partial(net.update, target - output),
+        }.items():
+            yield from measure(
+                [version(shape, LIBRARY[device], what, "article", call, error, dtype)], device, size.seconds
+            )
 
 
 def by_hand(size, device):
@@ -93,44 +130,86 @@ def by_hand(size, device):
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     back.step(x, target)
-    mine = partial(version, shape, library)
+    mine, whole = partial(version, shape, library), costs.step(shape, passes=2)
     return measure([
-        *(mine(what, "ED, layers", call_of(what, ed, shape)) for what in COSTS),
-        mine("chain", "by hand", partial(back.chain, error), cost=costs.chain(shape)),
+        mine("forward", "ED, layers", partial(ed.forward, x)),
+        mine("update", "ED, layers", partial(ed.update, error)),
+        mine("step", "ED, layers", partial(ed.step, x, target)),
+        mine("chain", "by hand", partial(back.chain, error), cost=costs.forward(shape)),
         mine("update", "by hand", back.learn),
-        mine("step", "by hand", partial(back.step, x, target), cost=whole(shape)),
+        mine("step", "by hand", partial(back.step, x, target), cost=whole),
     ], device, size.seconds)  # fmt: skip
 
 
 def autograd(size, device):
     """A step of ED in PyTorch, and one by PyTorch's autograd."""
     shape, net = size.article, network(size.article, "torch", device, path="layers")
-    step = partial(rivals.Autograd(net, rate=NEARLY_0).step, *a_batch(shape, net))
-    ours = version(shape, "torch", "step", "ED, layers", call_of("step", net, shape))
-    theirs = version(shape, "torch", "step", "autograd", step, cost=whole(shape))
-    return measure([ours, theirs], device, size.seconds)
-
-
-def whole(shape):
-    """The cost of a step of backpropagation."""
-    return costs.both(costs.forward(shape), costs.chain(shape), costs.update(shape))
+    batch, theirs = a_batch(shape, net), rivals.Autograd(net, rate=NEARLY_0)
+    ours = version(shape, "torch", "step", "ED, layers", partial(net.step, *batch))
+    cost = costs.step(shape, passes=2)
+    backward = version(shape, "torch", "step", "autograd", partial(theirs.step, *batch), cost=cost)
+    return measure([ours, backward], device, size.seconds)
 
 
 def compilers(size, device):
-    """What torch.compile and JAX make of the hidden layers on a CPU, beside this book's loop and kernel."""
-    net = network(size.article, "numpy", "cpu", path="layers")
-    net.forward(a_batch(size.article, net)[0])
-    return ed_compiled.rows(net, size.article, ROUNDING["float32"], size.seconds)
+    """What torch.compile and JAX make of the hidden layers' forward pass on a CPU, at both sizes, beside this
+    book's loop and kernel. Each starts from the same states (D + 1, K, B, C), weight and bias.
+    """
+    for shape in size.shapes():
+        net = network(shape, "numpy", "cpu", path="layers")
+        net.forward(a_batch(shape, net)[0])
+        stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
+        exact = [array.astype(float) for array in stack]
+        layout.forward(*exact, U0)
+        ways = {"loop over layers": partial(layout.forward, *stack, U0), "torch.compile": of_compile(*stack),
+                "jax.lax.scan": of_jax(*stack), "kernel": partial(cpu.forward, *stack, U0)}  # fmt: skip
+        errors = {}
+        for how, call in ways.items():
+            answers = call()  # None: they are in the states
+            found = net.states[1:] if answers is None else np.asarray(answers).reshape(exact[0][1:].shape)
+            errors[how] = float(np.abs(found - exact[0][1:]).max())
+        cost = 4 * (exact[0].size + exact[1].size), 2 * shape.batch * exact[1].size  # of these layers alone
+        yield from measure([
+            version(shape, "", "forward", how, call, errors[how], cost=cost) for how, call in ways.items()
+        ], "cpu", size.seconds)  # fmt: skip
 
 
-def by_depth(size, device):
-    """A whole step by the path that the network takes by itself, for each depth."""
-    versions = []
-    for shape in (replace(size.article, depth=depth) for depth in size.depths):
-        net = network(shape, LIBRARY[device], device)
-        error, call = first_step(net, shape), call_of("step", net, shape)
-        versions.append(version(shape, LIBRARY[device], "step", net.path, call, error))
-    return measure(versions, device, size.seconds)
+def of_compile(states, weight, bias):
+    """A call of what torch.compile makes, for the threads that PyTorch has now → (D, B, C)."""
+    x, weight, bias = (torch.as_tensor(array) for array in (states[0, 0], weight[:, 0], bias[:, 0]))
+    torch.compiler.reset()
+
+    @partial(torch.compile, options={"cpp.threads": torch.get_num_threads()})
+    def block(x, weight, bias):  # (B, C), (n, C, C), (n, 1, C) → (n, B, C)
+        answers = [x]
+        for w, b in zip(weight, bias, strict=True):
+            answers.append(torch.sigmoid(2 / U0 * (answers[-1] @ w + b)))
+        return torch.stack(answers[1:])
+
+    def forward():
+        answers = torch.empty(len(weight), *x.shape)
+        for part in (slice(start, start + BLOCK) for start in range(0, len(weight), BLOCK)):
+            below = answers[part.start - 1] if part.start else x
+            answers[part] = block(below, weight[part], bias[part])
+        return answers
+
+    return forward
+
+
+def of_jax(states, weight, bias):
+    """A call of what JAX's jit makes of a ``lax.scan`` → (D, B, C)."""
+    import jax
+
+    @jax.jit
+    def walk(x, weight, bias):
+        def layer(x, stack):
+            y = jax.nn.sigmoid(2 / U0 * (x @ stack[0] + stack[1]))
+            return y, y
+
+        return jax.lax.scan(layer, x, (weight, bias))[1]
+
+    given = [jax.numpy.asarray(array) for array in (states[0, 0], weight[:, 0], bias[:, 0])]
+    return lambda: walk(*given).block_until_ready()
 
 
 @functools.cache
@@ -167,5 +246,5 @@ def a_batch(shape, net):
 
 
 TABLES = {"paths": paths, "article": articles_formulas, "by hand": by_hand, "autograd": autograd,
-          "compilers": compilers, "depth": by_depth}  # fmt: skip
-context = partial(harness.one_thread, flush_denormal=True)  # what is below 1e-38 is 0, as on a GPU
+          "compilers": compilers}  # fmt: skip
+TABLES = {name: by_threads(table) for name, table in TABLES.items()}
