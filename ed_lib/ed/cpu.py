@@ -32,10 +32,7 @@ def obstacle(width: int, dtype: str = "float32") -> str | None:
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """Fills states[1:] from states[0], as :func:`ed_lib.ed.layout.forward` does.
-
-    states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C): NumPy arrays, or tensors on the CPU.
-    """
+    """Fills states[1:] from states[0]: (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C)."""
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
     batch = states.shape[2]
     tiles = max(1, min(get_num_threads(), batch // LEAST), -(-batch // MOST))
@@ -43,9 +40,8 @@ def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The ED update of all hidden layers, in place, as :func:`ed_lib.ed.layout.update` does.
-
-    weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
+    """The ED update of all hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K,
+    B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
     weight, bias, states, gains, bias_gains = map(np.asarray, (weight, bias, states, gains, bias_gains))
     if (gains[:, 0] == gains[:, 1]).all():

@@ -12,6 +12,7 @@ import numpy as np
 
 from ed_lib import arrays
 from ed_lib.arrays import Array
+from ed_lib.ed import emulator
 
 MOST = 1024  # threads of a block, and so cells of a layer
 ROWS = 4  # samples of a block of the forward kernel
@@ -71,42 +72,31 @@ extern "C" __global__ void update(real* weight, real* bias, const real* states, 
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """Fills states[1:] from states[0] in one launch, as :func:`ed_lib.ed.layout.forward` does.
-
-    states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
-    """
+    """Fills states[1:] from states[0]: (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C)."""
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
     sizes = map(np.int32, (depth, networks, batch, cells))
-    grid, block = (-(-batch // ROWS), networks), (cells,)
     arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
-    kernel("forward", states)(grid, block, arguments, shared_mem=ROWS * cells * states.itemsize)
+    launch = kernel("forward", arrays.library(states), states.dtype)
+    launch((-(-batch // ROWS), networks), (cells,), arguments, shared_mem=ROWS * cells * states.itemsize)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The ED update of all hidden layers, in place and in one launch: :func:`ed_lib.ed.layout.update`.
-
-    weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
+    """The ED update of all hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C),
+    states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
     contiguous = map(arrays.library(states).ascontiguousarray, (gains, bias_gains))
     sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))
-    grid, block = (depth * networks,), (cells, min(MOST // cells, -(-cells // SENDERS)))
-    kernel("update", states)(grid, block, (weight, bias, states, *contiguous, *sizes))
-
-
-def kernel(name: str, like: Array) -> Any:
-    """The kernel of this name for arrays of the library and the dtype of ``like``."""
-    return compiled(name, arrays.library(like).__name__, arrays.dtype_name(like.dtype))
+    launch = kernel("update", arrays.library(states), states.dtype)
+    block = cells, min(MOST // cells, -(-cells // SENDERS))
+    launch((depth * networks,), block, (weight, bias, states, *contiguous, *sizes))
 
 
 @functools.cache
-def compiled(name: str, library: str, dtype: str) -> Any:
-    """The kernel of this name as a ``RawKernel`` of CuPy, or of the emulator."""
-    if library == "cupy":
-        from cupy import RawKernel
-    else:
-        from ed_lib.ed.emulator import RawKernel
-    return RawKernel({"forward": FORWARD, "update": UPDATE}[name], name, options(dtype))
+def kernel(name: str, library: Any, dtype: Any) -> Any:
+    """The kernel of this name as a ``RawKernel``, of CuPy or of the emulator."""
+    raw = emulator.RawKernel if library is np else library.RawKernel
+    return raw({"forward": FORWARD, "update": UPDATE}[name], name, options(arrays.dtype_name(dtype)))
 
 
 def options(dtype: str) -> tuple[str, ...]:

@@ -74,11 +74,6 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 
-def gains(error: Array, rule: str) -> Array:
-    """What the error is to the senders of each type: (B, K) → (K, 2, B)."""
-    return rules.gains(error, rule)[..., 0]
-
-
 def bias_term(bias: Array, kind: str) -> Array:
     """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send 0.8."""
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
@@ -93,7 +88,7 @@ def add_direction(
     x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
     ``update`` is that of the hidden-to-hidden layers.
     """
-    of_senders = gains(error, rule)  # (K, 2, B)
+    of_senders = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
     of_bias = of_senders * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
     if "input.weight" in p:
         of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
@@ -165,9 +160,9 @@ def blocks(weight: Array) -> list[tuple[Array, int]]:
     """The four blocks of a folded weight (..., 2I, 2O) as views (..., I, O), each with its weights' sign:
     those between cells of one type are ≥ 0, those between types ≤ 0.
     """
-    *lead, rows, columns = weight.shape
-    by_type = weight.reshape(*lead, 2, rows // 2, 2, columns // 2)
-    return [(by_type[..., q, :, p, :], 1 if p == q else -1) for q in (0, 1) for p in (0, 1)]
+    i, o = weight.shape[-2] // 2, weight.shape[-1] // 2
+    own, other = weight[..., :i, :], weight[..., i:, :]
+    return [(own[..., :o], 1), (own[..., o:], -1), (other[..., :o], -1), (other[..., o:], 1)]
 
 
 def signs_hold(weight: Array) -> bool:
