@@ -7,6 +7,7 @@ The source is compiled as it is, as C++20. Each CUDA thread of a block becomes a
 import ctypes
 import functools
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -73,13 +74,12 @@ def compiled(code: str, kernel: str, options: tuple[str, ...]) -> Callable:
     """The function that launches a kernel, with arguments of the types that follow its name."""
     code = re.sub(r"extern __shared__ (\w+) (\w+)\[\]", r"\1* \2 = (\1*)memory", code)
     program = PROGRAM.replace("SOURCE", code).replace("KERNEL", kernel)
+    if not shutil.which("g++"):
+        raise RuntimeError("a CUDA kernel on a CPU needs the compiler g++: install g++")
     with tempfile.TemporaryDirectory() as folder:
-        command = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", *AS_CPP, *options]
-        try:
-            command += ["-o", f"{folder}/kernel.so", "-x", "c++", "-"]
-            done = subprocess.run(command, input=program, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise RuntimeError("a CUDA kernel on a CPU needs the compiler g++: install g++") from error
+        command = [*"g++ -std=c++20 -O2 -shared -fPIC -pthread".split(), *AS_CPP, *options, "-x", "c++", "-"]
+        command += ["-o", f"{folder}/kernel.so"]
+        done = subprocess.run(command, input=program, capture_output=True, text=True)
         if done.returncode:
             raise TypeError(f"{kernel.partition(',')[0]} does not compile, or not for these:\n{done.stderr}")
         return ctypes.CDLL(f"{folder}/kernel.so").launch

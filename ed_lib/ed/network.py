@@ -27,8 +27,7 @@ class EDNetwork:
     """K independent ED networks of one shape, held in the same arrays.
 
     A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1). ``depth``
-    counts the hidden-to-hidden layers, so there are depth + 2 layers of weights. Each output is a network of
-    its own.
+    counts the hidden-to-hidden layers, of depth + 2 in all. Each output is a network of its own.
 
     rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 none shrinks) or "signed". init, the law
     of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same divided
@@ -56,8 +55,7 @@ class EDNetwork:
         self.space = arrays.space(backend, device, dtype)
         self.path = choose(path, self.space, width, depth)
         self.hidden: Any = module(self.path, self.space) if depth else layout  # has forward and update
-        for where in {"cpu", device}:  # they are drawn in the host's memory
-            self._check_memory("the weights", sum(map(math.prod, self._shapes().values())), where)
+        self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
         self.parameters = self._draw(init, np.random.default_rng(seed))  # folded
         self.states: Array = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
         self.activations: Any = None  # (x, out), set by forward, read by update
@@ -106,7 +104,7 @@ class EDNetwork:
         if self.states is None or self.states.shape[2] != len(x):
             self.states = self.activations = None  # frees the old ones first
             shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
-            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape), self.device)
+            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
             self.states[...] = 0.5  # a guess, for the path "sweeps"
         layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
@@ -143,8 +141,7 @@ class EDNetwork:
 
         ``input.weight`` (K, 2, 2, n_inputs, W), ``hidden.weight`` (depth, K, 2, 2, W, W), ``output.weight``
         (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to cell o of type p. With free
-        biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W), the weights from the
-        two cells.
+        biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W).
         """
         return {name: self._unfolded(name, arrays.to_numpy(value)) for name, value in self.parameters.items()}
 
@@ -159,8 +156,9 @@ class EDNetwork:
             if not np.isfinite(value).all():
                 raise ValueError(f"state[{name!r}] holds NaN or infinity; wanted finite numbers")
             if self.rule == "kaneko" and not self._is_free(name) and not layout.signs_hold(value):
-                wanted = "W[p, 0] ≥ 0 and W[p, 1] ≤ 0"
-                raise ValueError(f"state[{name!r}] has weights of the wrong sign; wanted {wanted}")
+                raise ValueError(
+                    f"state[{name!r}] has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]"
+                )
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
 
@@ -188,15 +186,12 @@ class EDNetwork:
     def _draw(self, init, rng):
         """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥ 0."""
         draw = rng.random if init == "uniform" else lambda shape: np.abs(rng.standard_normal(shape))
-        params, dtype = {}, arrays.dtype_name(self.space.dtype)
+        params = {}
         for name, shape in self._shapes().items():
             senders = 2 * (self.n_inputs if name.startswith("input") else self.width)
             scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0
             pair = scale if self._is_free(name) else np.array([scale, -scale]).reshape(2, 1, 1)
-            value = self._folded(name, np.zeros(shape, dtype))
-            for n in range(len(value)):  # a layer or a network at a time, since what is drawn is float64
-                value[n] = self._folded(name, pair * draw(shape[1:]))
-            params[name] = self.space.asarray(value)
+            params[name] = self.space.asarray(self._folded(name, pair * draw(shape)))
         return params
 
     def _folded(self, name, value):
@@ -208,10 +203,10 @@ class EDNetwork:
     def _is_free(self, name):
         return name.endswith("bias") and self.bias == "free"
 
-    def _check_memory(self, what, elements, device):
+    def _check_memory(self, what, elements):
         size = elements * np.dtype(arrays.dtype_name(self.space.dtype)).itemsize
         shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
-        machine.check_memory(f"{what} of {shape}", size, device)
+        machine.check_memory(f"{what} of {shape}", size, self.device)
 
 
 def choose(path: str, space: Space, width: int, depth: int) -> str:

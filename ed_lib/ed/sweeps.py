@@ -5,9 +5,8 @@ which no layer waits. After k sweeps the first k layers are exact, whatever the 
 what reached them, as a deep ED network's do, one or two sweeps settle all. (Song and others, "Accelerating
 feedforward computation via parallel nonlinear equation solving", ICML 2021.) On a CPU only.
 
-It begins with a guess: the first layers are computed one by one; from there each sample takes the states of
-that sample of the batch before which is nearest to it. Where too many sweeps are needed, the layers are
-computed one by one after all.
+It begins with a guess: the first layers are computed one by one; then each sample takes the states of that
+sample of the batch before which is nearest. What takes too many sweeps is computed one by one after all.
 
 **What it promises** is a residual: each layer's answer to what is stored below it is within ``TOLERANCE`` of
 what is stored. It promises no error: of layers that forget, each takes most of that away again; a network
@@ -23,7 +22,7 @@ from ed_lib.ed import layout
 
 update = layout.update
 WALKED = 16  # layers computed one by one
-EFFORT = 10  # times as many layers may be computed in sweeps as there are, before the rest goes one by one
+EFFORT = 10  # times as many layers may be computed in sweeps as there are
 TOLERANCE = 1e-6  # a rounding error or two of a state
 
 
@@ -41,8 +40,7 @@ class Swept(NamedTuple):
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> Swept:
     """Fills states[1:] from states[0], as :func:`ed_lib.ed.layout.forward` → how it was done.
 
-    states (D + 1, K, B, C) hold those of the batch before, or anything; weight (D, K, C, C), bias (D, K, 1,
-    C): NumPy arrays, or tensors on the CPU.
+    states (D + 1, K, B, C) hold those of the batch before, or anything; weight (D, K, C, C), bias (D, K, 1, C).
     """
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
     first = min(WALKED, len(weight))
@@ -61,13 +59,8 @@ def settle(states: Array, weight: Array, bias: Array, u0: float, first: int = 0)
     """Sweeps over the layers from ``first`` on, in place → how, and the lowest layer that is not settled (the
     number of layers, if all are). Arrays as in ``forward``; the states hold a guess.
     """
-    depth, sweeps, computed, todo, left = (
-        len(weight),
-        0,
-        0,
-        np.arange(first, len(weight)),
-        np.zeros(len(weight)),
-    )
+    depth, sweeps, computed = len(weight), 0, 0
+    todo, left = np.arange(first, depth), np.zeros(depth)
     while len(todo) and computed + len(todo) <= EFFORT * depth:
         layers = slice(todo[0], todo[-1] + 1) if len(todo) == todo[-1] + 1 - todo[0] else todo  # no copy
         old, new = states[1:][layers], np.empty((len(todo), *states.shape[1:]), states.dtype)  # (n, K, B, C)
@@ -79,6 +72,5 @@ def settle(states: Array, weight: Array, bias: Array, u0: float, first: int = 0)
         todo = todo[moved] + 1  # the layers above those that changed, and no others
         todo = todo[todo < depth]
     unsettled = int(todo[0]) if len(todo) else depth
-    return Swept(
-        sweeps, computed, unsettled < depth or not sweeps, float(left[:unsettled].max(initial=0))
-    ), unsettled
+    residual, walk = float(left[:unsettled].max(initial=0)), unsettled < depth or not sweeps
+    return Swept(sweeps, computed, walk, residual), unsettled
