@@ -14,8 +14,7 @@ import torch
 from benchmarks import formats, harness
 from benchmarks.formats import deviation
 from benchmarks.harness import Version
-from ed_lib import graphs
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, ladder
+from ed_lib.lstm import BEYOND, LSTM, RUNGS, graphs, ladder
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
 WHATS = *RUNGS, *BEYOND, NN

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ed_lib.graphs import fork, on
 from ed_lib.lstm import gpu
+from ed_lib.lstm.graphs import fork, on
 
 # GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one layer but for
 # the last, which is of four. The paper, and the blog of the same year.

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ed_lib.graphs import fork
 from ed_lib.lstm import gpu
+from ed_lib.lstm.graphs import fork
 from ed_lib.lstm.ladder import Kept, Layer, Weights, run_block, transposed
 
 Block = tuple[int, int, int]  # layer, direction, and which block of its steps

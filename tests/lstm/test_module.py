@@ -217,7 +217,7 @@ def test_a_rung_on_a_gpu(rung, bidirectional):
 @GPU
 @EVERY
 def test_a_rung_as_a_cuda_graph(rung):
-    from ed_lib.graphs import capture
+    from ed_lib.lstm.graphs import capture
 
     _, ours = pair(rung, 32, 64, 3, dtype=torch.float32)
     ours = ours.cuda()

@@ -7,7 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ed_lib import arrays, graphs
+from ed_lib import arrays
+from ed_lib.lstm import graphs
 
 
 class Owner:
