@@ -40,7 +40,7 @@ class Swept(NamedTuple):
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> Swept:
     """Fills states[1:] from states[0], as :func:`ed_lib.ed.layout.forward` → how it was done.
 
-    states (D + 1, K, B, C) hold those of the batch before, or anything; weight (D, K, C, C), bias (D, K, 1, C).
+    states (D + 1, K, B, C) hold those of the batch before; weight (D, K, C, C), bias (D, K, 1, C).
     """
     states, weight, bias = map(np.asarray, (states, weight, bias))  # a tensor's memory stays its own
     first = min(WALKED, len(weight))
