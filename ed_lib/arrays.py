@@ -47,10 +47,8 @@ class Space:
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        if self.backend == "torch":
-            array = array.detach().to(self.dtype)
-        else:
-            array = array.astype(self.dtype, copy=False)
+        torch = self.backend == "torch"
+        array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
         if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
@@ -69,7 +67,7 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     check.choice("dtype", dtype, DTYPES)
     kind, _, index = str(device).partition(":")
     check.choice("device", kind, ("cpu", "cuda"))
-    if kind != {"numpy": "cpu", "cupy": "cuda"}.get(backend, kind):
+    if (backend, kind) in (("numpy", "cuda"), ("cupy", "cpu")):
         raise ValueError(f"device {device!r} with the backend {backend!r}; NumPy takes 'cpu', CuPy 'cuda'")
     try:
         library = importlib.import_module(backend)
