@@ -87,23 +87,21 @@ def update_layers(weight, bias, states, gains, bias_gains, tiles):
     depth, networks, cells = weight.shape[:3]
     batch, half, kinds = states.shape[2], cells // 2, gains.shape[1]
     for tile in prange(tiles):
-        slope, received = np.empty((batch, cells), np.float32), np.empty((batch, cells), np.float32)
+        received = np.empty((batch, cells), np.float32)
         for job in range(tile, depth * networks, tiles):
             d, k = job // networks, job % networks
-            y = states[d + 1, k]  # (B, C)
-            for b in range(batch):
-                for c in range(half):
-                    slope[b, c] = y[b, c] * (F(1) - y[b, c])
-                    slope[b, half + c] = y[b, half + c] * (y[b, half + c] - F(1))
-            for n in range(bias.shape[2]):
-                for b in range(batch):
-                    for o in range(cells):
-                        bias[d, k, n, o] += bias_gains[k, n, b] * slope[b, o]
+            y, v = states[d + 1, k], bias[d, k]  # (B, C), (n, C)
             for q in range(kinds):
                 for b in range(batch):
-                    for o in range(cells):
-                        received[b, o] = gains[k, q, b] * slope[b, o]
+                    for c in range(half):
+                        received[b, c] = gains[k, q, b] * y[b, c] * (F(1) - y[b, c])
+                        received[b, half + c] = gains[k, q, b] * y[b, half + c] * (y[b, half + c] - F(1))
                 add_product(weight[d, k], states[d, k], received, q * half, cells // kinds)
+            for n in range(len(v)):
+                for b in range(batch):
+                    for c in range(half):
+                        v[n, c] += bias_gains[k, n, b] * y[b, c] * (F(1) - y[b, c])
+                        v[n, half + c] += bias_gains[k, n, b] * y[b, half + c] * (y[b, half + c] - F(1))
 
 
 @njit(error_model="numpy", cache=True)
