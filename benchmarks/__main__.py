@@ -9,7 +9,7 @@ from ed_lib import arrays
 
 TIMED = "ed", "parallel", "precision", "finetuning", "lstm", "lstm_cpu", "recurrences"  # what runs by itself
 LONG = (  # whose results are alike anywhere, or nearly
-    "accuracy", "relatives", "deep", "language", "controls", "parallel_accuracy", "critical_batch",
+    "accuracy", "relatives", "deep", "language", "parallel_accuracy", "critical_batch",
     "precision_accuracy", "few_bits", "one_token",
 )  # fmt: skip
 ON_GPU = ("ed", "precision", "finetuning", "lstm")  # the others are about a CPU, or as good on one

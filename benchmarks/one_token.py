@@ -212,7 +212,7 @@ def ways(name, net, line):
         weights, bytes = sum(w.numel() for w in numbers.values()), sum(each[3] for each in made.values())
         reads = (T + 1) / 2 if anew_each else 1  # of each character
         net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
-        right = net.scores(line[None])
+        right = net.forward(line[None])[:, -1]
         net.parameters = exact
         error, tolerance = deviation([call()[None]], [right]), 1e-4 if "float32" in way else 5e-2
         cost = T * bytes, T * reads * 2 * weights
@@ -232,9 +232,10 @@ def write(decoder, text):
     return [decoder.step(character) for character in text.tolist()][-1]
 
 
+@torch.no_grad()
 def anew(net, text):
     """The same, with the whole text so far read for each character."""
-    return [net.scores(text[None, : n + 1])[0] for n in range(len(text))][-1]
+    return [net.forward(text[None, : n + 1])[0, -1] for n in range(len(text))][-1]
 
 
 TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}

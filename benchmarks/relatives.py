@@ -17,7 +17,7 @@ from ed_lib.ed.learner import accuracy
 
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
-CASES += [("vectors", rule) for rule in ("vector", "backprop")]
+CASES += [("vectors", rule) for rule in relatives.VectorPerceptron.rules]
 
 
 @dataclass(frozen=True)
@@ -38,38 +38,33 @@ TINY = Size((12,), (6,), FEW, (1e-3, 1e-2), 1, 256, 200, **REHEARSAL)
 
 
 def rules(size, device, of):
-    """A row for each network and rule; results: "kept" and "test", shares of images that are right; "before"
-    and "cosine", of each layer's direction with the gradient, at the start and at the end.
-    """
+    """A row for each network and rule; results: "kept" and "test", shares of images that are right."""
     cases = [{"network": network, "rule": rule} for network, rule in size.cases]
     options = {"score": "test", "workers": size.workers, "of": of, "size": size}
     return search(run, cases, size.rates, size.seeds, **options)
 
 
 def run(network, rule, rate, seed, searching, of, size):
-    """Trains one network → {"test", "before", "cosine", "seconds"}."""
+    """Trains one network → {"test", "seconds"}."""
     kind, hidden = relatives.VectorPerceptron, size.of_vectors
     if network != "vectors":
         kind, hidden = partial(relatives.Perceptron, one_signed=network == "one-signed"), size.hidden
     make = lambda n, steps: kind((n, *hidden, 10), rule, rate, steps=steps, seed=seed)  # noqa: E731
-    return learned(make, of, seed, searching, size, size.epochs, look=cosines)
+    return learned(make, of, seed, searching, size, size.epochs)
 
 
-def learned(make, of, seed, searching, size, epochs, *, odd=False, look=None):
-    """Trains what ``make(inputs, steps)`` gives on ten classes, or even against odd → {"test", "seconds"},
-    and what ``look`` sees of 2,000 images at the start, "before", and at the end, "cosine".
-    """
+def learned(make, of, seed, searching, size, epochs, *, odd=False):
+    """Trains what ``make(inputs, steps)`` gives on ten classes, or even against odd → {"test", "seconds"}."""
     (x, labels), (tests, judge) = split(of, searching, size)
     learner = make(x.shape[1], epochs * -(-len(x) // size.batch))
     x = torch.from_numpy(x)
     target = torch.from_numpy(labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10))
-    found, start = {"before": look(learner, x[:2000], target[:2000])} if look else {}, timing.now()
+    start = timing.now()
     for epoch in range(epochs):
         for rows in data.batches(len(x), size.batch, seed=1000 * seed + epoch):
             learner.step(x[rows], target[rows])
-    found["seconds"] = timing.now() - start
-    found |= {"cosine": look(learner, x[:2000], target[:2000])} if look else {}
-    return found | {"test": accuracy(learner.net, tests, judge % 2 if odd else judge)}
+    seconds = timing.now() - start
+    return {"test": accuracy(learner.net, tests, judge % 2 if odd else judge), "seconds": seconds}
 
 
 def split(of, searching, size):
@@ -80,18 +75,6 @@ def split(of, searching, size):
     if searching:
         return (x[: -size.kept], labels[: -size.kept]), (x[-size.kept :], labels[-size.kept :])
     return (x, labels), test
-
-
-def cosines(net, x, target):
-    """Of each layer's direction with minus the gradient, for a batch."""
-    net.forward(x)
-    pairs = zip(net.directions(target), net.directions(target, "backprop"), strict=True)
-    return [cosine(ours, theirs) for (ours, _), (theirs, _) in pairs]
-
-
-def cosine(a, b):
-    """Of two tensors of one shape."""
-    return round(float(a.flatten() @ b.flatten() / (a.norm() * b.norm()).clamp(min=1e-30)), 4)
 
 
 TABLES = {name: partial(rules, of=name) for name in SETS}

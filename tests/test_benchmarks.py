@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as command
 from benchmarks import (
-    controls,
     critical_batch,
     few_bits,
     harness,
@@ -28,7 +27,6 @@ from benchmarks import (
 )
 from benchmarks.harness import Version
 from ed_lib import data, machine, models, records, roofline, training
-from ed_lib.ed.relatives import Perceptron
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 
@@ -157,22 +155,6 @@ def test_searching_never_sees_the_test_images():
         (mine, labels), (others, _) = relatives.split("MNIST", searching, size)
         assert len(mine) == len(labels) == learned
         np.testing.assert_array_equal(others, judge)
-
-
-def test_only_the_last_layer_of_random_features_learns():
-    net = controls.LastOnly((6, 5, 4, 3), rate=0.1)
-    before = [weight.clone() for weight in net.weights]
-    net.step(torch.rand(8, 6), torch.eye(3)[torch.arange(8) % 3])
-    same = [torch.equal(mine, theirs) for mine, theirs in zip(before, net.weights, strict=True)]
-    assert same == [True, True, False]
-
-
-def test_the_gradients_cosine_with_itself_is_one():
-    net = Perceptron((6, 5, 3))
-    x, target = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)), torch.eye(3)[[0, 1, 2, 0]]
-    assert relatives.cosines(net, x, target) == pytest.approx([1, 1])
-    net.rule = "direct"
-    assert abs(relatives.cosines(net, x, target)[0]) < 1 - 1e-6
 
 
 @pytest.mark.parametrize("batches", [1, 2, 5])

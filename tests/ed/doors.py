@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ed_lib.ed import EDNetwork, analysis, article, language, learner, rivals
-from ed_lib.ed.language import Transformer, known_signs
+from ed_lib.ed import EDNetwork, analysis, article, learner, rivals
+from ed_lib.ed.language import Transformer
 from ed_lib.ed.learner import Learner, mask
 from ed_lib.ed.relatives import Perceptron, VectorPerceptron
 
@@ -18,7 +18,6 @@ FLIPPED, NAN = (
     STATE | {"hidden.weight": -STATE["hidden.weight"]},
     STATE | {"input.bias": STATE["input.bias"] * np.nan},
 )
-WINDOW = language.WindowModel(5, 3, (4,))
 GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
 PATTERNS, TARGETS = learner.parity(2)
@@ -112,15 +111,6 @@ ED = [
      "target has the shape (3, 1); wanted (4, 1)"),
     ("analysis: loss", lambda: analysis.agreement(NUMPY, X, T, "hinge"), ValueError, "loss is 'hinge'"),
     ("analysis: first", lambda: analysis.votes(network()), RuntimeError, "it never ran; call forward"),
-    ("characters: unknown", lambda: language.encode("axéa", "abcde"), ValueError,
-     "text has 'x', 'é'; wanted only the 5 characters"),
-    ("characters: start", lambda: language.sample(WINDOW, "ab", 3, "abcde"), ValueError,
-     "start has 2 characters; wanted at least 3"),
-    ("characters: cold", lambda: language.sample(WINDOW, "abc", 3, "abcde", temperature=0), ValueError,
-     "temperature is 0"),
-    ("characters: numbers", lambda: WINDOW.scores(torch.tensor([[0, 1, 7]])), ValueError,
-     "x runs from 0 to 7; wanted the numbers of 5 characters"),
-    ("characters: few", lambda: WINDOW.read(torch.tensor([[0, 1]])), ValueError, "x has 2 characters"),
     ("GPT: attention", lambda: GPT(attention="guess"), ValueError, "attention is 'guess'"),
     ("GPT: mlp", lambda: GPT(mlp="guess"), ValueError, "mlp is 'guess'"),
     ("GPT: heads", lambda: GPT(heads=3), ValueError, "heads is 3; wanted a divisor of the width, 8"),
@@ -128,6 +118,4 @@ ED = [
      "x has shape (1, 7); wanted (B, T) with T of at most 6"),
     ("GPT: numbers", lambda: GPT().forward(torch.arange(6)[None]), ValueError,
      "x runs from 0 to 5; wanted the numbers of 5 characters"),
-    ("GPT: free", lambda: known_signs(GPT(), torch.zeros(1, 3, dtype=torch.int64)), ValueError,
-     "net has weights of any sign; wanted one with one_signed=True"),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ed_lib.ed.relatives import RULES, Perceptron, VectorPerceptron
+from ed_lib.ed.relatives import RULES, Perceptron, VectorPerceptron, signs
 
 WIDTHS = (6, 7, 20, 8, 3)
 
@@ -30,8 +30,10 @@ def by_autograd(net, x, target):
 
 
 def directions(net, x, target, rule=None):
+    """Of the weights."""
+    net.rule = rule or net.rule
     net.forward(x)
-    return [given.T @ delta for given, delta in zip(net.given, net.deltas(target, rule), strict=True)]
+    return net.directions(target)[: len(net.weights)]
 
 
 @pytest.mark.oracle
@@ -68,29 +70,36 @@ def test_rules_that_are_given_the_transpose_are_backprop():
 @pytest.mark.oracle
 def test_broadcast_tells_each_cell_its_classs_error_with_its_sign():
     net, (x, target) = network("broadcast"), batch()
-    net.forward(x)
-    error = (target - net.probabilities) / len(x)
-    told = net.deltas(target)[1]
+    error = (target - net.forward(x)) / len(x)
+    told = net.told(1, None, error, target)
     for cell in range(20):
         sign = 1 if (cell // 3) % 2 == 0 else -1
-        wanted = sign * error[:, cell % 3] * (net.sums[1][:, cell] > 0)
-        torch.testing.assert_close(told[:, cell], wanted)
-    kinds = set(zip(net.classes[1].tolist(), net.signs[1].tolist(), strict=True))
-    assert kinds == {(c, s) for c in range(3) for s in (1, -1)}
+        torch.testing.assert_close(told[:, cell], sign * error[:, cell % 3])
+    gated = net.given[1].T @ (told * (net.sums[1] > 0))
+    torch.testing.assert_close(net.directions(target)[1], gated)
 
 
 @pytest.mark.oracle
 def test_local_is_the_gradient_of_each_layers_own_loss():
     net, (x, target) = network("local"), batch()
-    net.forward(x)
-    found = [given.T @ delta for given, delta in zip(net.given, net.deltas(target), strict=True)]
+    found = directions(net, x, target)
+    heads = net.directions(target)[-len(net.heads) :]
     for n, head in enumerate(net.heads):
-        weight = net.weights[n].clone().requires_grad_()
-        loss = F.cross_entropy((net.given[n] @ weight + net.biases[n]).relu() @ head, target)
-        torch.testing.assert_close(found[n], -torch.autograd.grad(loss, weight)[0], rtol=0, atol=1e-14)
+        weight, own = net.weights[n].clone().requires_grad_(), head.clone().requires_grad_()
+        loss = F.cross_entropy((net.given[n] @ weight + net.biases[n]).relu() @ own, target)
+        for ours, theirs in zip((found[n], heads[n]), torch.autograd.grad(loss, (weight, own)), strict=True):
+            torch.testing.assert_close(ours, -theirs, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("rule", RULES)
+def test_of_a_frozen_network_only_the_last_layer_learns():
+    net, (x, target) = network("frozen", rate=0.1), batch()
+    before = [weight.clone() for weight in net.weights]
+    net.step(x, target)
+    same = [torch.equal(mine, theirs) for mine, theirs in zip(before, net.weights, strict=True)]
+    assert same == [True] * (len(same) - 1) + [False]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "frozen"])
 @pytest.mark.parametrize("one_signed", [False, True])
 def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
     rng = np.random.default_rng(0)
@@ -102,7 +111,7 @@ def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
         net.step(net.asarray(x), target)
     assert (net.forward(net.asarray(x)).argmax(1).numpy() == kinds).mean() > 0.9
     if one_signed:
-        for weight, sign in zip(net.weights[1:], net.products, strict=True):
+        for weight, sign in zip(net.weights[1:], net.kept, strict=True):
             assert (weight * sign >= 0).all()
 
 
@@ -110,7 +119,7 @@ def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
 def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
     net, (x, _) = network(one_signed=True), batch()
     net.forward(x)
-    for n, signs in enumerate(net.signs):
+    for n, cells in enumerate(WIDTHS[1:-1]):
         y = net.given[n + 1].clone().requires_grad_()
         scores = y
         for weight, bias in zip(net.weights[n + 1 : -1], net.biases[n + 1 : -1], strict=True):
@@ -118,7 +127,8 @@ def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
         scores = scores @ net.weights[-1]
         for k in range(WIDTHS[-1]):
             (slope,) = torch.autograd.grad(scores[:, k].sum(), y, retain_graph=True)
-            assert (slope * signs >= 0).all() and (slope * signs > 0).any()
+            kinds = signs(cells, WIDTHS[-1])
+            assert (slope * kinds >= 0).all() and (slope * kinds > 0).any()
 
 
 @pytest.mark.oracle
@@ -128,8 +138,7 @@ def test_without_hidden_layers_it_is_a_linear_model():
     weight = net.weights[0].clone().requires_grad_()
     F.cross_entropy(x @ weight + net.biases[0], target).backward()
     net.forward(x)
-    ((change, _),) = net.directions(target)
-    torch.testing.assert_close(-change, weight.grad)
+    torch.testing.assert_close(-net.directions(target)[0], weight.grad)
 
 
 def vectors_by_autograd(net, x, target):
@@ -149,36 +158,50 @@ def vectors_by_autograd(net, x, target):
 
 @pytest.mark.oracle
 def test_backprop_in_the_network_of_vectors_is_the_gradient():
-    net, (x, target) = network(kind=VectorPerceptron), batch()
+    net, (x, target) = network("backprop", VectorPerceptron), batch()
     net.forward(x)
     weights, biases, _ = vectors_by_autograd(net, x, target)
-    for (change, told), weight, bias in zip(net.directions(target), weights, biases, strict=True):
-        torch.testing.assert_close(change, weight, rtol=0, atol=1e-14)
-        torch.testing.assert_close(told, bias, rtol=0, atol=1e-14)
+    for ours, theirs in zip(net.directions(target), [*weights, *biases], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
 
 
 @pytest.mark.oracle
 def test_the_gradient_by_a_cell_is_the_error_times_a_number_not_negative():
     net, (x, target) = network("vector", VectorPerceptron), batch()
+    error = ((target - net.forward(x)) / len(x))[:, None]  # (B, 1, K)
+    gates = [*net.gates, torch.ones(len(x), 1)]
+    for by_sums, gate in zip(vectors_by_autograd(net, x, target)[2], gates, strict=True):
+        c = (by_sums * error).sum(2) / (error * error).sum(2)  # (B, O)
+        torch.testing.assert_close(by_sums, c[:, :, None] * error, rtol=0, atol=1e-14)
+        assert (c >= -1e-14).all() and (c > 1e-9).any() and (c[gate == 0] == 0).all()
+
+
+@pytest.mark.oracle
+def test_the_vector_rule_is_what_came_in_times_the_error_where_the_gate_is_open():
+    net, (x, target) = network("vector", VectorPerceptron), batch()
     error = (target - net.forward(x)) / len(x)
-    pairs = zip(net.coefficients("backprop"), vectors_by_autograd(net, x, target)[2], strict=True)
-    for coefficient, by_sums in pairs:
-        assert (coefficient >= 0).all() and (coefficient > 0).any()
-        torch.testing.assert_close(coefficient[:, :, None] * error[:, None], by_sums, rtol=0, atol=1e-14)
+    y = x
+    for n, (weight, ours) in enumerate(zip(net.weights, directions(net, x, target), strict=True)):
+        gate = net.gates[n] if n < len(net.gates) else torch.ones(len(x), 1, dtype=torch.float64)
+        by_hand = "bi,bo,bk->iok" if n == 0 else "bik,bo,bk->io"
+        torch.testing.assert_close(ours, torch.einsum(by_hand, y, gate, error), rtol=0, atol=1e-14)
+        y = (net.sums[n] * gate[:, :, None]).detach()
+        assert weight.shape == ours.shape
 
 
 def test_the_vector_rule_has_the_gradients_signs_for_one_sample():
     """And so no weight of a hidden layer moves against its gradient, sample by sample."""
     net, (x, target) = network("vector", VectorPerceptron), batch(1)
     net.forward(x)
-    pairs = zip(net.directions(target), net.directions(target, "backprop"), strict=True)
-    for (ours, _), (theirs, _) in pairs:
-        assert (ours * theirs >= 0).all() and (ours * theirs > 0).any()
+    ours = net.directions(target)
+    weights, biases, _ = vectors_by_autograd(net, x, target)
+    for mine, gradient in zip(ours, [*weights, *biases], strict=True):
+        assert (mine * gradient >= 0).all() and (mine * gradient > 0).any()
 
 
 def test_a_step_keeps_weights_from_going_below_zero():
     net, (x, target) = network("vector", VectorPerceptron, rate=1.0), batch()
-    before = [weight.clone() for weight in net.weights]
+    before = [weight.detach().clone() for weight in net.weights]
     net.step(x, target)
     for n, (was, weight) in enumerate(zip(before, net.weights, strict=True)):
         assert not torch.equal(was, weight)
