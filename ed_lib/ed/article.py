@@ -54,38 +54,15 @@ class ArticleNetwork:
         u *= 2 / self.u0
         return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
 
-    def update(self, error: Array, products: Callable | None = None) -> None:
-        """One step from error (B, 1), with ``products``, one of this module's ways to form the weights'."""
+    def update(self, error: Array) -> None:
+        """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the mean."""
         einsum = arrays.library(error).einsum
         for name, x in self.senders.items():
             y = self.answers[name]
             received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)
             weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
-            weight += self.alpha * (products or with_batch_axis)(x, received)
+            weight += self.alpha * einsum("...pbo,...qbi->...pqbio", received, x).mean(-3)
             bias += self.alpha * received.mean(-2, keepdims=True)
-
-
-def with_batch_axis(x: Array, received: Array) -> Array:
-    """mean_b x_q[b] · received_p[b] as the article forms it: every product first, then the mean.
-
-    x (…, 2, B, I), received (…, 2, B, O) → (…, 2, 2, I, O), by way of (…, 2, 2, B, I, O).
-    """
-    return arrays.library(x).einsum("...pbo,...qbi->...pqbio", received, x).mean(-3)
-
-
-def by_einsum(x: Array, received: Array) -> Array:
-    """The same mean, with the batch axis summed on the way."""
-    mean = arrays.library(x).einsum("...qbi,...pbo->...pqio", x, received)
-    mean /= x.shape[-2]
-    return mean
-
-
-def by_product(x: Array, received: Array) -> Array:
-    """The same mean, as one batched matrix product: four products of (I, B) and (B, O) for a layer."""
-    sent = x.swapaxes(-1, -2)[..., None, :, :, :]  # (…, 1, 2, I, B)
-    mean = sent @ received[..., :, None, :, :]  # @ (…, 2, 1, B, O) → (…, 2, 2, I, O)
-    mean /= x.shape[-2]
-    return mean
 
 
 class Logged(np.ndarray):

@@ -11,8 +11,6 @@ from torch import nn
 from ed_lib.ed import EDNetwork, article, rivals
 from ed_lib.ed.article import Logged
 
-WAYS = (article.with_batch_axis, article.by_einsum, article.by_product)
-
 
 def batch(rng, net, size=6):
     target = rng.integers(0, 2, (size, net.n_outputs))
@@ -20,14 +18,13 @@ def batch(rng, net, size=6):
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("products", WAYS)
-def test_the_articles_network_is_ours(products, depth, rng):
+def test_the_articles_network_is_ours(depth, rng):
     net = EDNetwork(7, 3, depth, rule="signed", init="half_normal", dtype="float64")
     listing = article.ArticleNetwork(net)
     for _ in range(3):
         x, target = batch(rng, net)
         output = listing.forward(x)
-        listing.update(target - output, products)
+        listing.update(target - output)
         np.testing.assert_allclose(output, net.step(x, target), rtol=1e-12)
     for name, value in net.state_dict().items():
         wanted = value[:, 0] if name.startswith("hidden") else value[0]
