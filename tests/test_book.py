@@ -184,3 +184,11 @@ def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
     _, shown, fold, after = book.figure_first([words, *cells])
     assert notebooks.tags(shown) == ["remove-input"] and "svg" in str(shown.outputs)
     assert fold.source == "a\n\n\nb" and "a machine" in str(fold.outputs) and after.source == "c"
+
+
+def test_a_page_that_moved_leads_to_where_it_stands_now(tmp_path):
+    for old, new in book.MOVED.items():
+        (tmp_path / old).parent.mkdir(parents=True, exist_ok=True)
+        assert not (ROOT / f"{old}.ipynb").exists() and (ROOT / old).with_name(f"{new}.ipynb").exists()
+    book.redirect(tmp_path)
+    assert 'url=fast_forward.html"' in (tmp_path / "book/ed/forward_at_once.html").read_text()

@@ -31,6 +31,7 @@ BUILD = ROOT / "_build"
 EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
+MOVED = {"book/ed/forward_at_once": "fast_forward"}  # pages that were: where what they said stands now
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -212,6 +213,13 @@ def render():
         for folder in ("html", ".doctrees"):
             shutil.rmtree(BUILD / folder, ignore_errors=True)
         raise
+    redirect(BUILD / "html")
+
+
+def redirect(site):
+    """Writes, for each page that is no more, one that leads on."""
+    for old, new in MOVED.items():
+        (site / f"{old}.html").write_text(f'<meta http-equiv="refresh" content="0; url={new}.html">\n')
 
 
 if __name__ == "__main__":
