@@ -15,6 +15,7 @@ import torch
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
+from ed_lib.ed.rivals import by_layer
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous.problems import Perceptron
 from ed_lib.parallel.asynchronous.servers import Diverged, ParameterServer, SynchronousServer
@@ -123,13 +124,10 @@ class Delayed(learner.Learner):
     def find_direction(self, error):
         """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""
         super().find_direction(error)
-        parameters = self.net.parameters
-        self.found.append({name: parameter.grad.clone() for name, parameter in parameters.items()})
-        for name, parameter in parameters.items():
-            for layer, late in enumerate(self.late):
-                if (place := learner.part(name, layer, self.net.depth)) is not None:
-                    arrived = self.found[-1 - late][name][place] if late < len(self.found) else 0
-                    parameter.grad[place] = arrived
+        self.found.append(by_layer(self.directions, torch.clone))
+        for layer, (late, now) in enumerate(zip(self.late, by_layer(self.directions), strict=True)):
+            for n, direction in enumerate(now):  # the weight's and the bias's
+                direction[...] = self.found[-1 - late][layer][n] if late < len(self.found) else 0
 
 
 def streamed(rule, stages, rate, seed, size):

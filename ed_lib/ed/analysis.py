@@ -1,8 +1,7 @@
-"""Looking into a network: does ED's update point the way of the gradient, and which layers do anything?
+"""Looking into a network: does ED's update point the way of the gradient?
 
 Everything here is computed in float64 by the clear formulas of ``rules``, with PyTorch's autograd for the
-gradient. Layers of weights are counted from 0, the input layer, to depth + 1, the output layer; hidden layers
-of cells from 0 to depth. ``saturation``, ``one_number`` and ``votes`` look at the last ``forward``.
+gradient. Layers of weights are counted from 0, the input layer, to depth + 1, the output layer.
 """
 
 from typing import NamedTuple
@@ -14,9 +13,8 @@ from torch.nn.functional import binary_cross_entropy
 from ed_lib import arrays, check
 from ed_lib.ed import rules
 from ed_lib.ed.network import EDNetwork
-from ed_lib.ed.rivals import LOSSES
+from ed_lib.ed.rivals import LOSSES, by_layer
 
-SATURATED = 0.01  # a cell whose output is nearer than this to 0 or 1
 EXACT = arrays.space("numpy", dtype="float64")
 
 
@@ -88,61 +86,12 @@ class Layer(NamedTuple):
 
 def trace(net: EDNetwork, x: np.ndarray) -> list[Layer]:
     """The forward pass for x (B, n_inputs), a NumPy array, as a list of depth + 2 :class:`Layer`."""
-    sent = torch.as_tensor(EXACT.check("x", x, ("B", net.n_inputs)))
+    sent, layers = torch.as_tensor(EXACT.check("x", x, ("B", net.n_inputs))), []
     sent = sent.expand(net.n_outputs, 2, *sent.shape)  # (K, 2, B, I)
-    state, layers = net.state_dict(), []
-    for arrays_ in zip(by_layer(state, "weight"), by_layer(state, "bias"), strict=True):
-        weight, bias = map(torch.as_tensor, arrays_)
-        weight.requires_grad_()
+    for weight, bias in by_layer(net.state_dict(), lambda array: torch.as_tensor(array.astype(float))):
         if net.bias == "cells":
             bias = rules.BIAS_CELL * bias.sum(2)  # (K, 2, 2, 1, O) → (K, 2, 1, O)
-        answered = rules.layer(sent, weight, bias, net.u0)
+        answered = rules.layer(sent, weight.requires_grad_(), bias, net.u0)
         layers.append(Layer(weight, sent, answered))
         sent = answered
     return layers
-
-
-def by_layer(state: dict[str, np.ndarray], part: str) -> list[np.ndarray]:
-    """The "weight" or "bias" of each of the depth + 2 layers in a ``state_dict``, in float64."""
-    first, hidden, last = (state[f"{name}.{part}"].astype(float) for name in ("input", "hidden", "output"))
-    return [first, *hidden, last]
-
-
-def saturation(net: EDNetwork) -> np.ndarray:
-    """The share of each hidden layer's answers that are nearer than 0.01 to 0 or 1: (depth + 1,)."""
-    y = _answers(net)
-    return ((y < SATURATED) | (y > 1 - SATURATED)).mean(axis=(1, 2, 3))
-
-
-def one_number(net: EDNetwork) -> np.ndarray:
-    """How nearly each hidden layer passes on a single number: (depth + 1,). That is the share of its answers'
-    variance, over the batch, along their first principal component, averaged over the K networks: 1 when all
-    cells move together; NaN where no answer differs between samples.
-    """
-    y = _answers(net)
-    y -= y.mean(axis=2, keepdims=True)
-    covariance = y.swapaxes(-1, -2) @ y  # (depth + 1, K, 2W, 2W), times the batch
-    total, largest = np.trace(covariance, axis1=-2, axis2=-1), np.linalg.eigvalsh(covariance)[..., -1]
-    with np.errstate(invalid="ignore"):
-        return np.where(total > 0, largest / total, np.nan).mean(axis=1)
-
-
-def votes(net: EDNetwork) -> np.ndarray:
-    """What each hidden layer says to each sample: (depth + 1, K, B), in (−1, 1). The mean answer of its
-    excitatory cells less that of its inhibitory cells; above zero is a vote for 1.
-    """
-    y = _answers(net)
-    return y[..., : net.width].mean(axis=-1) - y[..., net.width :].mean(axis=-1)
-
-
-def _answers(net: EDNetwork) -> np.ndarray:
-    """What the hidden cells answered in the last ``forward``, (depth + 1, K, B, 2W), float64."""
-    if net.activations is None:
-        raise RuntimeError("the network has no activations: it never ran; call forward(x) first")
-    return arrays.to_numpy(net.states).astype(float)
-
-
-def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> np.ndarray:
-    """How far each layer of weights went, ‖W_after − W_before‖ / ‖W_before‖ of two states: (depth + 2,)."""
-    layers = zip(by_layer(before, "weight"), by_layer(after, "weight"), strict=True)
-    return np.array([np.linalg.norm(new - old) / np.linalg.norm(old) for old, new in layers])

@@ -2,6 +2,7 @@
 training, on logic tasks until they are solved, or on images in batches.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from threadpoolctl import threadpool_limits
 
 from ed_lib import arrays, check, data, training
 from ed_lib.ed import rivals
-from ed_lib.ed.network import EDNetwork, check_target
+from ed_lib.ed.network import check_target
 
-METHODS = ("ed", *rivals.LOSSES)
+METHODS, LAYERS = ("ed", *rivals.LOSSES), ("input", "hidden", "output")
 Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
 
@@ -22,31 +23,23 @@ class Learner:
     method: "ed", the direction of the network's rule; "squared" or "cross_entropy", the negative gradient of
     that loss by backpropagation, see :class:`ed_lib.ed.rivals.Backprop`. optimizer: "sgd" (with "ed" and
     α = ``rate`` this is ``net.step``) or "adam", both PyTorch's. rate: the step. steps: after so many steps
-    the rate has fallen to zero, along half a cosine; None: it is constant. layers: which layers learn, a mask
-    as :func:`mask` makes it; None: all.
+    the rate has fallen to zero, along half a cosine; None: it is constant. layers: which of LAYERS learn.
     """
 
     def __init__(
         self, net: Any, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
-        steps: int | None = None, layers: np.ndarray | None = None,
+        steps: int | None = None, layers: Sequence[str] = LAYERS,
     ):  # fmt: skip
         check.choice("method", method, METHODS)
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
-        if method != "ed" and not isinstance(net, EDNetwork):
-            raise ValueError(f"method is {method!r}, and net is no EDNetwork; wanted 'ed'")
-        self.net, self.method, self.rate = net, method, rate
-        layers = np.ones(net.depth + 2, bool) if layers is None else np.asarray(layers)
-        if layers.dtype != bool or layers.shape != (net.depth + 2,) or not layers.any():
-            wanted = f"one truth value for each of the {net.depth + 2} layers of weights, not all False"
-            raise ValueError(f"layers is {layers.tolist()}; wanted {wanted}")
+        for name in layers:
+            check.choice("layers", name, LAYERS)
+        self.net, self.method, self.layers = net, method, layers
         self.backprop = None if method == "ed" else rivals.Backprop(net, loss=method)
-        self.directions = {name: torch.zeros_like(p) for name, p in net.parameters.items()}
-        self.frozen = []  # views of what stays zero
-        for name, direction in self.directions.items():
-            net.parameters[name].grad = direction
-            places = [part(name, int(layer), net.depth) for layer in np.flatnonzero(~layers)]
-            self.frozen += [direction[place] for place in places if place is not None]
+        for parameter in net.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self.directions = {name: parameter.grad for name, parameter in net.parameters.items()}
         self.optimizer = rivals.Optimizer(net.parameters.values(), optimizer, rate, steps, maximize=True)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -65,35 +58,13 @@ class Learner:
             direction.zero_()
         if self.backprop:
             self.backprop.chain(error)
-            self.backprop.add_direction(self.directions, 1.0)
+            self.backprop.learn(self.directions, 1.0)
         else:
             with self.net.exclusive():
                 self.net.add_direction(self.directions, error, 1.0)
-        for direction in self.frozen:
-            direction.zero_()
-
-
-def mask(net: Any, *layers: str | int) -> np.ndarray:
-    """Which of the network's depth + 2 layers of weights are named: a boolean array.
-
-    Each name is "input", "hidden" (all hidden-to-hidden layers), "output", or a number from 0 (the input
-    layer) to depth + 1 (the output layer).
-    """
-    places: dict[str | int, Any] = {"input": 0, "hidden": slice(1, -1), "output": -1}
-    places |= {number: number for number in range(net.depth + 2)}
-    named = np.zeros(net.depth + 2, bool)
-    for layer in layers:
-        check.choice("layers", layer, places)
-        named[places[layer]] = True
-    return named
-
-
-def part(name: str, layer: int, depth: int) -> int | slice | None:
-    """Where in the parameter ``name`` the weights of this layer lie, or None if they lie elsewhere."""
-    place = "input" if layer == 0 else "output" if layer == depth + 1 else "hidden"
-    if not name.startswith(place):
-        return None
-    return layer - 1 if place == "hidden" else slice(None)
+        for name, direction in self.directions.items():
+            if name.partition(".")[0] not in self.layers:
+                direction.zero_()
 
 
 def parity(bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -133,18 +104,16 @@ def epochs_to_solve(
     return epochs
 
 
-def predict(net: Any, inputs: np.ndarray, batch: int = 2000) -> np.ndarray:
-    """The class of each row, (N, n_inputs) → (N,) int: output > ½ for one output, the largest for more."""
-    parts = []
+def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000) -> float:
+    """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,): whether the output
+    is above ½, or which of several is the largest.
+    """
+    right = 0
     for start in range(0, len(inputs), batch):
-        out = arrays.to_numpy(net.forward(net.asarray(inputs[start : start + batch])))  # (batch, K)
-        parts.append(out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1))
-    return np.concatenate(parts).astype(int)
-
-
-def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray) -> float:
-    """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,)."""
-    return float((predict(net, inputs) == labels).mean())
+        rows = slice(start, start + batch)
+        out = arrays.to_numpy(net.forward(net.asarray(inputs[rows])))  # (batch, K)
+        right += ((out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1)) == labels[rows]).sum()
+    return right / len(inputs)
 
 
 @one_thread

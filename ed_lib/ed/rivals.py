@@ -2,7 +2,7 @@
 autograd, from the weights of an :class:`~ed_lib.ed.EDNetwork`; and an ordinary network.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,37 +38,32 @@ class Backprop:
         net, states, (x, out) = self.net, self.net.states, self.net.activations
         if self.deltas is None or self.deltas.shape != states.shape:
             self.deltas = net.space.empty(states.shape)
-        deltas, weight = self.deltas, net.parameters["hidden.weight"]
-        matmul = net.space.library.matmul
-        self.last = sigmoid_slope(out, net.u0)  # (K, B, 2)
+        deltas, slopes, weight = self.deltas, sigmoid_slope(states, net.u0), net.parameters["hidden.weight"]
+        matmul, self.last = net.space.library.matmul, sigmoid_slope(out, net.u0)  # (K, B, 2)
         if self.loss == "cross_entropy":  # whose derivative by o has o(1 − o) below the line
             self.last[...] = 2 / net.u0
         self.last[..., 0] *= error.T / len(x)
         self.last[..., 1] = 0  # the loss does not see the output's inhibitory cell
-        slopes = sigmoid_slope(states, net.u0)
         matmul(self.last, net.parameters["output.weight"].swapaxes(-1, -2), out=deltas[-1])
         deltas[-1] *= slopes[-1]
         for d in reversed(range(net.depth)):
             matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
             deltas[d] *= slopes[d]
 
-    def learn(self) -> None:
-        """All weights and biases, from the deltas of ``chain``: in groups of layers, as ``layout.learn``."""
-        self.add_direction(self.net.parameters, self.rate)
-
-    def add_direction(self, p: dict[str, Array], rate: float) -> None:
-        """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, arrays like the parameters."""
-        x, _ = self.net.activations
-        states, deltas = self.net.states, self.deltas
+    def learn(self, p: dict[str, Array] | None = None, rate: float | None = None) -> None:
+        """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, the parameters or arrays like
+        them: in groups of layers, as ``layout.learn``.
+        """
+        p, rate = p or self.net.parameters, rate or self.rate
+        (x, _), states, deltas = self.net.activations, self.net.states, self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
-        for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):
+        for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):  # both types of sender send x
             p["input.weight"][:, rows] += change
         p["input.bias"] += rate * deltas[0].sum(-2, keepdims=True)
-        weight, bias = p["hidden.weight"], p["hidden.bias"]
         for group in layout.groups(states[1:]):
             received = rate * deltas[1:][group]  # (n, K, B, C)
-            layout.add_product(weight[group], states[:-1][group].swapaxes(-1, -2), received)
-            bias[group] += received.sum(-2, keepdims=True)
+            layout.add_product(p["hidden.weight"][group], states[:-1][group].swapaxes(-1, -2), received)
+            p["hidden.bias"][group] += received.sum(-2, keepdims=True)
         p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
 
@@ -89,43 +84,34 @@ def sigmoid_slope(y: Array, u0: float) -> Array:
 
 
 class Autograd:
-    """The same network trained by PyTorch's autograd: forward, backward, and plain gradient descent.
-
-    Takes over the weights of ``net``, an EDNetwork of the backend "torch" with free biases.
+    """The same network trained by PyTorch's autograd and plain gradient descent, from the weights of ``net``,
+    an EDNetwork of the backend "torch" with free biases.
     """
 
     def __init__(self, net: EDNetwork, rate: float = 0.1):
         if net.space.backend != "torch" or net.bias != "free":
             raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
-        self.u0, self.rate, p = net.u0, rate, net.parameters
-        weights, biases = (
-            [p[f"input.{part}"], *p[f"hidden.{part}"], p[f"output.{part}"]] for part in ("weight", "bias")
-        )
-        leaf = lambda tensor: tensor.clone().requires_grad_()  # noqa: E731
-        self.layers = list(zip(map(leaf, weights), map(leaf, biases), strict=True))  # (weight, bias) of each
+        self.u0 = net.u0
+        self.layers = by_layer(net.parameters, lambda tensor: tensor.clone().requires_grad_())
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=rate, foreach=True)
+        self.descend = self.optimizer.step  # one step of gradient descent
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss ½ Σ_k mean_b (t − o)²: x (B, n_inputs), target (B, K) → a scalar with its graph."""
         y, scale = x.expand(target.shape[1], *x.shape), 2 / self.u0  # (K, B, I)
         for n, (weight, bias) in enumerate(self.layers):
             if n == 0:  # both types of sender send x
-                weight = weight[:, : x.shape[1]] + weight[:, x.shape[1] :]
+                weight = weight.unflatten(1, (2, -1)).sum(1)  # (K, 2I, C) → (K, I, C)
             y = torch.baddbmm(bias, y, weight, beta=scale, alpha=scale).sigmoid()
         return ((target.T - y[..., 0]) ** 2).sum() / (2 * len(x))
 
     def backward(self, loss: torch.Tensor) -> None:
         """The gradients of all weights."""
-        for parameter in self.parameters():
-            parameter.grad = None
+        self.optimizer.zero_grad()
         loss.backward(retain_graph=True)  # so that it can be called again
 
-    def descend(self) -> None:
-        """One step of gradient descent."""
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        torch._foreach_add_([parameter.data for parameter in self.parameters()], gradients, alpha=-self.rate)
-
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """``forward``, ``backward``, ``descend``."""
+        """``forward``, ``backward``, ``descend`` → the loss."""
         loss = self.forward(x, target)
         self.backward(loss)
         self.descend()
@@ -134,6 +120,12 @@ class Autograd:
     def parameters(self) -> list[torch.Tensor]:
         """All weights and biases, layer by layer."""
         return [parameter for layer in self.layers for parameter in layer]
+
+
+def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> list[tuple[Any, Any]]:
+    """The (weight, bias) of each of the depth + 2 layers of parameters, or of a ``state_dict``, converted."""
+    first, hidden, last = ((p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("input", "hidden", "output"))
+    return [(convert(weight), convert(bias)) for weight, bias in (first, *zip(*hidden, strict=True), last)]
 
 
 class Optimizer:
@@ -167,8 +159,7 @@ class Ordinary:
                  steps: int | None = None, seed: int = 0, device: str = "cpu"):  # fmt: skip
         self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
         self.space = arrays.space("torch", device)
-        self.asarray = self.space.asarray
-        self.layers = models.mlp(widths, seed).to(self.space.device)
+        self.asarray, self.layers = self.space.asarray, models.mlp(widths, seed).to(self.space.device)
         self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
 
     @torch.no_grad()

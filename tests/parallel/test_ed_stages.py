@@ -142,7 +142,9 @@ def test_late_directions_by_hand():
         found.append({name: value.grad.clone() for name, value in shadow.parameters.items()})
         delayed.step(x, target)
         for name, value in shadow.parameters.items():
-            for layer, by in enumerate(late):
-                if (part := learner.part(name, layer, 5)) is not None and n >= by:
-                    value[part] += 0.3 * found[n - by][name][part]
+            layers = {"input": [0], "hidden": [1, 2, 3, 4, 5], "output": [6]}[name.split(".")[0]]
+            for place, layer in enumerate(layers):
+                part = place if len(layers) > 1 else ...
+                if n >= late[layer]:
+                    value[part] += 0.3 * found[n - late[layer]][name][part]
             torch.testing.assert_close(net.parameters[name], value, rtol=0, atol=1e-14)
