@@ -1,90 +1,139 @@
-"""Networks that only records need: deep ones against EDNetwork and autograd, routed ones against loops."""
+"""The deep network that only a record needs, against EDNetwork and autograd; and the search for a rate."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.networks import ResidualNetwork, RoutedNetwork
-from ed_lib.ed import EDNetwork, layout
-from ed_lib.ed.learner import Learner
+from benchmarks import grid
+from benchmarks.networks import RULES, Residual
+from ed_lib.ed import EDNetwork
 
 INPUTS, W, D = 5, 4, 3
 
 
-def example(n=6, **options):
-    """A deep network, and n samples with their targets."""
-    rng, net = np.random.default_rng(0), ResidualNetwork(INPUTS, W, D, dtype="float64", **options)
-    return net, net.asarray(rng.normal(size=(n, INPUTS))), net.asarray(rng.integers(0, 2, (n, 1)))
-
-
-def test_without_skips_and_means_it_is_an_ed_network():
-    mine, x, _ = example(start="fan_in", residual=False, centred=False, seed=3)
-    ed = EDNetwork(INPUTS, W, D, init="fan_in", seed=3, backend="torch", dtype="float64")
-    torch.testing.assert_close(mine.forward(x), ed.forward(x), rtol=0, atol=1e-14)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("start", ["fan_in", "gain_one", "permutation"])
-def test_the_output_grows_with_every_cell_as_its_coefficient_says(residual, centred, start):
-    net, x, target = example(start=start, residual=residual, centred=centred)
+def example(n=6, depth=D, seed=0, **options):
+    """A deep network after three steps, and n samples with their targets."""
+    rng, net = np.random.default_rng(seed), Residual(INPUTS, W, depth, dtype="float64", seed=seed, **options)
+    x, target = net.asarray(rng.normal(size=(n, INPUTS))), net.asarray(rng.integers(0, 2, (n, 1)))
     for _ in range(3):
         net.step(x, target)
-    net.forward(x)
-    for n, c in enumerate(net.coefficients("backprop")):
-        z = after = net.z[n].clone().requires_grad_()
-        for d in range(n, D):
-            v = after @ net.parameters["hidden.weight"][d] - net.means[d] + net.parameters["hidden.bias"][d]
-            f = torch.sigmoid(v * 2 / net.u0) - net.inhibitory
-            after = after + f / D**0.5 if residual else f
-        (slope,) = torch.autograd.grad((after @ net.parameters["output.weight"]).sum(), z)
-        torch.testing.assert_close(c * torch.ones_like(slope), slope, rtol=0, atol=1e-12)
-        assert (slope > 0).all()
+    return net, x, target
 
 
-@pytest.mark.oracle
-def test_backprop_is_the_gradient_and_one_samples_ed_direction_has_its_signs():
-    net, x, target = example(1, centred=False)
-    leaf = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
+def run(net, x, p):
+    """The outputs by the formula, from other parameters, for autograd."""
     sigma = lambda v: torch.sigmoid(v * 2 / net.u0)  # noqa: E731
-    z = sigma(x @ leaf["input.weight"] + leaf["input.bias"]) - net.inhibitory
-    for weight, bias in zip(leaf["hidden.weight"], leaf["hidden.bias"], strict=True):
-        z = z + (sigma(z @ weight + bias) - net.inhibitory) / D**0.5
-    output = sigma(z @ leaf["output.weight"] + leaf["output.bias"])
-    torch.testing.assert_close(output, net.forward(x), rtol=0, atol=1e-14)
-    (((target - output) ** 2).sum() / 2).backward()
-    grads = [leaf["input.weight"].grad, *leaf["hidden.weight"].grad, leaf["output.weight"].grad]
-    pairs = zip(net.directions(target, "backprop"), net.directions(target, "ed"), grads, strict=True)
-    for (gradient, _), (ed, _), grad in pairs:
-        factor = -grad.abs().sum() / gradient.abs().sum()
-        torch.testing.assert_close(gradient * factor, grad, rtol=0, atol=1e-14)
-        assert torch.equal(ed.sign(), gradient.sign())
+    z = sigma(x @ p["input.weight"] + p["input.bias"]) - net.inhibitory
+    for weight, bias in zip(p["hidden.weight"], p["hidden.bias"], strict=True):
+        z = z + (sigma(z @ weight + bias) - net.inhibitory) / len(p["hidden.weight"]) ** 0.5
+    return sigma(z @ p["output.weight"] + p["output.bias"])
+
+
+def test_its_first_layer_is_that_of_an_ed_network():
+    mine = Residual(INPUTS, W, D, seed=3, dtype="float64")
+    ed = EDNetwork(INPUTS, W, D, init="fan_in", seed=3, dtype="float64")
+    x = np.random.default_rng(0).random((6, INPUTS))
+    mine.forward(mine.asarray(x)), ed.forward(x)
+    turned = np.abs(mine.inhibitory.numpy() - mine.y[0].numpy())  # of inhibitory cells 1 − y
+    np.testing.assert_allclose(turned, ed.states[0, 0], atol=1e-14)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("centred", [False, True])
-def test_a_routed_step_agrees_with_loops_over_single_weights(centred, rng):
-    net = RoutedNetwork(4, 5, 1, 3, centred=centred, seed=3, dtype="float64")
-    x, target, layers = rng.random((5, 4)), np.eye(3)[rng.integers(0, 3, 5)], unfolded(net)
-    sent = [np.stack([x] * 2)]
-    for w, bias in layers:
-        sums = [(sent[-1][0] @ w[p, 0] + sent[-1][1] @ w[p, 1] + bias[p]) * (1, -1)[p] for p in (0, 1)]
-        sent.append(1 / (1 + np.exp(-2 * np.stack(sums) / 0.4)))
-    output = Learner(net, "ed", "sgd", 0.5).step(net.asarray(x), net.asarray(target)).numpy()
-    np.testing.assert_allclose(output, sent[-1][0], rtol=1e-12)
-    error = target - output
-    for n, (weight, bias) in enumerate(layers):
-        for p, q, i, o, b in np.ndindex(*weight.shape, 5):
-            d = error[b, o % 3] - (error[:, o % 3].mean() if centred and n < 2 else 0)
-            y = sent[n + 1][p, b, o]
-            weight[p, q, i, o] += 0.5 / 5 * d * y * (1 - y) * sent[n][q, b, i]
-            bias[p, 0, o] += (0.5 / 5 * d * y * (1 - y)) if (q, i) == (0, 0) else 0
-    for found, right in zip(sum(unfolded(net), ()), sum(layers, ()), strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-13)
+@pytest.mark.parametrize("loss", RULES[1:])
+@pytest.mark.parametrize("size", [1, 2, 6])  # a batch of one hides whatever differs by sample
+@pytest.mark.parametrize("depth", [0, 1, D])
+def test_backpropagation_is_the_gradient_of_its_loss(depth, size, loss):
+    net, x, target = example(size, depth, rule=loss)
+    leaf = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
+    output = run(net, x, leaf)
+    torch.testing.assert_close(output, net.forward(x), rtol=0, atol=1e-14)
+    if loss == "squared":
+        (((target - output) ** 2).mean() / 2).backward()
+    else:
+        F.binary_cross_entropy(output, target).backward()
+    for n, part in enumerate(("weight", "bias")):
+        grads = [leaf[f"input.{part}"].grad, *(leaf[f"hidden.{part}"].grad if depth else ()),
+                 leaf[f"output.{part}"].grad]  # fmt: skip
+        assert len(grads) == depth + 2
+        for found, grad in zip(net.directions(target), grads, strict=True):
+            torch.testing.assert_close(found[n], -grad, rtol=1e-10, atol=1e-15)
 
 
-def unfolded(net):
-    """Each layer's weight [p, q, i, o] and bias [p, 0, o], copied."""
-    layers = [[value.numpy() for value in layer] for layer in net.layers(net.parameters)]
-    return [(layout.unfold(w).copy(), layout.unfold(b, types=1)[:, 0].copy()) for w, b in layers]
+@pytest.mark.oracle
+@given(st.integers(0, 4), st.integers(0, 10**6))
+def test_the_output_grows_with_every_cell_and_one_samples_ed_direction_has_the_gradients_signs(depth, seed):
+    net, x, target = example(1, depth, seed, rule="ed")
+    leaf = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
+    output = run(net, x, leaf)
+    ((target - output) ** 2).sum().backward()
+    net.forward(x)
+    hidden = leaf["hidden.weight"].grad if depth else ()
+    grads = [leaf["input.weight"].grad, *hidden, leaf["output.weight"].grad]
+    for (ed, _), grad in zip(net.directions(target), grads, strict=True):
+        assert (ed * grad <= 0).all()
+
+
+@pytest.mark.oracle
+def test_eds_direction_against_loops():
+    net, x, target = example(4, 2, rule="ed")
+    output = net.forward(x)
+    for found, given_, y in zip(net.directions(target), [*net.given, net.z], [*net.y, output], strict=True):
+        wanted = torch.zeros_like(found[0])
+        for b, i, o in np.ndindex(4, *wanted.shape):
+            wanted[i, o] += (target - output)[b, 0] * y[b, o] * (1 - y[b, o]) * given_[b, i] / 4
+        torch.testing.assert_close(found[0], wanted, rtol=1e-10, atol=1e-15)
+
+
+def test_a_frozen_stack_stays_and_weights_keep_their_sign():
+    net, _, _ = example(stack=False)
+    start = Residual(INPUTS, W, D, dtype="float64")
+    assert torch.equal(net.parameters["hidden.weight"], start.parameters["hidden.weight"])
+    assert not torch.equal(net.parameters["input.weight"], start.parameters["input.weight"])
+    net, _, _ = example(rate=0.5)
+    assert all((net.parameters[f"{name}.weight"] >= 0).all() for name in ("hidden", "output"))
+
+
+LADDER = grid.LADDER
+
+
+@given(st.integers(0, len(LADDER) - 1), st.integers(0, len(LADDER) - 3))
+def test_a_grid_grows_until_its_best_is_inside(best, start):
+    tried = []
+
+    def reach(rate):
+        tried.append(rate)
+        return -abs(LADDER.index(rate) - best)
+
+    scores = grid.widened(reach, LADDER[start : start + 3])
+    assert grid.widened(lambda rate: 0.5, LADDER[3:6]) == dict.fromkeys(LADDER, 0.5), "where none learns, all"
+    assert list(scores) == sorted(scores) and len(tried) == len(set(tried)) == len(scores)
+    rate, edge = grid.inner(scores)
+    assert rate == LADDER[best] and edge == (best in (0, len(LADDER) - 1))
+    worst = grid.widened(lambda rate: abs(LADDER.index(rate) - best), LADDER[start : start + 3], min)
+    assert grid.inner(worst, min)[0] == LADDER[best]
+
+
+@pytest.mark.parametrize("scores, found", [
+    ({1: 5.0, 2: 4.0, 3: 3.0}, (1, True)), ({1: 3.0, 2: 4.0, 3: 5.0}, (3, True)),
+    ({1: 3.0, 2: 5.0, 3: 4.0}, (2, False)), ({1: 3.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 4.0}, (3, False)),
+    ({1: 5.0, 2: 5.0, 3: 3.0}, (1, True)), ({1: 5.0, 2: 5.0, 3: 5.0}, (2, True)), ({1: 0.5}, (1, False)),
+])  # fmt: skip
+def test_a_best_rate_at_an_edge_is_told(scores, found):
+    assert grid.inner(scores) == found
+
+
+def square(x, rate, seed, searching, add):
+    return {"seconds": 1.0, "score": (rate - x) ** 2 + add * seed, "searching": searching}
+
+
+def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
+    options = {"score": "score", "best": min, "ladder": (1, 2, 3, 4, 5), "workers": 1, "add": 10}
+    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), 2, **options)
+    keys = "x", "rate", "score", "searching", "rates", "kept", "n", "edge"
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        (1, 1, [0, 10], [False, False], [1, 2, 3], [0, 1, 4], 2, True),
+        (4, 4, [0, 10], [False, False], [2, 3, 4, 5], [4, 1, 0, 1], 2, False),
+    ]
