@@ -13,7 +13,7 @@ from ed_lib import arrays
 
 ROOT = Path(__file__).resolve().parent
 
-LONG = ["test_pages", "what_depth_does", "test_training", "test_launch"]
+LONG = ["test_pages", "why_it_learns", "test_training", "test_launch"]
 
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)

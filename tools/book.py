@@ -31,7 +31,9 @@ BUILD = ROOT / "_build"
 EXECUTED = BUILD / "executed"
 SOURCE = BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
-MOVED = {"book/ed/forward_at_once": "fast_forward"}  # pages that were: where what they said stands now
+MOVED = {  # pages that were: where what they said stands now
+    "book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns",
+}  # fmt: skip
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
