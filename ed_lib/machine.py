@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ed_lib import arrays, check
 
@@ -89,7 +90,7 @@ def check_memory(what: str, needed: int, device: str = "cpu") -> None:
         raise MemoryError(f"{what} needs {wanted} of memory on {device}; {there} is available")
 
 
-def gpu(device):
+def gpu(device: str) -> Any:
     """What PyTorch knows of a GPU; None for the device "cpu". ValueError for what is neither."""
     check.choice("device", device if device == "cpu" else str(device).partition(":")[0], ("cpu", "cuda"))
     if device == "cpu":

@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -87,7 +88,7 @@ def _files(benchmark):
     return {machine: file for machine, file in sorted(files.items()) if file.is_file()}
 
 
-def parsed(text):
+def parsed(text: str) -> Any:
     """What a cell holds: None for nothing, what is JSON, or else the text."""
     try:
         return json.loads(text, parse_constant=int) if text else None  # NaN is no number, and so a text

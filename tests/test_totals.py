@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1632,
-    "ed_lib/ed/**/*.py": 2164,
-    "ed_lib/parallel/**/*.py": 4375,
+    "ed_lib/*.py": 1541,
+    "ed_lib/ed/**/*.py": 1799,
+    "ed_lib/parallel/**/*.py": 4373,
     "ed_lib/precision/**/*.py": 2149,
-    "ed_lib/lstm/**/*.py": 2120,
-    "benchmarks/**/*.py": 3640,
-    "tools/**/*.py": 980,
-    "tests/**/*.py": 13600,
+    "ed_lib/lstm/**/*.py": 2175,
+    "benchmarks/**/*.py": 3102,
+    "tools/**/*.py": 1002,
+    "tests/**/*.py": 13701,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools

@@ -11,7 +11,6 @@ import copy
 import datetime
 import fcntl
 import importlib.metadata
-import itertools
 import re
 import shutil
 import subprocess
@@ -28,12 +27,10 @@ from tools import api, measurements, notebooks
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
-EXECUTED = BUILD / "executed"
-SOURCE = BUILD / "source"
+EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
-MOVED = {  # pages that were: where what they said stands now
-    "book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns",
-}  # fmt: skip
+# Pages that were: where what they said stands now
+MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -177,7 +174,8 @@ def page(nb, path, banner=None):
 
 def figure_first(cells):
     """The cells with the first screen's figure, which folded code makes, before that code."""
-    code = list(itertools.takewhile(lambda cell: "hide-input" in notebooks.tags(cell), cells[1:]))
+    shown_code = (n for n, cell in enumerate(cells[1:], 1) if "hide-input" not in notebooks.tags(cell))
+    code = cells[1 : next(shown_code, None)]
     for n, cell in enumerate(code, 1):
         if 'role="img"' in str(cell.outputs):
             shown, fold = copy.deepcopy(cell), code[0]
@@ -195,9 +193,8 @@ def joined(cells):
         if before and "hide-input" in notebooks.tags(cell) and not kept[-1].outputs:
             cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
             look = cell.metadata.setdefault("mystnb", {})
-            look["code_prompt_show"] = re.sub(
-                r", part \d$", "", look.get("code_prompt_show", "Show the code")
-            )
+            prompt = look.get("code_prompt_show", "Show the code")
+            look["code_prompt_show"] = re.sub(r", part \d$", "", prompt)
         kept.append(cell)
     return kept
 

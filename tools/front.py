@@ -1,7 +1,5 @@
-"""The front page's numbers, figure and list of chapters: `python -m tools.front`.
-
-The command writes them into index.md and README.md; the findings' words are in front.md, and their numbers
-are of records, or were published.
+"""The front page: `python -m tools.front` writes its numbers (of records, or published), its figure and the
+list of chapters into index.md and README.md; the findings' words are in front.md.
 """
 
 import json
