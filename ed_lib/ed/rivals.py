@@ -91,10 +91,8 @@ class Autograd:
     def __init__(self, net: EDNetwork, rate: float = 0.1):
         if net.space.backend != "torch" or net.bias != "free":
             raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
-        self.u0 = net.u0
+        self.u0, self.rate = net.u0, rate
         self.layers = by_layer(net.parameters, lambda tensor: tensor.clone().requires_grad_())
-        self.optimizer = torch.optim.SGD(self.parameters(), lr=rate, foreach=True)
-        self.descend = self.optimizer.step  # one step of gradient descent
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss ½ Σ_k mean_b (t − o)²: x (B, n_inputs), target (B, K) → a scalar with its graph."""
@@ -107,8 +105,14 @@ class Autograd:
 
     def backward(self, loss: torch.Tensor) -> None:
         """The gradients of all weights."""
-        self.optimizer.zero_grad()
+        for parameter in self.parameters():
+            parameter.grad = None
         loss.backward(retain_graph=True)  # so that it can be called again
+
+    def descend(self) -> None:
+        """One step of gradient descent, which a graph does not notice: it can be gone back through again."""
+        gradients = [parameter.grad for parameter in self.parameters()]
+        torch._foreach_add_([parameter.data for parameter in self.parameters()], gradients, alpha=-self.rate)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``forward``, ``backward``, ``descend`` → the loss."""
