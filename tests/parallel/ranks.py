@@ -14,9 +14,9 @@ from ed_lib.parallel import launch
 from ed_lib.parallel.ranks import collectives
 
 
-def in_worlds(n, fn, *args):
-    """{p: what each rank of a world of p returned}, for p = 1, 2, … n."""
-    return {p: launch(fn, p, *args, timeout=240.0) for p in range(1, n + 1)}
+def in_worlds(sizes, fn, *args):
+    """{p: what each rank of a world of p returned}."""
+    return {p: launch(fn, p, *args, timeout=240.0) for p in sizes}
 
 
 def who(*args):

@@ -26,7 +26,7 @@ TIMES = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight
 @pytest.fixture(scope="module")
 def worlds():
     """What the ranks of worlds of 1 … 4 found."""
-    return ranks.in_worlds(4, everything)
+    return ranks.in_worlds(range(1, 5), everything)
 
 
 def everything():

@@ -130,7 +130,7 @@ UNEVEN = (11, 8, 3, 13)  # for every p > 1 at least once; for p = 4 one shard is
 @pytest.fixture(scope="module")
 def worlds():
     """What the ranks of worlds of 1 … 4 found, from one launch."""
-    return ranks.in_worlds(4, on_every_rank, UNEVEN)
+    return ranks.in_worlds(range(1, 5), on_every_rank, UNEVEN)
 
 
 @pytest.mark.oracle

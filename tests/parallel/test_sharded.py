@@ -93,7 +93,7 @@ def by_stages(recompute):
 
 @pytest.fixture(scope="module")
 def found():
-    return ranks.in_worlds(4, by_stages, "none")
+    return ranks.in_worlds((1, 3, 4), by_stages, "none")
 
 
 @pytest.mark.oracle
@@ -244,10 +244,9 @@ def theirs(module, optimizer):
 
 @pytest.mark.oracle
 def test_pytorchs_own_end_where_ours_do(found):
-    for p in (2, 3):
-        for rank in launch(by_pytorch, p):
-            for end in rank:
-                torch.testing.assert_close(end, found[p][0][3][0], rtol=0, atol=1e-9)
+    for rank in launch(by_pytorch, 3):
+        for end in rank:
+            torch.testing.assert_close(end, found[3][0][3][0], rtol=0, atol=1e-9)
 
 
 def disagree(how):

@@ -27,7 +27,7 @@ SHAPES = [  # in, hidden, out, bias, shape of x without its features
 @pytest.fixture(scope="module")
 def worlds():
     """What the ranks of worlds of 1 … 4 found."""
-    return ranks.in_worlds(4, everything)
+    return ranks.in_worlds(range(1, 5), everything)
 
 
 def everything():
