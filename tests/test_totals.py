@@ -15,7 +15,7 @@ TOTALS = {  # lines of Python at most, or words
     "ed_lib/lstm/**/*.py": 2175,
     "benchmarks/**/*.py": 3102,
     "tools/**/*.py": 1002,
-    "tests/**/*.py": 13701,
+    "tests/**/*.py": 13720,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools
