@@ -111,7 +111,7 @@ class Autograd:
 
     def descend(self) -> None:
         """One step of gradient descent, which a graph does not notice: it can be gone back through again."""
-        gradients = [parameter.grad for parameter in self.parameters()]
+        gradients: list[Any] = [parameter.grad for parameter in self.parameters()]
         torch._foreach_add_([parameter.data for parameter in self.parameters()], gradients, alpha=-self.rate)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
