@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,6 @@ class History:
     seen: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
-
-    def mean_losses(self) -> list[float]:
-        """The mean loss of the steps between one look and the next; one fewer than looks."""
-        return [float(np.mean(self.loss[start:end])) for start, end in pairwise(self.steps)]
 
 
 def loop(

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1543,
+    "ed_lib/*.py": 1538,
     "ed_lib/ed/**/*.py": 1803,
     "ed_lib/parallel/**/*.py": 4373,
     "ed_lib/precision/**/*.py": 2149,
