@@ -2,6 +2,8 @@
 that a better one was not tried.
 """
 
+import math
+
 from benchmarks.harness import runs
 
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3))  # 1e-5 to 30
@@ -15,11 +17,13 @@ def search(function, cases, rates, seeds, *, score, tried="kept", best=max, ladd
     Results besides: the "rates" and what they reached, as ``tried``; "edge", whether the best is at the edge
     even of the whole ladder, so that it is none.
     """
+    worst = {max: -math.inf, min: math.inf}[best]
     for case in cases:
 
-        def reach(rate, case=case):
-            (row,) = runs(function, [case | {"rate": rate}], 1, searching=True, **common)
-            return row[score][0]
+        def reach(rates, case=case):
+            cases = [case | {"rate": rate} for rate in rates]
+            found = [row[score][0] for row in runs(function, cases, 1, searching=True, **common)]
+            return [worst if math.isnan(one) else one for one in found]
 
         scores = widened(reach, rates, best, ladder)
         rate, edge = inner(scores, best)
@@ -28,8 +32,10 @@ def search(function, cases, rates, seeds, *, score, tried="kept", best=max, ladd
 
 
 def widened(reach, rates, best=max, ladder=LADDER):
-    """{rate: reach(rate)}, rising: of the rates, and of the ladder's beyond while an edge is the best."""
-    scores = {rate: reach(rate) for rate in rates}
+    """{rate: what it reached}, rising: of the rates, and of the ladder's beyond while an edge is the best.
+    reach: a list of rates → a list of what each reached.
+    """
+    scores = dict(zip(rates, reach(rates), strict=True))
     while True:
         low, high = min(scores), max(scores)
         beyond = {low: ladder.index(low) - 1, high: ladder.index(high) + 1}
@@ -37,7 +43,8 @@ def widened(reach, rates, best=max, ladder=LADDER):
                if scores[rate] == best(scores.values()) and 0 <= place < len(ladder)]  # fmt: skip
         if not new:
             return dict(sorted(scores.items()))
-        scores |= {ladder[place]: reach(ladder[place]) for place in new}
+        rates = [ladder[place] for place in new]
+        scores |= dict(zip(rates, reach(rates), strict=True))
 
 
 def inner(scores, best=max):

@@ -89,18 +89,6 @@ def runs(function, cases, seeds, *, workers=None, **common):
         yield case | summary(mine.pop("seconds")) | mine
 
 
-def search(function, cases, rates, seeds, *, score, tried="kept", best=max, **common):
-    """As :func:`runs`, each case at the best of the rates, which stand beside with what they reached, as
-    ``tried``: the ``score`` of one run each with ``searching`` true, when the function keeps out data for it.
-    """
-    grid = [case | {"rate": rate} for case in cases for rate in rates]
-    reached = (row[score][0] for row in runs(function, grid, 1, searching=True, **common))
-    scores = [[next(reached) for _ in rates] for _ in cases]
-    chosen = [case | {"rate": rates[s.index(best(s))]} for case, s in zip(cases, scores, strict=True)]
-    for row, each in zip(runs(function, chosen, seeds, searching=False, **common), scores, strict=True):
-        yield row | {"rates": list(rates), tried: each}
-
-
 @contextlib.contextmanager
 def one_thread(flush_denormal=False, threads=1):
     """PyTorch on one thread, as NumPy's products are: too small to share. What is denormal may count as 0."""

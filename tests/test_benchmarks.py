@@ -116,18 +116,6 @@ def test_what_is_wrong_is_not_timed_and_floors_add_up_by_format(capsys):
     assert harness.floor(row, lambda name: roofline.ceilings("cpu", name)) == {"floor": 5.0}
 
 
-def square(x, rate, seed, searching, add):
-    return {"seconds": 1.0, "score": (rate - x) ** 2 + add * seed, "searching": searching}
-
-
-def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
-    rows = harness.search(square, [{"x": 1}, {"x": 4}], (2, 3), 2, score="score", best=min, workers=1, add=10)
-    keys = "x", "rate", "score", "searching", "rates", "kept", "n"
-    assert [tuple(row[key] for key in keys) for row in rows] == [
-        (1, 2, [1, 11], [False, False], [2, 3], [1, 4], 2), (4, 3, [1, 11], [False, False], [2, 3], [4, 1], 2)
-    ]  # fmt: skip
-
-
 def test_the_command_line(monkeypatch):
     seen = []
 

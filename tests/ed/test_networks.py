@@ -103,16 +103,18 @@ LADDER = grid.LADDER
 def test_a_grid_grows_until_its_best_is_inside(best, start):
     tried = []
 
-    def reach(rate):
-        tried.append(rate)
-        return -abs(LADDER.index(rate) - best)
+    def reach(rates):
+        tried.extend(rates)
+        return [-abs(LADDER.index(rate) - best) for rate in rates]
 
     scores = grid.widened(reach, LADDER[start : start + 3])
-    assert grid.widened(lambda rate: 0.5, LADDER[3:6]) == dict.fromkeys(LADDER, 0.5), "where none learns, all"
+    assert grid.widened(lambda rates: [0.5] * len(rates), LADDER[3:6]) == dict.fromkeys(LADDER, 0.5), (
+        "where none learns, all"
+    )
     assert list(scores) == sorted(scores) and len(tried) == len(set(tried)) == len(scores)
     rate, edge = grid.inner(scores)
     assert rate == LADDER[best] and edge == (best in (0, len(LADDER) - 1))
-    worst = grid.widened(lambda rate: abs(LADDER.index(rate) - best), LADDER[start : start + 3], min)
+    worst = grid.widened(lambda rates: [-one for one in reach(rates)], LADDER[start : start + 3], min)
     assert grid.inner(worst, min)[0] == LADDER[best]
 
 
@@ -126,7 +128,8 @@ def test_a_best_rate_at_an_edge_is_told(scores, found):
 
 
 def square(x, rate, seed, searching, add):
-    return {"seconds": 1.0, "score": (rate - x) ** 2 + add * seed, "searching": searching}
+    score = (rate - x) ** 2 + add * seed if rate < 5 else float("nan")
+    return {"seconds": 1.0, "score": score, "searching": searching}
 
 
 def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
@@ -135,5 +138,5 @@ def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
     keys = "x", "rate", "score", "searching", "rates", "kept", "n", "edge"
     assert [tuple(row[key] for key in keys) for row in rows] == [
         (1, 1, [0, 10], [False, False], [1, 2, 3], [0, 1, 4], 2, True),
-        (4, 4, [0, 10], [False, False], [2, 3, 4, 5], [4, 1, 0, 1], 2, False),
+        (4, 4, [0, 10], [False, False], [2, 3, 4, 5], [4, 1, 0, float("inf")], 2, False),
     ]
