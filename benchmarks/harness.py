@@ -55,7 +55,7 @@ def measure(versions, device, seconds, *, rounds=3):
     for version, time in zip(versions, times.values(), strict=True):
         row = version.case | {"seconds": time.median, "q1": time.q1, "q3": time.q3, "n": time.n}
         if on_gpu:
-            row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3).launch.median
+            row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)[0].median
         bytes, flops = version.cost
         by_format = {RATE + name: n for name, n in flops.items()} if isinstance(flops, dict) else {}
         flops = sum(by_format.values()) if by_format else flops

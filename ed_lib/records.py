@@ -27,7 +27,7 @@ def of(benchmark: str, machine: str) -> pd.DataFrame:
     return read(files[machine])
 
 
-def load(benchmark: str) -> dict[str, pd.DataFrame]:
+def by_machine(benchmark: str) -> dict[str, pd.DataFrame]:
     """{machine: record} of a benchmark, in the machines' order; maybe none."""
     return {machine: read(file) for machine, file in _files(benchmark).items()}
 

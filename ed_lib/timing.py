@@ -29,17 +29,6 @@ class Timing:
         return f"{tell(self.median)} (quartiles {low} to {high}, n = {self.n})"
 
 
-@dataclass(frozen=True)
-class Apart:
-    """Seconds of the same runs until the call returned, with its work queued, and until that was done."""
-
-    launch: Timing
-    completion: Timing
-
-    def __str__(self):
-        return f"launch {self.launch}; completion {self.completion}"
-
-
 def tell(seconds: float) -> str:
     """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs"."""
     scale, unit = _unit(seconds)
@@ -121,8 +110,8 @@ def elapsed(function: Callable, runs: int = 1, blocks: int = 1) -> list[float]:
 
 def apart(
     function: Callable, *, min_seconds: float = 1.0, min_runs: int = 5, wait: Callable = synchronize
-) -> Apart:
-    """How long ``function()`` takes until it returns, and until its work is done, as an :class:`Apart`.
+) -> tuple[Timing, Timing]:
+    """How long ``function()`` takes until it returns, with its work queued, and until that is done.
 
     After a warm-up, for ``min_seconds`` and ``min_runs`` runs, each of which finds the device idle, as
     ``wait()`` sees to. The launch of more kernels than a GPU's queue holds, about a thousand, includes work.
@@ -138,7 +127,7 @@ def apart(
         launches.append(perf_counter() - start)
         wait()
         completions.append(perf_counter() - start)
-    return Apart(_summary(launches), _summary(completions))
+    return _summary(launches), _summary(completions)
 
 
 def _unit(seconds):

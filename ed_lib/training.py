@@ -45,9 +45,7 @@ def loop(
     look = look or (lambda: float("nan"))
     history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
-    bar: dict = (
-        {"disable": True} if os.environ.get("RANK", "0") != "0" else {}
-    )  # of several ranks, the first's
+    bar: dict = {} if os.environ.get("RANK", "0") == "0" else {"disable": True}  # of several ranks, one
     start = timing.now()
     for number, rows in enumerate(tqdm(order, "training", last, leave=False, **bar), start=1):
         losses.append(step(rows))

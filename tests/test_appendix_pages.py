@@ -46,7 +46,9 @@ def test_a_search_finds_chapters_first_and_names_of_the_package_last(phone, site
 def test_every_record_has_its_page_with_all_its_tables():
     made, names = measurements.pages(), {path.stem for path in (ROOT / "records").glob("*/*.csv")}
     overview = made.pop(measurements.OVERVIEW)
-    found = {(machine, name): record for name in names for machine, record in records.load(name).items()}
+    found = {
+        (machine, name): record for name in names for machine, record in records.by_machine(name).items()
+    }
     assert {(path.parent.name, path.stem) for path in made} == found.keys() and found
     for (machine, name), record in found.items():
         page = made[measurements.OVERVIEW.with_suffix("") / machine / f"{name}.md"]

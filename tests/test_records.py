@@ -124,7 +124,9 @@ def test_a_file_that_is_cut_off_says_where(place, left):
 def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_error(place):
     for machine in ("tesla-t4", "apple-m1"):
         provenance.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
-    assert [*records.load("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"] and records.load("lstm") == {}
+    assert [*records.by_machine("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"] and records.by_machine(
+        "lstm"
+    ) == {}
     with pytest.raises(
         LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200, te"
     ):
@@ -139,6 +141,6 @@ def test_the_repository_comes_before_what_was_installed(place, monkeypatch):
     monkeypatch.syspath_prepend(installed.parent)
     importlib.invalidate_caches()
     monkeypatch.setattr(records, "INSTALLED", "ed_lib_of_a_test")
-    assert [*records.load("ed")] == ["nvidia-h200"]
+    assert [*records.by_machine("ed")] == ["nvidia-h200"]
     (place.parents[2] / "pyproject.toml").unlink()  # records/ of something else
-    assert [*records.load("ed")] == ["installed"]
+    assert [*records.by_machine("ed")] == ["installed"]

@@ -72,9 +72,9 @@ def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell,
     if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
     code = REPOSITORY.sub(f'REPOSITORY = "{repository.as_uri()}"', cell)
-    code += "\nfrom ed_lib import records\nprint(len(records.load('ed')), 'records', ed_lib.__file__)"
+    code += "\nfrom ed_lib import records\nprint(len(records.by_machine('ed')), 'records', ed_lib.__file__)"
     done = run(colab, code, tmp_path)
-    assert "CPU: " in done.stdout and f"{len(records.load('ed'))} records" in done.stdout, (
+    assert "CPU: " in done.stdout and f"{len(records.by_machine('ed'))} records" in done.stdout, (
         done.stdout + done.stderr
     )
     assert colab[1] in done.stdout, "ed_lib was not imported from the fresh environment"

@@ -8,13 +8,13 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1538,
+    "ed_lib/*.py": 1525,
     "ed_lib/ed/**/*.py": 1803,
     "ed_lib/parallel/**/*.py": 4373,
     "ed_lib/precision/**/*.py": 2149,
     "ed_lib/lstm/**/*.py": 2175,
     "benchmarks/**/*.py": 3102,
-    "tools/**/*.py": 1002,
+    "tools/**/*.py": 1000,
     "tests/**/*.py": 13720,
     "CONTRIBUTING.md": 700,
 }

@@ -192,9 +192,8 @@ def joined(cells):
     for cell, before in zip(cells, [False, *folded], strict=False):
         if before and "hide-input" in notebooks.tags(cell) and not kept[-1].outputs:
             cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
-            look = cell.metadata.setdefault("mystnb", {})
-            prompt = look.get("code_prompt_show", "Show the code")
-            look["code_prompt_show"] = re.sub(r", part \d$", "", prompt)
+            own = cell.metadata.setdefault("mystnb", {})
+            own["code_prompt_show"] = re.sub(r", part \d$", "", own.get("code_prompt_show", "Show the code"))
         kept.append(cell)
     return kept
 

@@ -24,7 +24,7 @@ FORWARD, UPDATE, RTX_3070, M40 = 3.02, 1.10e-3, 0.317e12, 3072 * 2 * 1.114
 @cache
 def on_cpu(benchmark):
     """The newest record of a benchmark on a machine without a GPU."""
-    found = [record for record in records.load(benchmark).values() if not record.attrs["gpu"]]
+    found = [record for record in records.by_machine(benchmark).values() if not record.attrs["gpu"]]
     return max(found, key=lambda record: record.attrs["date"])
 
 

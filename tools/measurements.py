@@ -24,7 +24,7 @@ FEW = 30  # numbers in a list that a mean may stand for
 def pages():
     """{path in the book: text} of the overview and of every record's page."""
     names = sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")})
-    found = [(machine, name, record) for name in names for machine, record in records.load(name).items()]
+    found = [(place, name, record) for name in names for place, record in records.by_machine(name).items()]
     made, lists = {}, {}
     for machine, name, record in sorted(found, key=lambda one: one[:2]):
         made[OVERVIEW.with_suffix("") / machine / f"{name}.md"] = page(record)
@@ -97,11 +97,9 @@ def words(value):
         return "; ".join(f"{words(key)} {words(one)}" for key, one in value.items())
     if isinstance(value, list):
         return ", ".join(map(words, value))
-    if value is None:
-        return "none"
     if isinstance(value, str | bool):
         return re.sub(r"([\\`*_{}\[\]<>$|~^])", r"\\\1", str(value))
-    return number(value)
+    return "none" if value is None else number(value)
 
 
 def number(value):

@@ -19,7 +19,7 @@ def tables():
     """(benchmark, table and machine; the day of its record) for each that was measured by other code."""
     for name in sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")}):
         now = provenance.code_hash([f"benchmarks.{name}"])
-        for machine, record in records.load(name).items():
+        for machine, record in records.by_machine(name).items():
             for table in record["table"].unique():
                 if record.attrs["code"].get(table) != now:
                     yield f"{name}, {table} ({machine})", record.attrs["date"]
