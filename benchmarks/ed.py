@@ -17,9 +17,10 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Version, measure
-from ed_lib import arrays, machine
+from ed_lib import machine
 from ed_lib.ed import EDNetwork, article, costs, cpu, layout, rivals
 from ed_lib.ed.network import obstacle
+from ed_lib.ed.space import space, to_numpy
 
 ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
@@ -85,7 +86,7 @@ def paths(size, device):
     library = LIBRARY[device]
     for shape in size.shapes():
         nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")
-                if obstacle(path, arrays.space(library, device), shape.width) is None}  # fmt: skip
+                if path == "layers" or not obstacle(space(library, device), shape.width)}  # fmt: skip
         errors = {path: first_step(net, shape) for path, net in nets.items()}
         x, target = a_batch(shape, nets["layers"])
         given = {"forward": (x,), "update": (target * 0 + 0.5,), "step": (x, target)}
@@ -221,7 +222,7 @@ def reference(shape):
 
 def deviation(shape, *found):
     """The largest, of an output and of a hidden weight, from the reference."""
-    pairs = zip(map(arrays.to_numpy, found), reference(replace(shape, itemsize=8)), strict=True)
+    pairs = zip(map(to_numpy, found), reference(replace(shape, itemsize=8)), strict=True)
     return max(float(np.abs(mine.reshape(right.shape) - right).max()) for mine, right in pairs)
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy
 
-from ed_lib import arrays, check
+from ed_lib import check
 from ed_lib.ed import rules
 from ed_lib.ed.network import EDNetwork
 from ed_lib.ed.rivals import LOSSES, by_layer
+from ed_lib.ed.space import space
 
-EXACT = arrays.space("numpy", dtype="float64")
+EXACT = space("numpy", dtype="float64")
 
 
 class Agreement(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ed_lib import arrays
 from ed_lib.arrays import Array
 from ed_lib.ed.network import EDNetwork
+from ed_lib.ed.space import library
 
 
 class ArticleNetwork:
@@ -38,7 +38,7 @@ class ArticleNetwork:
         for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
             states.append(self.layer(states[-1], weight, bias))
         output = self.layer(states[-1], state["output.weight"], state["output.bias"])  # (2, B, 1)
-        all_states = arrays.library(x).asarray(states)  # (D + 1, 2, B, W)
+        all_states = library(x).asarray(states)  # (D + 1, 2, B, W)
         self.senders = {"input": given, "hidden": all_states[:-1], "output": states[-1]}
         self.answers = {"input": states[0], "hidden": all_states[1:], "output": output}
         return output[0]
@@ -50,13 +50,13 @@ class ArticleNetwork:
 
     def sigmoid(self, u: Array) -> Array:
         """σ(u) with no exponential of a positive number, so that none overflows. Writes into u."""
-        lib = arrays.library(u)
+        lib = library(u)
         u *= 2 / self.u0
         return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
 
     def update(self, error: Array) -> None:
         """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the mean."""
-        einsum = arrays.library(error).einsum
+        einsum = library(error).einsum
         for name, x in self.senders.items():
             y = self.answers[name]
             received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)

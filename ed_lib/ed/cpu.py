@@ -6,29 +6,20 @@ loop, in the core's cache. Numbers in the compiled code are wrapped so that they
 """
 
 import numpy as np
+from llvmlite.binding import add_symbol
+from numba import get_num_threads, njit, prange, types
+from numba.extending import get_cython_function_address
 
 from ed_lib.arrays import Array
 
-try:
-    from llvmlite.binding import add_symbol
-    from numba import get_num_threads, njit, prange, types
-    from numba.extending import get_cython_function_address
-
-    # the BLAS's own function, which takes addresses: np.dot cannot add a product to what is there
-    add_symbol("ed_sgemm", get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
-    sgemm = types.ExternalFunction("ed_sgemm", types.void(*13 * [types.voidptr]))
-except ImportError:  # then the network takes another path; the source can still be read
-    njit, prange = (lambda **options: lambda function: function), range  # type: ignore
+# the BLAS's own function, which takes addresses: np.dot cannot add a product to what is there
+add_symbol("ed_sgemm", get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
+sgemm = types.ExternalFunction("ed_sgemm", types.void(*13 * [types.voidptr]))
 
 F, I = np.float32, np.int32  # noqa: E741
 LEAST, MOST = 16, 64  # samples in a tile: fewer make a product too thin, more leave the fastest cache
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
 P0, P1, P2, P3, P4, P5, P6 = (F(np.log(2) ** n / np.prod(np.arange(1.0, n + 1))) for n in range(7))
-
-
-def obstacle(width: int, dtype: str = "float32") -> str | None:
-    """Why layers of this width and dtype cannot be computed here, in words; None when they can."""
-    return None if dtype == "float32" else f"the path 'kernel' needs float32 on a CPU, and this is {dtype}"
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:

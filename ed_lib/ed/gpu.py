@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ed_lib import arrays
-from ed_lib.arrays import Array
+from ed_lib.arrays import Array, dtype_name
 from ed_lib.ed import emulator
+from ed_lib.ed.space import library
 
 MOST = 1024  # threads of a block, and so cells of a layer
 ROWS = 4  # samples of a block of the forward kernel
@@ -76,7 +76,7 @@ def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
     sizes = map(np.int32, (depth, networks, batch, cells))
     arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
-    launch = kernel("forward", arrays.library(states), states.dtype)
+    launch = kernel("forward", library(states), states.dtype)
     launch((-(-batch // ROWS), networks), (cells,), arguments, shared_mem=ROWS * cells * states.itemsize)
 
 
@@ -85,27 +85,21 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
     states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
-    contiguous = map(arrays.library(states).ascontiguousarray, (gains, bias_gains))
+    contiguous = map(library(states).ascontiguousarray, (gains, bias_gains))
     sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))
-    launch = kernel("update", arrays.library(states), states.dtype)
+    launch = kernel("update", library(states), states.dtype)
     block = cells, min(MOST // cells, -(-cells // SENDERS))
     launch((depth * networks,), block, (weight, bias, states, *contiguous, *sizes))
 
 
 @functools.cache
-def kernel(name: str, library: Any, dtype: Any) -> Any:
+def kernel(name: str, module: Any, dtype: Any) -> Any:
     """The kernel of this name as a ``RawKernel``, of CuPy or of the emulator."""
-    raw = emulator.RawKernel if library is np else library.RawKernel
-    return raw({"forward": FORWARD, "update": UPDATE}[name], name, options(arrays.dtype_name(dtype)))
+    raw = emulator.RawKernel if module is np else module.RawKernel
+    return raw({"forward": FORWARD, "update": UPDATE}[name], name, options(dtype_name(dtype)))
 
 
 def options(dtype: str) -> tuple[str, ...]:
     """What the kernels' source leaves open, for the compiler."""
     real = {"float32": "float", "float64": "double"}[dtype]
     return f"-Dreal={real}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
-
-
-def obstacle(width: int, dtype: str) -> str | None:
-    """Why layers of ``width`` pairs do not fit the kernels, in words; None when they do."""
-    wide = f"the path 'kernel' takes at most {MOST // 2} pairs of cells on a GPU, and the width is {width}"
-    return wide if 2 * width > MOST else None

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ed_lib import arrays
 from ed_lib.arrays import Array
 from ed_lib.ed import rules
+from ed_lib.ed.space import library
 
 GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
 SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
@@ -40,7 +40,7 @@ def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
 
 def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     """One layer, out = σ(x @ weight + bias): x (K, B, I), weight (K, I, O), bias (K, 1, O), out (K, B, O)."""
-    lib = arrays.library(out)
+    lib = library(out)
     if lib.__name__ == "torch":
         lib.baddbmm(bias, x, weight, beta=2 / u0, alpha=2 / u0, out=out)
         out.sigmoid_()
@@ -57,7 +57,7 @@ def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> N
     """The input layer, whose two types of sender both send x (B, I): weight (K, 2I, O), out (K, B, O)."""
     n_inputs = x.shape[-1]
     weight = weight[:, :n_inputs] + weight[:, n_inputs:]  # (K, I, O): what is sent twice is weighed once
-    fire(arrays.library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
+    fire(library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
@@ -108,7 +108,7 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
     """
     k, batch, senders = x.shape[1:]
     by_type = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
-    of_cells = arrays.library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
+    of_cells = library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
     for layers in groups(y):
         sent = x[layers] * of_cells  # (n, K, B, I)
         received = slope(y[layers])  # (n, K, B, O)
@@ -120,7 +120,7 @@ def groups(y: Array) -> list[slice]:
     """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that two
     temporaries are no larger than the activations; on a CPU as many as stay in the cache.
     """
-    half, gpu = (len(y) + 1) // 2, getattr(y, "is_cuda", arrays.library(y).__name__ == "cupy")
+    half, gpu = (len(y) + 1) // 2, getattr(y, "is_cuda", library(y).__name__ == "cupy")
     size = max(1, half if gpu else min(half, GROUP // math.prod(y.shape[1:])))
     return [slice(start, start + size) for start in range(0, len(y), size)]
 
@@ -150,7 +150,7 @@ def slope(y: Array) -> Array:
 
 def add_product(total: Array, a: Array, b: Array) -> None:
     """total += a @ b for stacks of matrices, (n, K, I, O) += (n, K, I, B) @ (n, K, B, O)."""
-    if arrays.library(total).__name__ == "torch":  # with no temporary
+    if library(total).__name__ == "torch":  # with no temporary
         total.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
     else:
         total += a @ b

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from ed_lib import arrays, check, data, training
+from ed_lib import check, data, training
 from ed_lib.ed import rivals
 from ed_lib.ed.network import check_target
+from ed_lib.ed.space import to_numpy
 
 METHODS, LAYERS = ("ed", *rivals.LOSSES), ("input", "hidden", "output")
 Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
@@ -97,7 +98,7 @@ def epochs_to_solve(
     patterns = [(net.asarray(x[i : i + 1]), net.asarray(target[i : i + 1])) for i in range(len(x))]
     epochs = np.full(net.n_outputs, np.nan)
     for epoch in range(1, check.count("max_epochs", max_epochs) + 1):
-        missed = sum(np.abs(arrays.to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
+        missed = sum(np.abs(to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
         epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
         if not np.isnan(epochs).any():
             break
@@ -111,7 +112,7 @@ def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000
     right = 0
     for start in range(0, len(inputs), batch):
         rows = slice(start, start + batch)
-        out = arrays.to_numpy(net.forward(net.asarray(inputs[rows])))  # (batch, K)
+        out = to_numpy(net.forward(net.asarray(inputs[rows])))  # (batch, K)
         right += ((out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1)) == labels[rows]).sum()
     return right / len(inputs)
 

@@ -5,19 +5,20 @@ The weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
 """
 
 import contextlib
-import importlib.util
+import importlib
 import math
 from typing import Any
 
 import numpy as np
 
 from ed_lib import arrays, check, machine
-from ed_lib.arrays import Array, Space
-from ed_lib.ed import layout, rules
+from ed_lib.arrays import Array
+from ed_lib.ed import gpu, layout, rules
+from ed_lib.ed.space import Space, space, to_numpy
 
 INITS = ("uniform", "half_normal", "fan_in")
 BIASES = ("free", "cells")
-PATHS = ("layers", "kernel", "sweeps")
+PATHS = ("layers", "kernel")
 # On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
 # since the BLAS shares larger products among threads better than the kernel shares tiles.
 DEEP, NARROW = 16, 64
@@ -33,9 +34,9 @@ class EDNetwork:
     of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same divided
     by √senders. bias: "free", one number per cell; "cells", a pair of cells with the constant output 0.8 that
     sends to every layer. alpha: the step. u0: the width of the sigmoid. seed: the same start on every
-    backend. backend, device, dtype: see :func:`ed_lib.arrays.space`. path, how the hidden layers are
+    backend. backend, device, dtype: see :func:`ed_lib.ed.space.space`. path, how the hidden layers are
     computed: "layers", a few calls of the library for each; "kernel", one compiled function for all of them
-    (Numba's on a CPU, CUDA's for CuPy); "sweeps", see :mod:`ed_lib.ed.sweeps`; "auto", one of the first two.
+    (Numba's on a CPU, CUDA's for CuPy); "auto", one of the two.
 
     Whatever cannot be done is refused before any weight changes. The values on a GPU are not looked at, since
     that would wait for it.
@@ -52,14 +53,17 @@ class EDNetwork:
         check.choice("bias", bias, BIASES)
         self.alpha, self.u0 = check.positive("alpha", alpha), check.positive("u0", u0)
         seed, self.rule, self.bias, self.device = check.count("seed", seed, least=0), rule, bias, device
-        self.space = arrays.space(backend, device, dtype)
+        self.space = space(backend, device, dtype)
         self.path = choose(path, self.space, width, depth)
-        self.hidden: Any = module(self.path, self.space) if depth else layout  # has forward and update
         self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
         self.parameters = self._draw(init, np.random.default_rng(seed))  # folded
         self.states: Array = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
         self.activations: Any = None  # (x, out), set by forward, read by update
-        self.swept: Any = None  # how the path "sweeps" found the last states
+
+    @property
+    def hidden(self) -> Any:
+        """The module whose ``forward`` and ``update`` compute the hidden-to-hidden layers."""
+        return module(self.path, self.space) if self.depth else layout
 
     def asarray(self, array: np.ndarray) -> Array:
         """A NumPy array in this network's library, device and dtype."""
@@ -106,9 +110,8 @@ class EDNetwork:
             shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
             self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
-            self.states[...] = 0.5  # a guess, for the path "sweeps"
         layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
-        self.swept = self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
+        self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
         out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
         layout.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
         self.activations = x, out
@@ -132,10 +135,6 @@ class EDNetwork:
         (x, out), step = self.activations, alpha / len(error)
         layout.add_direction(p, x, self.states, out, error * step, self.rule, self.bias, self.hidden.update)
 
-    def signs_hold(self) -> bool:
-        """True while every weight still has its sender's sign: W[p, 0] ≥ 0 and W[p, 1] ≤ 0."""
-        return all(layout.signs_hold(v) for name, v in self.parameters.items() if not self._is_free(name))
-
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
 
@@ -143,7 +142,7 @@ class EDNetwork:
         (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to cell o of type p. With free
         biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W).
         """
-        return {name: self._unfolded(name, arrays.to_numpy(value)) for name, value in self.parameters.items()}
+        return {name: self._unfolded(name, to_numpy(value)) for name, value in self.parameters.items()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Takes over parameters in the layout of ``state_dict``; all are checked before any is replaced."""
@@ -161,13 +160,6 @@ class EDNetwork:
                 )
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
-
-    def __reduce__(self):
-        """Copies and pickles carry options and weights, and no activations."""
-        sizes = self.n_inputs, self.width, self.depth, self.n_outputs
-        options = {name: getattr(self, name) for name in ("rule", "bias", "alpha", "u0", "device", "path")}
-        options |= {"backend": self.space.backend, "dtype": arrays.dtype_name(self.space.dtype)}
-        return restored, (sizes, options, self.state_dict())
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
@@ -204,7 +196,7 @@ class EDNetwork:
         return name.endswith("bias") and self.bias == "free"
 
     def _check_memory(self, what, elements):
-        size = elements * np.dtype(arrays.dtype_name(self.space.dtype)).itemsize
+        size = elements * np.dtype(self.space.precision).itemsize
         shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
         machine.check_memory(f"{what} of {shape}", size, self.device)
 
@@ -212,35 +204,31 @@ class EDNetwork:
 def choose(path: str, space: Space, width: int, depth: int) -> str:
     """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster one."""
     check.choice("path", path, ("auto", *PATHS))
-    if path != "auto" and (reason := obstacle(path, space, width)):
-        raise ValueError(f"path is {path!r}; {reason}")
+    reason = obstacle(space, width)
+    if path == "kernel" and reason:
+        raise ValueError(f"path is 'kernel', which {reason}")
     worth = space.is_gpu or (depth >= DEEP and width <= NARROW)
-    fastest = "kernel" if worth and not obstacle("kernel", space, width) else "layers"
-    return fastest if path == "auto" else path
+    return path if path != "auto" else "kernel" if worth and not reason else "layers"
 
 
-def obstacle(path: str, space: Space, width: int) -> str | None:
-    """Why this path is not possible for arrays of this space and layers of this width; None when it is."""
-    if path == "layers" or (path == "sweeps" and not space.is_gpu):
-        return None
-    if space.is_gpu and (path == "sweeps" or space.backend == "torch"):
-        return f"on a GPU the path {path!r} is not for arrays of {space.backend}"
-    if not space.is_gpu and importlib.util.find_spec("numba") is None:
-        return "the path 'kernel' needs numba: pip install numba"
-    return module(path, space).obstacle(width, arrays.dtype_name(space.dtype))
+def obstacle(space: Space, width: int) -> str | None:
+    """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if it is."""
+    if not space.is_gpu:
+        return (
+            None if space.precision == "float32" else f"needs float32 on a CPU, and this is {space.precision}"
+        )
+    if space.backend == "torch":
+        return "on a GPU is not for arrays of torch"
+    most = gpu.MOST // 2
+    return (
+        None if width <= most else f"takes at most {most} pairs of cells on a GPU, and the width is {width}"
+    )
 
 
 def module(path: str, space: Space) -> Any:
     """The module whose ``forward`` and ``update`` compute the hidden layers by this path."""
-    name = {"layers": "layout", "sweeps": "sweeps", "kernel": "gpu" if space.is_gpu else "cpu"}[path]
+    name = "layout" if path == "layers" else "gpu" if space.is_gpu else "cpu"
     return importlib.import_module(f"ed_lib.ed.{name}")
-
-
-def restored(sizes: tuple[int, ...], options: dict[str, Any], state: dict[str, np.ndarray]) -> EDNetwork:
-    """An EDNetwork of these sizes and options with the parameters ``state``."""
-    net = EDNetwork(*sizes, **options)
-    net.load_state_dict(state)
-    return net
 
 
 def check_target(net: Any, target: Array, batch: int) -> Array:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ed_lib import arrays, check, models
+from ed_lib import check, models
 from ed_lib.arrays import Array
 from ed_lib.ed import layout
 from ed_lib.ed.network import EDNetwork
+from ed_lib.ed.space import space
 
 LOSSES = ("squared", "cross_entropy")
 OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -162,7 +163,7 @@ class Ordinary:
     def __init__(self, widths: tuple[int, ...], optimizer: str = "adam", rate: float = 1e-3, *,
                  steps: int | None = None, seed: int = 0, device: str = "cpu"):  # fmt: skip
         self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
-        self.space = arrays.space("torch", device)
+        self.space = space("torch", device)
         self.asarray, self.layers = self.space.asarray, models.mlp(widths, seed).to(self.space.device)
         self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
 

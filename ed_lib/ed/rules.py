@@ -8,7 +8,8 @@ What trains a network are the same formulas laid out for speed, in ``layout``, `
 them to these. Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
 """
 
-from ed_lib.arrays import Array, library
+from ed_lib.arrays import Array
+from ed_lib.ed.space import library
 
 RULES = ("kaneko", "signed")
 BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from ed_lib import arrays
 from ed_lib.ed import emulator, gpu, network, rules
+from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import assert_same_after_steps, twins
 from tests.ed.test_rules import loop_layer, loop_update, sigma
 
 PLACE = ("cupy", "cuda") if arrays.gpu_count("cupy") else ("numpy", "cpu")
-SPACES = {dtype: arrays.space(*PLACE, dtype) for dtype in arrays.DTYPES}
+SPACES = {dtype: space(*PLACE, dtype) for dtype in DTYPES}
 SIGN = np.array([1.0, -1.0])
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "float64": dict(rtol=1e-11, atol=1e-13)}
 
@@ -108,10 +109,10 @@ def test_the_formulas_here_equal_plain_loops(rule):
 def test_forward_equals_the_formula(case):
     case = Case(*case)
     weight, bias, states, *_ = case.folded()
-    first = arrays.to_numpy(states[0]).copy()
+    first = to_numpy(states[0]).copy()
     states[1:] = float("nan")
     gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
-    states = arrays.to_numpy(states)
+    states = to_numpy(states)
     np.testing.assert_allclose(states, fold_states(case.forward()), **TOLERANCE[case.dtype])
     np.testing.assert_array_equal(states[0], first)
 
@@ -122,12 +123,12 @@ def test_forward_equals_the_formula(case):
 def test_update_equals_the_formula_and_leaves_the_states(case):
     case = Case(*case)
     weight, bias, *read = case.folded()
-    before = [arrays.to_numpy(a).copy() for a in read]
+    before = [to_numpy(a).copy() for a in read]
     gpu.update(weight, bias, *read)
     for ours, wanted in zip((weight, bias), case.update(), strict=True):
         fold = fold_weight if wanted.ndim == 6 else fold_bias
-        np.testing.assert_allclose(arrays.to_numpy(ours), fold(wanted), **TOLERANCE[case.dtype])
-    assert all((arrays.to_numpy(a) == b).all() for a, b in zip(read, before, strict=True))
+        np.testing.assert_allclose(to_numpy(ours), fold(wanted), **TOLERANCE[case.dtype])
+    assert all((to_numpy(a) == b).all() for a, b in zip(read, before, strict=True))
 
 
 @pytest.mark.oracle
@@ -138,17 +139,17 @@ def test_both_kernels_equal_numpy_for_any_sizes(sizes, rule):
     case = Case(*sizes, "float64", rule)
     weight, bias, states, *gains = case.folded()
     gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
-    np.testing.assert_allclose(arrays.to_numpy(states), fold_states(case.forward()), **TOLERANCE["float64"])
+    np.testing.assert_allclose(to_numpy(states), fold_states(case.forward()), **TOLERANCE["float64"])
     case.states = case.forward()
     gpu.update(weight, bias, states, *gains)
     for ours, wanted in zip((weight, bias), case.update(), strict=True):
         fold = fold_weight if wanted.ndim == 6 else fold_bias
-        np.testing.assert_allclose(arrays.to_numpy(ours), fold(wanted), **TOLERANCE["float64"])
+        np.testing.assert_allclose(to_numpy(ours), fold(wanted), **TOLERANCE["float64"])
 
 
 def guarded(array):
     """A copy of an array in the middle of a larger buffer of sevens → (copy, buffer)."""
-    buffer = arrays.library(array).full(array.size + 512, 7, array.dtype)
+    buffer = library(array).full(array.size + 512, 7, array.dtype)
     inside = buffer[256:-256].reshape(array.shape)
     inside[...] = array
     return inside, buffer
@@ -175,7 +176,7 @@ def test_large_sums_give_0_and_1_and_no_nan(dtype):
     with np.errstate(over="ignore"):
         gpu.forward(states, weight, bias, 0.4)
         wanted = fold_states(case.forward())
-    np.testing.assert_array_equal(arrays.to_numpy(states)[1], wanted[1])
+    np.testing.assert_array_equal(to_numpy(states)[1], wanted[1])
     assert set(wanted[1].ravel()) == {0.0, 1.0}
 
 
@@ -185,12 +186,12 @@ def test_u0_sets_the_width_of_the_sigmoid():
     asarray = SPACES["float64"].asarray
     states = asarray(np.ones((2, 1, 1, 2)))
     gpu.forward(states, asarray(np.eye(2)[None, None]), asarray(np.zeros((1, 1, 1, 2))), 3)
-    np.testing.assert_allclose(arrays.to_numpy(states)[1], sigma(1, 3), rtol=1e-14)
+    np.testing.assert_allclose(to_numpy(states)[1], sigma(1, 3), rtol=1e-14)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
-@pytest.mark.parametrize("dtype", arrays.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("source", [gpu.FORWARD, gpu.UPDATE], ids=["forward", "update"])
 def test_nvrtc_compiles_the_kernels(source, dtype, architecture):
     assert cuda.cubin_size(source, architecture, gpu.options(dtype)) > 1000
@@ -213,13 +214,13 @@ def test_a_network_on_a_gpu(backend, path, rule, bias):
 
 
 def test_what_is_taken_on_a_gpu():
-    cupy, torch = (arrays.Space(backend, None, "cuda:0", np.float32) for backend in ("cupy", "torch"))
-    assert gpu.obstacle(512, "float64") is None and "at most 512 pairs" in gpu.obstacle(513, "float32")
+    cupy, torch = (Space(backend, "cuda:0", "float32") for backend in ("cupy", "torch"))
+    assert network.obstacle(cupy, 512) is None and "at most 512 pairs" in network.obstacle(cupy, 513)
     assert network.choose("auto", cupy, 32, 2) == "kernel"
     assert network.choose("auto", cupy, 600, 2) == network.choose("auto", torch, 32, 2) == "layers"
-    for space, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "not for arrays of torch")):
-        with pytest.raises(ValueError, match=f"path is 'kernel'; .*{why}"):
-            network.choose("kernel", space, width, 2)
+    for where, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "not for arrays of torch")):
+        with pytest.raises(ValueError, match=f"path is 'kernel', which .*{why}"):
+            network.choose("kernel", where, width, 2)
 
 
 SCALE = """

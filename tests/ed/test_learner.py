@@ -9,7 +9,7 @@ import torch
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner, rivals
 from ed_lib.ed.learner import Learner
-from tests.ed.test_network import assert_state
+from tests.ed.test_network import assert_state, signs_hold
 
 PLAIN = [("kaneko", "free", 2), ("kaneko", "cells", 20), ("signed", "cells", 0)]  # rule, bias, depth
 XOR_1999 = {8: 75.14, 16: 28.00, 32: 8.26, 64: 5.97, 128: 5.09, 256: 4.62, 512: 4.47}  # Kaneko's page
@@ -40,7 +40,7 @@ def test_under_kaneko_no_weight_changes_its_sign_on_negative_inputs():
     own, learner = EDNetwork(3, 4, 1, **options), Learner(EDNetwork(3, 4, 1, **options), "ed", "sgd", 5.0)
     for _ in range(20):
         own.step(x, target), learner.step(x, target)
-    assert learner.net.signs_hold()
+    assert signs_hold(learner.net)
     assert_state(own, learner.net.state_dict(), rtol=1e-5, atol=1e-6)
 
 
@@ -110,7 +110,7 @@ def test_kanekos_rule_keeps_its_signs_under_adam(rng):
     learner = Learner(a_net(rule="kaneko"), "ed", "adam", 0.05)
     for _ in range(5):
         learner.step(*batch(rng, learner.net))
-    assert learner.net.signs_hold()
+    assert signs_hold(learner.net)
 
 
 @pytest.mark.oracle
@@ -178,7 +178,7 @@ def test_training_on_images_learns_and_writes_down_how(capsys, backend):
     assert len(history.seen) == len(history.accuracy) == len(history.steps)
     assert history.accuracy[-1] > 0.8 > 0.3 > history.accuracy[0]
     assert sum(history.loss[-23:]) < sum(history.loss[:23]), "the last pass and the first"
-    assert net.signs_hold()
+    assert signs_hold(net)
 
 
 def test_one_output_learns_the_label_itself(capsys):

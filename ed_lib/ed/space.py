@@ -1,0 +1,100 @@
+"""Where a network's arrays live, and the few calls in which NumPy, PyTorch and CuPy differ."""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ed_lib import check
+from ed_lib.arrays import Array, dtype_name, gpu_count
+
+BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where arrays live: a library, a device such as "cuda:1", and a floating type, all by name."""
+
+    backend: str
+    device: str
+    precision: str
+
+    @property
+    def library(self) -> Any:
+        """The library as a module."""
+        return importlib.import_module(self.backend)
+
+    @property
+    def dtype(self) -> Any:
+        """The floating type as the library has it."""
+        return getattr(self.library, self.precision)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether arrays of this space lie in a GPU's memory."""
+        return self.device.startswith("cuda")
+
+    def asarray(self, array: Any) -> Array:
+        """A NumPy array (or nested lists) of any shape as an array of this space. May share memory."""
+        array = self.library.asarray(np.ascontiguousarray(array, dtype=self.precision))
+        return array.to(self.device) if self.backend == "torch" else array
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """An array of this space whose values are not set."""
+        on = {"device": self.device} if self.backend == "torch" else {}
+        return self.library.empty(shape, dtype=self.dtype, **on)
+
+    def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
+        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library, device and
+        shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
+        """
+        torch = self.backend == "torch"
+        if not isinstance(array, type(self.empty((0,)))):
+            kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
+            raise TypeError(f"{name} is a {kind}; wanted one of {self.backend!r}, as asarray() makes it")
+        if torch and array.device != self.empty((0,)).device:
+            raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
+        check.shape(name, tuple(array.shape), shape)
+        if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
+            raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
+        array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
+        if not self.is_gpu and not bool(self.library.isfinite(array).all()):
+            raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
+        return array
+
+
+def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
+    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does not fit;
+    ImportError, saying what to install, if the library is missing.
+    """
+    check.choice("backend", backend, BACKENDS)
+    check.choice("dtype", dtype, DTYPES)
+    kind, _, index = str(device).partition(":")
+    check.choice("device", kind, ("cpu", "cuda"))
+    if (backend, kind) in (("numpy", "cuda"), ("cupy", "cpu")):
+        raise ValueError(f"device {device!r} with the backend {backend!r}; NumPy takes 'cpu', CuPy 'cuda'")
+    try:
+        module = importlib.import_module(backend)
+    except ImportError as error:
+        package = "cupy-cuda12x, or cupy-cuda13x with CUDA 13" if backend == "cupy" else backend
+        raise ImportError(f"backend {backend!r} is missing: pip install {package} ({error})") from error
+    if kind == "cuda" and (index or "0") not in map(str, range(gpu_count(backend))):
+        raise ValueError(f"device is {device!r}; {backend} sees {gpu_count(backend)} GPU(s) here")
+    if backend == "cupy":
+        module.cuda.Device(int(index or 0)).use()  # from here on: what CuPy makes is made there
+    return Space(backend, str(device), dtype)
+
+
+def library(array: Array) -> ModuleType:
+    """The module that an array comes from: numpy, cupy or torch."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """The values of an array of any library, on any device, as a NumPy array. Waits for the device."""
+    if hasattr(array, "get"):  # CuPy
+        return array.get()
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
