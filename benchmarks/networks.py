@@ -1,13 +1,15 @@
-"""The ED network that skips carry deep, which only a record needs.
+"""Two networks that only records need: ED's that skips carry deep, and one whose cells hold vectors.
 
-ED's inhibitory cells are turned round, z = −y in place of y. Then all weights between cells, M, are ≥ 0, and
-a cell, f(z) = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z), and so does the output.
+With skips, inhibitory cells are turned round, z = −y in place of y. Then all weights between cells, M, are
+≥ 0, and a cell, f(z) = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z), and so does the
+output.
 """
 
 import numpy as np
 import torch
 
 from ed_lib.ed import EDNetwork
+from ed_lib.ed.relatives import Perceptron
 from ed_lib.ed.rivals import Optimizer
 
 RULES = ("ed", "squared", "cross_entropy")
@@ -85,3 +87,53 @@ class Residual:
         for name in ("hidden.weight", "output.weight"):
             p[name].clamp_(min=0)
         return output
+
+
+class VectorPerceptron(Perceptron):
+    """Layers of ``widths`` cells, from inputs to classes: a hidden cell holds a number for each of K classes.
+
+    A cell's sums a = Σ w y + b, (K,), pass its gate, all K or none, if they lie on the side of a fixed random
+    vector of ±1, t · a > 0. Weights between cells are numbers ≥ 0, so each path from a cell to the scores
+    multiplies its K numbers by one number ≥ 0: the gradient by them is the error vector e, (K,), times one
+    number ≥ 0. The rule "vector" takes it for one where the gate is open; the other is "backprop". D. Clark
+    et al., "Credit assignment through broadcasting a global error vector" (2021).
+    """
+
+    rules = "vector", "backprop"
+
+    def draw(self):
+        inputs, *hidden, K = self.widths
+        self.weights = [self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5]  # (I, O, K), of any sign
+        for size in zip(hidden, [*hidden[1:], 1], strict=True):  # one cell holds the scores
+            self.weights.append(self.normal(*size).abs() * 2 / size[0])  # (I, O), of a size that sums keep
+        self.biases = [torch.zeros(width, K, dtype=self.dtype) for width in (*hidden, 1)]  # (O, K)
+        self.sides = [self.normal(width, K).sign() for width in hidden]  # t of each hidden cell, (O, K)
+        for sides in self.sides:
+            sides[1::2] = -sides[: len(sides) // 2 * 2 : 2]  # in pairs, whose gates open for opposite sums
+        return [p.requires_grad_() for p in (*self.weights, *self.biases)]
+
+    def forward(self, x):
+        """x (B, n_inputs) → the probabilities, (B, K). Keeps each layer's sums, and the gates."""
+        first, *others = self.weights
+        a = (x @ first.flatten(1)).view(len(x), *first.shape[1:]) + self.biases[0]  # (B, O, K)
+        self.sums, self.gates = [a], []
+        for weight, bias, sides in zip(others, self.biases[1:], self.sides, strict=True):
+            self.gates.append(((a * sides).sum(2) > 0).to(a))  # (B, O)
+            y = a * self.gates[-1][:, :, None]  # (B, O, K), the next layer's (B, I, K)
+            if self.rule == "vector":  # nothing goes back from layer to layer
+                y = y.detach()
+            a = weight.T @ y + bias  # (O, I) @ (B, I, K) → (B, O, K)
+            self.sums.append(a)
+        return a[:, 0].softmax(1).detach()
+
+    def directions(self, target):
+        error = (target - self.sums[-1][:, 0].softmax(1).detach()) / len(target)  # (B, K)
+        told = [gate[:, :, None] * error[:, None] for gate in self.gates] + [error[:, None]]  # (B, O, K)
+        last = slice(-1 if self.rule == "backprop" else None, None)  # who is told; autograd does the rest
+        return list(torch.autograd.grad(self.sums[last], self.parameters, told[last]))
+
+    @torch.no_grad()
+    def keep_signs(self):
+        """Puts weights that went below zero back to it."""
+        for weight in self.weights[1:]:
+            weight.clamp_(min=0)

@@ -12,13 +12,14 @@ import torch
 
 from benchmarks.grid import search
 from benchmarks.harness import REHEARSAL, Training, images, one_thread
+from benchmarks.networks import VectorPerceptron
 from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
 
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
-CASES += [("vectors", rule) for rule in relatives.VectorPerceptron.rules]
+CASES += [("vectors", rule) for rule in VectorPerceptron.rules]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def rules(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one network → {"test", "seconds"}."""
-    kind, hidden = relatives.VectorPerceptron, size.of_vectors
+    kind, hidden = VectorPerceptron, size.of_vectors
     if network != "vectors":
         kind, hidden = partial(relatives.Perceptron, one_signed=network == "one-signed"), size.hidden
     make = lambda n, steps: kind((n, *hidden, 10), rule, rate, steps=steps, seed=seed)  # noqa: E731

@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1525,
-    "ed_lib/ed/**/*.py": 1803,
+    "ed_lib/*.py": 1442,
+    "ed_lib/ed/**/*.py": 1750,
     "ed_lib/parallel/**/*.py": 4373,
     "ed_lib/precision/**/*.py": 2149,
     "ed_lib/lstm/**/*.py": 2175,
-    "benchmarks/**/*.py": 3102,
+    "benchmarks/**/*.py": 3153,
     "tools/**/*.py": 1000,
-    "tests/**/*.py": 13720,
+    "tests/**/*.py": 13550,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools

@@ -11,8 +11,6 @@ The rules differ in what a hidden layer is ``told`` alone:
 - "broadcast": each cell one number of e, that of its class, times the cell's fixed sign. ED's rule.
 - "local": the error of a classifier of the layer's own (J. Gong et al. 2025, and others).
 - "frozen": nothing. What a rule for hidden layers has to beat.
-
-And a network whose cells answer with vectors, and are told the error as the vector that it is.
 """
 
 from collections.abc import Sequence
@@ -46,15 +44,14 @@ class Perceptron:
     """
 
     rules: tuple[str, ...] = RULES
-    least = 2  # widths
 
     def __init__(
         self, widths: Sequence[int], rule: str = "backprop", rate: float = 1e-3, *, one_signed: bool = False,
         steps: int | None = None, seed: int = 0, dtype: torch.dtype = torch.float32,
     ):  # fmt: skip
         check.choice("rule", rule, self.rules)
-        if len(widths) < self.least:
-            raise ValueError(f"widths is {list(widths)}; wanted at least {self.least}")
+        if len(widths) < 2:
+            raise ValueError(f"widths is {list(widths)}; wanted at least two")
         self.widths, self.rule, self.net = [check.count("widths", width) for width in widths], rule, self
         self.n_inputs, self.n_outputs, self.asarray = widths[0], widths[-1], torch.as_tensor
         self.one_signed, self.dtype, self.random = one_signed, dtype, torch.Generator().manual_seed(seed)
@@ -139,54 +136,3 @@ class Perceptron:
         """Puts weights that left their sign back to zero."""
         for weight, sign in zip(self.weights[1:], self.kept, strict=False):
             weight.mul_(sign).clamp_(min=0).mul_(sign)
-
-
-class VectorPerceptron(Perceptron):
-    """Layers of ``widths`` cells, from inputs to classes: a hidden cell holds a number for each of K classes.
-
-    A cell's sums a = Σ w y + b, (K,), pass its gate, all K or none, if they lie on the side of a fixed random
-    vector of ±1, t · a > 0. Weights between cells are numbers ≥ 0, so each path from a cell to the scores
-    multiplies its K numbers by one number ≥ 0: the gradient by them is the error vector e, (K,), times one
-    number ≥ 0. The rule "vector" takes it for one where the gate is open; the other is "backprop". D. Clark
-    et al., "Credit assignment through broadcasting a global error vector" (2021).
-    """
-
-    rules, least = ("vector", "backprop"), 3
-
-    def draw(self) -> list[Tensor]:
-        inputs, *hidden, K = self.widths
-        self.weights = [self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5]  # (I, O, K), of any sign
-        for size in zip(hidden, [*hidden[1:], 1], strict=True):  # one cell holds the scores
-            self.weights.append(self.normal(*size).abs() * 2 / size[0])  # (I, O), of a size that sums keep
-        self.biases = [torch.zeros(width, K, dtype=self.dtype) for width in (*hidden, 1)]  # (O, K)
-        self.sides = [self.normal(width, K).sign() for width in hidden]  # t of each hidden cell, (O, K)
-        for sides in self.sides:
-            sides[1::2] = -sides[: len(sides) // 2 * 2 : 2]  # in pairs, whose gates open for opposite sums
-        return [p.requires_grad_() for p in (*self.weights, *self.biases)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, n_inputs) → the probabilities, (B, K). Keeps each layer's sums, and the gates."""
-        first, *others = self.weights
-        a = (x @ first.flatten(1)).view(len(x), *first.shape[1:]) + self.biases[0]  # (B, O, K)
-        self.sums, self.gates = [a], []
-        for weight, bias, sides in zip(others, self.biases[1:], self.sides, strict=True):
-            self.gates.append(((a * sides).sum(2) > 0).to(a))  # (B, O)
-            y = a * self.gates[-1][:, :, None]  # (B, O, K), the next layer's (B, I, K)
-            y = (
-                y if self.rule == "backprop" else y.detach()
-            )  # "vector": nothing goes back from layer to layer
-            a = weight.T @ y + bias  # (O, I) @ (B, I, K) → (B, O, K)
-            self.sums.append(a)
-        return a[:, 0].softmax(1).detach()
-
-    def directions(self, target: Tensor) -> list[Tensor]:
-        error = (target - self.sums[-1][:, 0].softmax(1).detach()) / len(target)  # (B, K)
-        told = [gate[:, :, None] * error[:, None] for gate in self.gates] + [error[:, None]]  # (B, O, K)
-        last = slice(-1 if self.rule == "backprop" else None, None)  # who is told; autograd does the rest
-        return list(torch.autograd.grad(self.sums[last], self.parameters, told[last]))
-
-    @torch.no_grad()
-    def keep_signs(self) -> None:
-        """Puts weights that went below zero back to it."""
-        for weight in self.weights[1:]:
-            weight.clamp_(min=0)

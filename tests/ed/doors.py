@@ -8,7 +8,7 @@ import torch
 from ed_lib.ed import EDNetwork, analysis, article, learner, rivals
 from ed_lib.ed.language import Transformer
 from ed_lib.ed.learner import Learner
-from ed_lib.ed.relatives import Perceptron, VectorPerceptron
+from ed_lib.ed.relatives import Perceptron
 
 X, T, BAD_X = np.full((4, 3), 0.5), np.ones((4, 1)), np.full((4, 3), np.inf)
 NUMPY, TORCH = EDNetwork(3, 2, 1), EDNetwork(7, 4, 2, 3, backend="torch")
@@ -101,8 +101,6 @@ ED = [
     ("Perceptron: rule", lambda: Perceptron((3, 4, 2), "guess"), ValueError, "rule is 'guess'"),
     ("Perceptron: one width", lambda: Perceptron((3,)), ValueError, "widths is [3]"),
     ("Perceptron: widths", lambda: Perceptron((3, 0, 2)), ValueError, "widths is 0"),
-    ("VectorPerceptron: rule", lambda: VectorPerceptron((4, 5, 2), "direct"), ValueError, "rule is 'direct'"),
-    ("VectorPerceptron: widths", lambda: VectorPerceptron((4, 2)), ValueError, "widths is [4, 2]"),
     ("analysis: x", lambda: analysis.agreement(NUMPY, X * np.nan, T), ValueError, "x holds NaN or infinity"),
     ("analysis: target", lambda: analysis.agreement(NUMPY, X, T[:3]), ValueError,
      "target has the shape (3, 1); wanted (4, 1)"),

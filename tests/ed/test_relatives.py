@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ed_lib.ed.relatives import RULES, Perceptron, VectorPerceptron, signs
+from benchmarks.networks import VectorPerceptron
+from ed_lib.ed.relatives import RULES, Perceptron, signs
 
 WIDTHS = (6, 7, 20, 8, 3)
 
