@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import harness
 from benchmarks.grid import search
+from benchmarks.networks import Ordinary
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
-from ed_lib.ed.rivals import Ordinary
 
 BATCH = 64
 METHODS = [

@@ -12,11 +12,10 @@ import torch
 
 from benchmarks.grid import LADDER, search
 from benchmarks.harness import REHEARSAL, Training, one_thread
-from benchmarks.networks import Residual
+from benchmarks.networks import Ordinary, Residual
 from benchmarks.relatives import learned
 from ed_lib.ed import EDNetwork
 from ed_lib.ed.learner import Learner
-from ed_lib.ed.rivals import Ordinary
 
 CASES = [("dense", rule) for rule in ("kaneko", "signed", "cross_entropy", "squared")]
 CASES += [("skips", rule) for rule in ("signed", "signed, stack frozen", "cross_entropy", "squared")]

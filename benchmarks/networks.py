@@ -1,4 +1,4 @@
-"""Two networks that only records need: ED's that skips carry deep, and one whose cells hold vectors.
+"""Networks that only records need: an ordinary one, ED's that skips carry deep, one whose cells hold vectors.
 
 With skips, inhibitory cells are turned round, z = −y in place of y. Then all weights between cells, M, are
 ≥ 0, and a cell, f(z) = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z), and so does the
@@ -7,12 +7,47 @@ output.
 
 import numpy as np
 import torch
+from torch.nn import functional
 
+from ed_lib import models
 from ed_lib.ed import EDNetwork
 from ed_lib.ed.relatives import Perceptron
 from ed_lib.ed.rivals import Optimizer
+from ed_lib.ed.space import space
 
 RULES = ("ed", "squared", "cross_entropy")
+
+
+class Ordinary:
+    """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
+
+    Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
+    it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
+    outputs K of them (softmax). optimizer, rate, steps: see :class:`Optimizer`.
+    """
+
+    def __init__(self, widths, optimizer="adam", rate=1e-3, *, steps=None, seed=0):
+        self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
+        self.asarray, self.layers = space("torch").asarray, models.mlp(widths, seed)
+        self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
+
+    @torch.no_grad()
+    def forward(self, x):
+        """x (B, n_inputs) → the probabilities, (B, K)."""
+        return self.probabilities(self.layers(x))
+
+    def probabilities(self, scores):
+        """Of scores (B, K)."""
+        return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
+
+    def step(self, x, target):
+        """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
+        loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
+        scores = self.layers(x)
+        self.layers.zero_grad()
+        loss(scores, target).backward()
+        self.optimizer.step()
+        return self.probabilities(scores.detach())
 
 
 class Residual:

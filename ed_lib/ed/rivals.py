@@ -1,18 +1,16 @@
 """What the chapters compare the ED network with: backpropagation in its own architecture, by hand and by
-autograd, from the weights of an :class:`~ed_lib.ed.EDNetwork`; and an ordinary network.
+autograd, from the weights of an :class:`~ed_lib.ed.EDNetwork`.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from ed_lib import check, models
+from ed_lib import check
 from ed_lib.arrays import Array
 from ed_lib.ed import layout
 from ed_lib.ed.network import EDNetwork
-from ed_lib.ed.space import space
 
 LOSSES = ("squared", "cross_entropy")
 OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -150,37 +148,3 @@ class Optimizer:
         self.inner.step()
         if self.schedule:
             self.schedule.step()
-
-
-class Ordinary:
-    """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
-
-    Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
-    it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
-    outputs K of them (softmax). optimizer, rate, steps: see :class:`Optimizer`.
-    """
-
-    def __init__(self, widths: tuple[int, ...], optimizer: str = "adam", rate: float = 1e-3, *,
-                 steps: int | None = None, seed: int = 0, device: str = "cpu"):  # fmt: skip
-        self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
-        self.space = space("torch", device)
-        self.asarray, self.layers = self.space.asarray, models.mlp(widths, seed).to(self.space.device)
-        self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
-
-    @torch.no_grad()
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, n_inputs) → the probabilities, (B, K)."""
-        return self.probabilities(self.layers(x))
-
-    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
-        """Of scores (B, K)."""
-        return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
-
-    def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
-        loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
-        scores = self.layers(x)
-        self.layers.zero_grad()
-        loss(scores, target).backward()
-        self.optimizer.step()
-        return self.probabilities(scores.detach())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.networks import Ordinary
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner, rivals
 from ed_lib.ed.learner import Learner
@@ -121,7 +122,7 @@ def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
     for k in (1, 3):
         scores = inputs @ rng.standard_normal((5, k)) + rng.gumbel(size=(300, k))
         labels = (scores[:, 0] > 0).astype(int) if k == 1 else scores.argmax(axis=1)
-        ours = rivals.Ordinary((5, k), "adam", 0.1, steps=60 * 10)
+        ours = Ordinary((5, k), "adam", 0.1, steps=60 * 10)
         learner.fit(ours, (inputs, labels), (inputs, labels), epochs=60, batch=30, every=10**6)
         theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
         chances = ours.forward(ours.asarray(inputs)).detach().numpy()

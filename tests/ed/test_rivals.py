@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.networks import Ordinary
 from ed_lib.ed import EDNetwork, article, rivals
 from ed_lib.ed.article import Logged
 
@@ -102,7 +103,7 @@ def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
     x = torch.rand(20, 5)
     labels = torch.randint(0, max(k, 2), (20,))
     target = F.one_hot(labels, k).float() if k > 1 else labels[:, None].float()
-    ours = rivals.Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
+    ours = Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
     theirs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, k))
     theirs.load_state_dict(ours.layers.state_dict())
     steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](theirs.parameters(), lr=0.05)
