@@ -16,7 +16,7 @@ from ed_lib import data, timing
 from ed_lib.ed import language
 from ed_lib.ed.language import Transformer
 from ed_lib.precision.eight_bit_adam import Adam8bit
-from ed_lib.precision.few_bits import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
+from ed_lib.precision.low_bit_training import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}

@@ -17,10 +17,10 @@ from ed_lib import check
 LISTS = {
     # few bits: products, which hardware does fast, and adds up in float32
     "low": """
-        conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
-        prelu linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul
-        linalg_vecdot linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-        scaled_dot_product_attention __matmul__ __rmatmul__ linalg_matmul
+        conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
+        linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul linalg_vecdot
+        linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention
+        __matmul__ __rmatmul__ linalg_matmul
         """,
     # reductions, losses, and what grows or shrinks quickly
     "float32": """
@@ -29,17 +29,15 @@ LISTS = {
         cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d cross_entropy
         hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
         multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
-        binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
-        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
-        upsample_trilinear3d upsample_bicubic2d
-        prod softmax softmin log_softmax cumprod cumsum sum
-        linalg_vector_norm linalg_matrix_norm vector_norm matrix_norm
-        __pow__ __rpow__ __rdiv__ __rtruediv__
-        arccos arcsin square sum_to_size trapz trapezoid cumulative_trapezoid linalg_norm
-        special_erfinv special_expm1 special_log1p special_softmax special_log_softmax special_logsumexp
-        gaussian_nll_loss multilabel_soft_margin_loss triplet_margin_with_distance_loss pairwise_distance
-        gumbel_softmax local_response_norm lp_pool1d lp_pool2d lp_pool3d
-        interpolate upsample upsample_nearest upsample_bilinear
+        binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+        upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_trilinear3d upsample_bicubic2d prod softmax softmin log_softmax cumprod cumsum sum
+        linalg_vector_norm linalg_matrix_norm vector_norm matrix_norm __pow__ __rpow__ __rdiv__
+        __rtruediv__ arccos arcsin square sum_to_size trapz trapezoid cumulative_trapezoid
+        linalg_norm special_erfinv special_expm1 special_log1p special_softmax special_log_softmax
+        special_logsumexp gaussian_nll_loss multilabel_soft_margin_loss
+        triplet_margin_with_distance_loss pairwise_distance gumbel_softmax local_response_norm
+        lp_pool1d lp_pool2d lp_pool3d interpolate upsample upsample_nearest upsample_bilinear
         """,
     # every input in the widest type among the inputs
     "widest": """
@@ -49,20 +47,12 @@ LISTS = {
     # refused, since its gradient does not fit into few bits
     "banned": "binary_cross_entropy",
 }  # all others follow: they run in the type that the inputs have
-CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}
+CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}  # by the name in torch
 DTYPES = (torch.float16, torch.bfloat16)
 OPAQUE = """
     multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
     matrix_power linalg_matrix_power pinverse linalg_pinv
     """.split()  # made of several classes
-
-
-def op_class(name: str) -> str:
-    """The class of an operation, by its name in torch or one of its namespaces: "matmul" → "low"."""
-    places = torch, torch.nn.functional, torch.Tensor, torch.linalg
-    if name not in CLASSES and not any(hasattr(place, name) for place in places):
-        raise ValueError(f"name is {name!r}; wanted an operation of torch, such as 'matmul'")
-    return CLASSES.get(name, "follows")
 
 
 class autocast(TorchFunctionMode):  # lower case, as torch.autocast
@@ -75,9 +65,8 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     arrive in float32.
 
     As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
-    is left alone, and so are operations in place. Other than there, nothing is cached, and a loss, a norm or
-    an interpolation is float32 from its first step to its last. Functions that hide several operations
-    (multi-head attention, whole LSTMs, powers of matrices) are refused: what is inside is not seen from here.
+    is left alone, and so are operations in place. Other than there, nothing is cached, and functions that
+    hide operations of several classes (multi-head attention, whole LSTMs) are refused.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16):
@@ -87,19 +76,18 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        area = kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
-        kind = "follows" if area else CLASSES.get(name, "follows")
         inputs = [t.dtype for t in _tensors([args, kwargs]) if _eligible(t)]
         if name in OPAQUE and inputs:
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
-        if kind == "follows" or kwargs.get("out") is not None or kwargs.get("dtype") is not None:
-            return func(*args, **kwargs)
+        kind = CLASSES.get(name, "follows") if inputs else "follows"
         if kind == "banned":
             raise RuntimeError(
                 "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits; "
                 "wanted binary_cross_entropy_with_logits, on what the sigmoid is given"
             )
-        if not inputs or (kind == "widest" and torch.float32 not in inputs):
+        left = kwargs.get("out") is not None or kwargs.get("dtype") is not None
+        left |= kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
+        if kind == "follows" or left or (kind == "widest" and torch.float32 not in inputs):
             return func(*args, **kwargs)
         if kind == "low":
             return self.product(func, args, kwargs)

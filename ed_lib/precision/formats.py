@@ -1,4 +1,4 @@
-"""Number formats of few bits, as functions that round float32 numbers to those that a format has.
+"""Number formats of few bits, and one function that rounds float32 numbers to those that a format has.
 
 A number is ± 1.m · 2ᵉ: a sign, an exponent of E bits, a mantissa of M bits. E sets how large and how small it
 can be, M how close the numbers are. Below the smallest normal number they stay equally far apart down to
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ed_lib import check
-
-EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 
 
 @dataclass(frozen=True)
@@ -36,21 +34,14 @@ class Format:
         return 1 + self.exponent + self.mantissa
 
     @property
-    def bias(self) -> int:
-        """What is subtracted from the stored exponent."""
-        return 2 ** (self.exponent - 1) - 1
-
-    @property
-    def largest(self) -> float:
-        """The largest finite number."""
-        lost = {"ieee": 1, "nan": 2, "numbers": 1}[self.codes]  # mantissas, counted from 2 downwards
-        top = self.bias + (self.codes != "ieee")
-        return (2 - lost * self.epsilon) * 2.0**top
+    def epsilon(self) -> float:
+        """The distance from 1 to the next number above."""
+        return 2.0**-self.mantissa
 
     @property
     def smallest_normal(self) -> float:
         """The smallest number above 0 that has all bits of its mantissa."""
-        return 2.0 ** (1 - self.bias)
+        return 2.0 ** (2 - 2 ** (self.exponent - 1))
 
     @property
     def smallest(self) -> float:
@@ -58,9 +49,10 @@ class Format:
         return self.smallest_normal * self.epsilon
 
     @property
-    def epsilon(self) -> float:
-        """The distance from 1 to the next number above."""
-        return 2.0**-self.mantissa
+    def largest(self) -> float:
+        """The largest finite number."""
+        lost = {"ieee": 1, "nan": 2, "numbers": 1}[self.codes]  # mantissas, counted from 2 downwards
+        return (2 - lost * self.epsilon) * (2 if self.codes == "ieee" else 4) / self.smallest_normal
 
 
 FORMATS = {
@@ -77,6 +69,11 @@ FORMATS = {
         Format("e2m1", 2, 1, "numbers"),
     )
 }
+
+
+def power(x: Tensor) -> Tensor:
+    """The power of two at or below the magnitude of each number, float32 (…) → (…): its exponent alone."""
+    return (x.view(torch.int32) & 0x7F800000).view(torch.float32)
 
 
 def nearest(
@@ -99,14 +96,17 @@ def nearest(
         return x.clone()
     top = f.largest if saturate else torch.finfo(torch.float32).max
     near = x.clamp(-top, top)
-    power = (near.view(torch.int32) & EXPONENT).view(torch.float32)  # 2ᵏ ≤ |x| < 2ᵏ⁺¹
-    power = power.clamp_(min=f.smallest_normal)  # 2ᵏ · epsilon apart are the numbers of the format here
-    if random is not None:
-        noise = torch.rand(x.shape, generator=random).to(x.device).sub_(0.5)
-        near = noise.mul_(power).mul_(f.epsilon).add_(near)
-    rounded = near.div(power).mul_(2.0**f.mantissa).round_().mul_(f.epsilon).mul_(power)
+    spacing = power(near).clamp_(min=f.smallest_normal)  # times epsilon: so far apart is the format here
+    steps = near.div_(spacing).mul_(2.0**f.mantissa)  # x, counted in that
+    if random is None:
+        rounded = steps.round_()  # ties to even
+    else:
+        draw = torch.rand(x.shape, generator=random).to(x.device)
+        down = steps.floor()
+        rounded = (down + (draw >= 1 - (steps - down))).copysign_(x)  # up as often as it is nearer to up
+    rounded = rounded.mul_(f.epsilon).mul_(spacing)
     if saturate:
-        return rounded if random is None else rounded.clamp_(-top, top)
+        return rounded
     beyond = torch.full_like(x, float("inf") if f.codes == "ieee" else float("nan"))
     return torch.where(rounded.abs() > f.largest, beyond.copysign(x), rounded)
 

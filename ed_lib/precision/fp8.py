@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ed_lib import check
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # of which the sizes of an FP8 product have to be multiples
 MOST = 2.0**126  # the largest scale, whose inverse is still a normal number of float32
-Pair = tuple[torch.Tensor, torch.Tensor]  # a tensor in 8 bits, and 1 / scale
+Pair = tuple[Tensor, Tensor]  # a tensor in 8 bits, and 1 / scale
 
 
-def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> Pair:
+def to_float8(x: Tensor, dtype: torch.dtype = E4M3) -> Pair:
     """x (…) → (its numbers times a scale, as ``dtype`` (…); 1 / scale, float32 ()). Never waits for a GPU.
 
     The scale is the format's largest number, 448 or 57,344, over the largest absolute value of x; 1 for a
@@ -34,7 +34,7 @@ def to_float8(x: torch.Tensor, dtype: torch.dtype = E4M3) -> Pair:
     return scaled.to(dtype).view(x.shape), 1 / scale
 
 
-def product(a: Pair, b: Pair, dtype: torch.dtype = torch.float32, *, fast: bool = False) -> torch.Tensor:
+def product(a: Pair, b: Pair, dtype: torch.dtype = torch.float32, *, fast: bool = False) -> Tensor:
     """a (M, K) times b (N, K)ᵀ → (M, N) of ``dtype``; a and b are pairs as :func:`to_float8` returns them.
 
     On a GPU K and N are multiples of 16, and both operands lie in memory along K, the axis that is summed:
@@ -43,9 +43,8 @@ def product(a: Pair, b: Pair, dtype: torch.dtype = torch.float32, *, fast: bool 
     """
     (a8, scale_a), (b8, scale_b) = a, b
     if in_hardware(a8.device):
-        rows, columns = a8.contiguous(), b8.contiguous().t()
-        scales = dict(scale_a=scale_a, scale_b=scale_b)
-        return torch._scaled_mm(rows, columns, **scales, out_dtype=dtype, use_fast_accum=fast)
+        how: Any = dict(scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+        return torch._scaled_mm(a8.contiguous(), b8.contiguous().t(), **how)
     with torch.autocast(a8.device.type, enabled=False):
         return (a8.float() @ b8.float().t() * (scale_a * scale_b)).to(dtype)
 
@@ -62,14 +61,14 @@ class Product8(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         (x8, scale_x), (w8, scale_w) = to_float8(x), to_float8(weight)
         ctx.save_for_backward(x8, scale_x, w8, scale_w)
         ctx.dtypes = x.dtype, weight.dtype
         return product((x8, scale_x), (w8, scale_w), dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
         x8, scale_x, w8, scale_w = ctx.saved_tensors
         g8, scale_g = to_float8(g, E5M2)  # (M, N)
         (x_dtype, w_dtype), (of_x, of_weight) = ctx.dtypes, ctx.needs_input_grad[:2]
@@ -78,25 +77,21 @@ class Product8(torch.autograd.Function):
         return grad_x, grad_w, None
 
 
-def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As F.linear, with products of 8-bit numbers forward and backward: x (…, K), weight (N, K) → (…, N); K
-    and N are multiples of 16. Of autocast's dtype where that is on, else of x's.
-    """
-    (N, K), device = weight.shape, x.device.type
-    if K % MULTIPLE or N % MULTIPLE:
-        raise ValueError(f"weight has the shape {(N, K)}; wanted multiples of {MULTIPLE}")
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    rows = x.reshape(-1, K)  # (…, K) → (M, K)
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % MULTIPLE))  # zeros below, for the weight's gradient
-    scores = Product8.apply(padded, weight, dtype)[: len(rows)].view(*x.shape[:-1], N)
-    return scores if bias is None else scores + bias.to(dtype)
-
-
 class Float8Linear(nn.Linear):
-    """nn.Linear by :func:`fp8_linear`. The weights stay in float32: they are their own masters."""
+    """nn.Linear with products of 8-bit numbers forward and backward: (…, K) → (…, N), multiples of 16; of
+    autocast's dtype where that is on, else of x's. The weights stay in float32: they are their own masters.
+    """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return fp8_linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        (N, K), device = self.weight.shape, x.device.type
+        if K % MULTIPLE or N % MULTIPLE:
+            raise ValueError(f"weight has the shape {(N, K)}; wanted multiples of {MULTIPLE}")
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        rows = x.reshape(-1, K)  # (…, K) → (M, K)
+        below = -len(rows) % MULTIPLE if len(rows) else MULTIPLE  # zeros, for the weight's gradient
+        scores = Product8.apply(F.pad(rows, (0, 0, 0, below)), self.weight, dtype)[: len(rows)]
+        scores = scores.view(*x.shape[:-1], N)  # (M, N) → (…, N)
+        return scores if self.bias is None else scores + self.bias.to(dtype)
 
 
 def use_float8(model: nn.Module) -> int:

@@ -17,19 +17,14 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class MasterWeights:
-    """Steps float32 copies of ``parameters`` with any torch optimizer, and rounds them back. It stands where
-    an optimizer stands: also in ``scaler.step(...)``, of our GradScaler or of torch's.
+    """Steps float32 copies of ``parameters``, a module or tensors that hold their weights, and rounds them
+    back. It stands where an optimizer stands: also in ``scaler.step(…)``, of our GradScaler or of torch's.
 
-    parameters: a module, or an iterable of tensors, of float16, bfloat16 or float32. Those that require no
-    gradient are left out; one that is float32 is its own master. They are to hold their weights before.
-    make_optimizer: is given the list of masters and returns a torch optimizer of them, here ``optimizer``
-    (schedulers take that one): ``MasterWeights(net.half(), lambda masters: torch.optim.SGD(masters, 0.1))``.
+    One that is float32 is its own master; those that require no gradient have none. make_optimizer: of the
+    list of masters: ``MasterWeights(net.half(), lambda masters: torch.optim.SGD(masters, 0.1))``.
     """
 
-    def __init__(
-        self, parameters: nn.Module | Iterable[torch.Tensor],
-        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-    ):  # fmt: skip
+    def __init__(self, parameters: nn.Module | Iterable[torch.Tensor], make_optimizer: Callable):
         tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
         for i, p in enumerate(tensors):
             check.choice(f"parameters[{i}].dtype", p.dtype, (*LOW, torch.float32))
@@ -41,18 +36,14 @@ class MasterWeights:
         self.masters = [nn.Parameter(p.detach().float()) if p.dtype in LOW else p for p in self.parameters]
         both = zip(self.parameters, self.masters, strict=True)
         self.copies: list[tuple[Any, Any]] = [(p, master) for p, master in both if p is not master]
-        self.optimizer = make_optimizer(self.masters)
+        self.optimizer = make_optimizer(self.masters)  # schedulers take this one
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         if {id(p) for p in stepped} != {id(p) for p in self.masters}:
-            raise ValueError(
-                f"make_optimizer steps {len(stepped)} tensors; wanted the masters, all, no others"
-            )
+            raise ValueError(f"make_optimizer steps {len(stepped)} tensors; wanted the masters, no others")
 
     @property
     def param_groups(self) -> list[dict]:
-        """The optimizer's groups of masters. A scaler looks here for what to unscale, so the gradients are
-        pulled first. To clip without a scaler, call :meth:`pull_gradients`, then clip those of ``masters``.
-        """
+        """The optimizer's groups of masters, where a scaler looks for gradients: so they are pulled first."""
         self.pull_gradients()
         return self.optimizer.param_groups
 
@@ -94,18 +85,3 @@ class MasterWeights:
         """Frees the gradients of parameters and masters."""
         for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
-
-    def state_dict(self) -> dict:
-        """The masters, which the model's own state has only rounded, and the optimizer's state."""
-        return {"masters": [m.detach() for m in self.masters], "optimizer": self.optimizer.state_dict()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Goes on from a ``state_dict``; the parameters are rounded from its masters."""
-        shapes, wanted = ([tuple(t.shape) for t in s] for s in (state_dict["masters"], self.masters))
-        if shapes != wanted:
-            raise ValueError(f"state_dict holds masters of the shapes {shapes}; wanted {wanted}")
-        self.optimizer.load_state_dict(state_dict["optimizer"])  # checks its own before it changes anything
-        for master, saved in zip(self.masters, state_dict["masters"], strict=True):
-            master.copy_(saved)
-        self.push_weights()

@@ -7,10 +7,10 @@ from torch import nn
 
 from ed_lib import models
 from ed_lib.precision import finetuning, fp8, int8, minilm, packed, weights_only
-from ed_lib.precision.autocasting import autocast, op_class
+from ed_lib.precision.autocasting import autocast
 from ed_lib.precision.eight_bit_adam import Adam8bit
-from ed_lib.precision.few_bits import Bfloat16Weights, Scaling, scaled
 from ed_lib.precision.formats import nearest, values
+from ed_lib.precision.low_bit_training import Bfloat16Weights, Scaling, scaled
 from ed_lib.precision.master_weights import MasterWeights
 from ed_lib.precision.pruning import keep_filters, smallest, strongest
 from ed_lib.precision.quantization import choose_grid, quantize, quantize_model, unpacked
@@ -20,7 +20,6 @@ from ed_lib.precision.weights_only import Linear4
 X, NAN, LENET, MLP = torch.rand(3, 4), torch.tensor([[float("nan")]]), models.lenet(), models.mlp((4, 2))
 ONES = torch.ones(2, requires_grad=True)
 SGD = partial(torch.optim.SGD, lr=0.1)
-HALF = MasterWeights(models.mlp((3, 2)).half(), SGD)
 BERT = dict(layers=1, hidden=4, heads=1, vocabulary=3, positions=2)
 SMALL = models.Encoder(**BERT, eps=minilm.EPS)
 PAIRS = finetuning.Examples([torch.tensor([1])] * 2, [torch.tensor([0])] * 2, torch.tensor([0, 3]))
@@ -70,11 +69,11 @@ PRECISION = [
      "shape (10, 32); wanted multiples of 16"),
     ("GradScaler's device", scaler(device="tpu"), ValueError, "device is 'tpu'; wanted one of 'cuda', 'cpu'"),
     ("an infinite scale", scaler(init_scale=1e39), ValueError,
-     ["init_scale is 1e", "which is inf in float32"]),
+     ["init_scale is 1e", "in float32 inf"]),
     ("a scale of 0", scaler(init_scale=0), ValueError, "init_scale is 0; wanted a finite number above 0"),
     ("a scale that is a text", scaler(init_scale="8"), TypeError, "init_scale is '8'; wanted a number"),
-    ("growth by 1", scaler(growth_factor=1.0), ValueError, "growth_factor is 1.0; wanted more than 1"),
-    ("backoff by 1", scaler(backoff_factor=1.0), ValueError, "backoff_factor is 1.0; wanted less than 1"),
+    ("growth by 1", scaler(growth_factor=1.0), ValueError, "growth_factor is 1.0; wanted a number"),
+    ("backoff by 1", scaler(backoff_factor=1.0), ValueError, "backoff_factor is 1.0; wanted a number"),
     ("an interval of 0", scaler(growth_interval=0), ValueError, "growth_interval is 0; wanted at least 1"),
     ("a disabled scaler's state", lambda: GradScaler("cpu").load_state_dict({}), RuntimeError,
      "lacks _growth_tracker, backoff_factor, growth_factor"),
@@ -89,11 +88,8 @@ PRECISION = [
     ("a parameter twice", lambda: MasterWeights([ONES] * 2, SGD), ValueError, "parameters holds one twice"),
     ("masters left out", lambda: MasterWeights(MLP, lambda m: SGD(m[:1])), ValueError,
      "steps 1 tensors; wanted"),
-    ("another model's masters", lambda: HALF.load_state_dict(MasterWeights(MLP, SGD).state_dict()),
-     ValueError, "shapes [(2, 4), (2,)]; wanted [(2, 3), (2,)]"),
     ("autocast's dtype", lambda: autocast("float16"), ValueError,
      "dtype is 'float16'; wanted one of torch.flo"),
-    ("an unknown operation", lambda: op_class("matmull"), ValueError, "wanted an operation of torch"),
     ("BCE in few bits", lambda: emulated(lambda: nn.BCELoss()(X, X)), RuntimeError,
      "wanted binary_cross_entropy_w"),
     ("attention of several classes", lambda: emulated(lambda: nn.MultiheadAttention(4, 2)(X, X, X)),

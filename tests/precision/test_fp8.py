@@ -109,6 +109,13 @@ def test_the_layer_and_its_gradients_are_those_of_the_rounded_numbers(shape):
     assert layer.weight.grad.any() and x.grad.any()
 
 
+def test_a_batch_of_no_rows_gives_none_and_no_gradient():
+    layer = fp8.Float8Linear(32, 16)
+    y = layer(torch.empty(2, 0, 32))
+    y.sum().backward()
+    assert y.shape == (2, 0, 16) and not layer.weight.grad.any()
+
+
 def test_gradients_are_made_only_where_they_are_wanted():
     layer = fp8.Float8Linear(16, 16)
     layer.weight.requires_grad_(False)

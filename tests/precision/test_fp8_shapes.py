@@ -55,7 +55,7 @@ def sizes():
 def test_a_gpu_accepts_the_products_of_a_layer_and_of_its_gradients(calls, K, N):
     weight = on_gpu(N, K, dtype=torch.float32)
     for M in ROWS:
-        rows = -(-M // 16) * 16  # as fp8_linear pads them
+        rows = -(-M // 16) * 16  # as the layer pads them
         context = SimpleNamespace(needs_input_grad=(True, True))
         context.save_for_backward = lambda *kept, c=context: setattr(c, "saved_tensors", kept)
         y = fp8.Product8.forward(context, on_gpu(rows, K), weight, torch.bfloat16)
@@ -76,10 +76,10 @@ def test_a_gpu_accepts_the_products_of_a_layer_and_of_its_gradients(calls, K, N)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("shape", [(784,), (1, 784), (3, 784), (2, 5, 784)])
+@pytest.mark.parametrize("shape", [(784,), (1, 784), (3, 784), (2, 5, 784), (0, 784)])
 def test_rows_are_filled_up_to_sixteen_and_taken_away_again(calls, shape):
     with torch.no_grad():
-        y = fp8.fp8_linear(on_gpu(*shape), on_gpu(256, 784, dtype=torch.float32), on_gpu(256))
+        y = fp8.Float8Linear(784, 256, device="cuda")(on_gpu(*shape))
     assert y.shape == (*shape[:-1], 256) and y.dtype == torch.bfloat16
     ((a, _, _, _),) = calls
     assert a.shape == (16, 784)

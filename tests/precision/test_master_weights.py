@@ -209,38 +209,3 @@ def test_scaled_it_is_the_optimizer_stepped_by_hand_with_unscaled_gradients():
                 p.copy_(master)
         assert_same(ours.masters, by_hand)
         assert_same(model.parameters(), twin.parameters())
-
-
-# ---- saving ----
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_run_goes_on_from_its_state_bit_for_bit(name, tmp_path):
-    parameters = low_parameters(torch.float16)
-    ours = MasterWeights(parameters, OPTIMIZERS[name])
-    for i in range(5):
-        put_gradients(parameters, i)
-        ours.step()
-    torch.save(ours.state_dict(), tmp_path / "state.pt")
-    rounded = [p.detach().clone().requires_grad_() for p in parameters]
-    fresh, only_rounded = low_parameters(torch.float16, seed=9), MasterWeights(rounded, OPTIMIZERS[name])
-    again = MasterWeights(fresh, OPTIMIZERS[name])
-    again.load_state_dict(torch.load(tmp_path / "state.pt"))
-    assert_same(fresh, parameters)
-    for i in range(5, 9):
-        for tensors, optimizer in ((parameters, ours), (fresh, again)):
-            optimizer.zero_grad()
-            put_gradients(tensors, i)
-            optimizer.step()
-    assert_same(again.masters, ours.masters)
-    assert_same(fresh, parameters)
-    assert not torch.equal(only_rounded.masters[0], torch.load(tmp_path / "state.pt")["masters"][0])
-
-
-def test_a_state_that_does_not_fit_changes_nothing():
-    ours = MasterWeights(models.mlp((3, 2)).half(), OPTIMIZERS["sgd"])
-    groups = MasterWeights(models.mlp((3, 2)).half(), lambda m: torch.optim.SGD([{"params": [p]} for p in m]))
-    before = copy.deepcopy(ours.masters)
-    with pytest.raises(ValueError):
-        ours.load_state_dict(groups.state_dict())
-    assert_same(ours.masters, before)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ed_lib.precision import few_bits
-from ed_lib.precision.few_bits import (
+from ed_lib.precision.formats import FORMATS, nearest, values
+from ed_lib.precision.low_bit_training import (
     RECIPES,
     Bfloat16Weights,
     Recipe,
@@ -18,7 +18,6 @@ from ed_lib.precision.few_bits import (
     mixed,
     scaled,
 )
-from ed_lib.precision.formats import FORMATS, nearest, values
 
 EIGHT = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1"]
 
@@ -46,16 +45,21 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean(name):
 @pytest.mark.oracle
 def test_stochastic_rounding_to_bfloat16_is_right_in_the_mean_too():
     x = torch.full((200_000,), -1 - 0.3 * 2**-7)
-    found = few_bits.stochastic_bfloat16(x, torch.Generator().manual_seed(0))
+    found = nearest(x, "bfloat16", torch.Generator().manual_seed(0))
     assert set(found.tolist()) == {-1.0, -1 - 2**-7}
     assert abs(float((found != -1).float().mean()) - 0.3) < 5 * (0.3 * 0.7 / len(x)) ** 0.5
-    bits = torch.tensor(
-        [0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32
-    )  # NaN, three times, and ∞
-    some = few_bits.stochastic_bfloat16(bits.view(torch.float32), torch.Generator())
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32)  # NaN thrice, and ∞
+    some = nearest(bits.view(torch.float32), "bfloat16", torch.Generator(), saturate=False)
     assert some[:3].isnan().all() and some[3] == torch.inf
-    exact = draw(1000).bfloat16().float()
-    assert torch.equal(few_bits.stochastic_bfloat16(exact, torch.Generator()), exact)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", *EIGHT])
+def test_stochastic_rounding_leaves_the_formats_own_numbers_alone(name):
+    own = torch.from_numpy(values(name)).float()
+    own = torch.cat([own, -own])[torch.randint(2 * len(own), (400_000,))]
+    for saturate in (True, False):
+        found = nearest(own, name, torch.Generator().manual_seed(0), saturate=saturate)
+        assert torch.equal(found, own) and torch.equal(found.signbit(), own.signbit())
 
 
 BLOCKS = {  # a format in blocks, as the specifications have it: element, size, scale
@@ -204,6 +208,12 @@ def test_every_tensor_is_on_the_device_of_the_matrix(name):
         with low_bits(RECIPES[name], {"w": w}) as mode:
             assert (x @ w).device == x.device
         assert [each.device for each in mode.round("w", "g", x)] == [x.device] * 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_batch_of_no_rows_is_taken_as_it_is(name):
+    y, gx, gw = linear(RECIPES[name], X[:, :0], W, G[:, :0])
+    assert y.shape == (2, 0, 256) and gx.shape == (2, 0, 128) and not gw.any()
 
 
 def test_what_is_not_named_is_left_alone():

@@ -13,7 +13,7 @@ such products sums them in float32; here the rounded numbers are float32 numbers
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ed_lib import check
-from ed_lib.precision.formats import EXPONENT, FORMATS, nearest
+from ed_lib.precision.formats import FORMATS, nearest, power
 
 HADAMARD = 16  # neighbours that a Hadamard transform mixes
-SCALES = ("none", "float32", "floor", "ceil", "e4m3", "two-level")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Scaling:
 
     def __post_init__(self):
         check.choice("format", self.format, FORMATS)
-        check.choice("scale", self.scale, SCALES)
+        check.choice("scale", self.scale, ("none", "float32", "floor", "ceil", "e4m3", "two-level"))
         check.count("history", self.history, least=0)
         if self.format in ("tf32", "bfloat16") and self.scale != "none":
             raise ValueError(
@@ -100,12 +99,11 @@ def scaled(
     random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity make a block NaN.
     ValueError for a matrix that blocks do not divide, and for a largest that is no positive number.
     """
-    f = FORMATS[how.format]
+    f, draw = FORMATS[how.format], random if how.stochastic else None
     if x.ndim != 2 or x.dtype != torch.float32:
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; wanted a matrix of float32")
-    if how.format == "float32":
+    if how.format == "float32" or not x.numel():
         return x
-    draw = random if how.stochastic else None
     if how.scale == "none":
         return nearest(x, how.format, draw, saturate=f.bits <= 8)
     across, along = how.block or (x.shape[1 - axis], x.shape[axis])
@@ -128,8 +126,7 @@ def _scales(most, f, kind):
     if kind == "float32":
         return torch.where(most == 0, 0.0, (most / f.largest).clamp(min=2.0**-126))  # 1 / scale is finite
     if kind in ("floor", "ceil"):
-        power = (most.view(torch.int32) & EXPONENT).view(torch.float32)
-        scale = power / 2.0 ** (torch.tensor(f.largest).log2().floor().item())
+        scale = power(most) / power(most.new_tensor(f.largest))
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
@@ -173,7 +170,7 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         its second axis, and for one that sums over its first.
         """
         how, largest = getattr(self.recipe, role), None
-        if how.history:
+        if how.history and x.numel():
             seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
             largest, now = max(seen, default=None) or None, x.abs().max()  # None, too, for zeros
             if now.isfinite():  # else the next step has no scale
@@ -194,7 +191,7 @@ class Product(torch.autograd.Function):
         along_o, w_along_i = mode.round(name, "w", w)  # (I, O), twice
         ctx.save_for_backward(along_n, along_o)
         ctx.shape, ctx.mode, ctx.name = x.shape, mode, name
-        return (along_i @ w_along_i).view(*x.shape[:-1], -1)  # → (…, O)
+        return (along_i @ w_along_i).view(*x.shape[:-1], w.shape[1])  # → (…, O)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
@@ -213,7 +210,11 @@ class Bfloat16Weights:
 
     def __init__(self, optimizer: torch.optim.Optimizer, how: str, seed: int = 0):
         check.choice("how", how, ("nearest", "stochastic", "kahan"))
-        self.how, self.random = how, torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(seed) if how == "stochastic" else None
+        self.kahan, self.low = (
+            how == "kahan",
+            partial(nearest, format="bfloat16", random=random, saturate=False),
+        )
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
         for p in self.parameters:
@@ -221,29 +222,15 @@ class Bfloat16Weights:
         optimizer.register_step_pre_hook(self.remember)
         optimizer.register_step_post_hook(self.round)
 
-    def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def remember(self, *_: Any) -> None:
         """Before a step: the weights as they are."""
         self.before = [p.detach().clone() for p in self.parameters]
 
     @torch.no_grad()
-    def round(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def round(self, *_: Any) -> None:
         """After a step, whose sums are in float32."""
         for p, before, rest in zip(self.parameters, self.before, self.rest, strict=True):
-            if self.how == "stochastic":
-                p.copy_(stochastic_bfloat16(p, self.random))
-            elif self.how == "nearest":
-                p.copy_(p.bfloat16())
-            else:
-                update = p - before + rest
-                p.copy_((before + update).bfloat16())
-                rest.copy_((update - (p - before)).bfloat16())
-
-
-def stochastic_bfloat16(x: Tensor, random: torch.Generator) -> Tensor:
-    """float32 (…) → (…): a number of bfloat16 beside each, the upper one the likelier the nearer it is.
-
-    To the bits of a float32 a random number of 16 bits is added, and then the last 16 are cut off.
-    """
-    noise = torch.randint(2**16, x.shape, generator=random, dtype=torch.int32).to(x.device)
-    rounded = ((x.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
-    return torch.where(x.isfinite(), rounded, x)
+            update = p - before + rest
+            p.copy_(self.low(before + update if self.kahan else p))
+            if self.kahan:
+                rest.copy_(self.low(update - (p - before)))
