@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ed_lib.ed import EDNetwork, analysis, article, learner, rivals
+from ed_lib.ed import EDNetwork, article, learner, rivals
 from ed_lib.ed.language import Transformer
 from ed_lib.ed.learner import Learner
 from ed_lib.ed.relatives import Perceptron
@@ -101,10 +101,6 @@ ED = [
     ("Perceptron: rule", lambda: Perceptron((3, 4, 2), "guess"), ValueError, "rule is 'guess'"),
     ("Perceptron: one width", lambda: Perceptron((3,)), ValueError, "widths is [3]"),
     ("Perceptron: widths", lambda: Perceptron((3, 0, 2)), ValueError, "widths is 0"),
-    ("analysis: x", lambda: analysis.agreement(NUMPY, X * np.nan, T), ValueError, "x holds NaN or infinity"),
-    ("analysis: target", lambda: analysis.agreement(NUMPY, X, T[:3]), ValueError,
-     "target has the shape (3, 1); wanted (4, 1)"),
-    ("analysis: loss", lambda: analysis.agreement(NUMPY, X, T, "hinge"), ValueError, "loss is 'hinge'"),
     ("GPT: attention", lambda: GPT(attention="guess"), ValueError, "attention is 'guess'"),
     ("GPT: mlp", lambda: GPT(mlp="guess"), ValueError, "mlp is 'guess'"),
     ("GPT: heads", lambda: GPT(heads=3), ValueError, "heads is 3; wanted a divisor of the width, 8"),
