@@ -15,7 +15,7 @@ TOTALS = {  # lines of Python at most, or words
     "ed_lib/lstm/**/*.py": 2175,
     "benchmarks/**/*.py": 3187,
     "tools/**/*.py": 1000,
-    "tests/**/*.py": 13365,
+    "tests/**/*.py": 13361,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools
