@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -184,10 +183,3 @@ def log_ticks(axis: Axis, values: Sequence[float], labels: Sequence[str] | None 
     """Ticks at these values and nowhere else, on a logarithmic ``ax.xaxis`` or ``ax.yaxis``."""
     axis.set_ticks(values, [_plain(value) for value in values] if labels is None else labels)
     axis.set_ticks([], minor=True)
-
-
-def band(ax: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], colour: str, **options) -> list:
-    """The mean of runs (seeds, len(x)) as a line, and from the lowest to the highest of them as a band."""
-    low, high = ([extreme(values) for values in zip(*runs, strict=True)] for extreme in (min, max))
-    ax.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    return ax.plot(x, [sum(each) / len(each) for each in zip(*runs, strict=True)], color=colour, **options)

@@ -99,15 +99,12 @@ def test_every_colour_stands_out_in_both_themes(page):
     assert all(contrast(colour, page) >= 2.9 for colour in figures.COLOURS)  # WCAG asks 3 of graphics
 
 
-def test_helpers_for_many_figures_set_ticks_draw_bands_and_one_legend():
+def test_helpers_for_many_figures_set_ticks_and_one_legend():
     figure, axes = plt.subplots(2)
     for ax in axes:
-        (line,) = figures.band(ax, [1, 10], [[1.0, 2.0], [3.0, 6.0]], figures.BLUE, label="both")
+        ax.plot([1, 10], [2.0, 4.0], label="both")
         ax.set_xscale("log")
         figures.log_ticks(ax.xaxis, [1, 2000])
-    assert list(line.get_ydata()) == [2.0, 4.0]
-    band = ax.collections[0].get_paths()[0].vertices
-    assert {1.0, 2.0, 3.0, 6.0} <= set(band[:, 1])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2000"] and not len(
         ax.get_xticks(minor=True)
     )

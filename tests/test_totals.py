@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1442,
+    "ed_lib/*.py": 1434,
     "ed_lib/ed/**/*.py": 1616,
     "ed_lib/parallel/**/*.py": 4373,
     "ed_lib/precision/**/*.py": 2059,
