@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import advice, launch, layouts
+from ed_lib.parallel import advice, launch, layouts, zero
 from ed_lib.parallel.asynchronous import failures, hogwild, servers, workers
 from ed_lib.parallel.asynchronous.virtual import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
@@ -15,10 +15,11 @@ from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
 from ed_lib.parallel.ranks import costs
 from ed_lib.parallel.scale import dry, published
 from ed_lib.parallel.scale.mesh import Layout, Model
-from ed_lib.parallel.sharded import zero
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
+SHARED = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
 LINK, SPARSE = costs.Link(5e-5, 1e-9), hogwild.SparseSquares.random(4, 2, 1)
 
@@ -112,6 +113,8 @@ PARALLEL = [
     ("a slow device", lambda: advice.Devices(1, -1, 1, 0, 1, LINK), ValueError, "rate is -1"),
     ("another's unit", lambda: zero.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
     ("a unit in a unit", lambda: zero.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
+    ("a unit tied to what is outside", lambda: zero.cut(SHARED, [SHARED[0]]), ValueError,
+     "0.weight is 1.0.weight too"),
     ("a unit of two kinds", lambda: zero.cut(MIXED, [MIXED]), ValueError, "the unit '' has parameters of"),
     ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
      "stage is 4; wanted one of 0, 1, 2, 3"),

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ed_lib.models import Block
+from ed_lib.parallel import ledger
 from ed_lib.parallel.scale import dry
-from ed_lib.parallel.sharded import ledger
 
 WORLDS = (64, 1024)
 

@@ -1,10 +1,10 @@
-"""What is kept for a backward pass, counted and by formula; recomputation; and a clock for messages."""
+"""What is kept for a backward pass, counted and by formula; and recomputation."""
 
 import pytest
 import torch
 
 from ed_lib.models import GPT, RECOMPUTE, Block
-from ed_lib.parallel.sharded import ledger, overlap
+from ed_lib.parallel import ledger
 
 
 def block(how, hidden=12, heads=3):
@@ -51,15 +51,3 @@ def test_the_published_ledger():
         assert round(sum(ledger.state(of, 64, stage).values()) / 1e9, 1) == gigabytes
     assert sum(ledger.state(1, 1, 0, ledger.FULL).values()) == 16
     assert ledger.sent(1000, 4, 3) == 1.5 * ledger.sent(1000, 4, 0)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("units", [1, 2, 7])
-def test_a_step_with_and_without_prefetching(units):
-    forward, message = 3.0, 1.0
-    serial = overlap.sharded_step(units, forward, message, prefetch=False)
-    assert serial.seconds == 3 * units * (forward + message), "one after another"
-    beside = overlap.sharded_step(units, forward, message, prefetch=True)
-    assert beside.seconds == 3 * units * forward + 3 * message, "all but the ends and the turn are hidden"
-    slow = overlap.sharded_step(units, forward, 100.0, prefetch=True)
-    assert 3 * units * 100 <= slow.seconds <= 3 * units * (100 + forward), "messages decide"

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from ed_lib.parallel import ledger
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
 from ed_lib.parallel.ranks.costs import Link, all_reduce
 from ed_lib.parallel.scale import context, published
 from ed_lib.parallel.scale.mesh import Efficiency, Layout, Machine, Model, layer, memory, rate, step
-from ed_lib.parallel.sharded import ledger
 from tests.parallel import ranks
 
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)

@@ -50,7 +50,7 @@ def test_python_torchrun_and_launch_give_the_same_weights():
 @pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no text")
 def test_the_sharded_script_gives_the_same_weights_as_launch_and_by_every_stage():
     by_python = weights(shown([sys.executable, *SHARDED, "--ranks", "2", "--stage", "3"]))
-    found = launch(training.train_sharded, 2, "prefetching", 3, 5, timeout=LONG)
+    found = launch(training.train_sharded, 2, 2, 3, 5, timeout=LONG)
     assert {result["sha256"] for result in found} == {by_python}
 
 

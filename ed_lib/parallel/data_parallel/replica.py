@@ -49,7 +49,7 @@ class Replica:
         check.count("bucket_bytes", bucket_bytes)
         trained = [p for p in module.parameters() if p.requires_grad]
         for tensor in (*module.parameters(), *module.buffers()):
-            _broadcast(tensor.detach())
+            collectives.copy_from_0(tensor)
         self.module, self.calls, self.bytes = module, 0, 0
         self.buckets = [_bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
@@ -139,14 +139,6 @@ def _layout(module):
     """What has to be equal on all ranks, as text."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return ", ".join(f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named)
-
-
-def _broadcast(tensor):
-    """Rank 0's values into the tensor of every rank."""
-    sent = tensor.contiguous()
-    dist.broadcast(sent, 0)
-    if sent.data_ptr() != tensor.data_ptr():
-        tensor.copy_(sent)
 
 
 def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:

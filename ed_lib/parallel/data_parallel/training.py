@@ -26,11 +26,10 @@ import torch.nn.functional as F
 from ed_lib import check, data, timing
 from ed_lib import training as loops
 from ed_lib.models import GPT
-from ed_lib.parallel import launch
+from ed_lib.parallel import checkpoints, launch, zero
 from ed_lib.parallel.data_parallel.by_hand import LeNet
 from ed_lib.parallel.data_parallel.replica import Replica, accuracy, shard
 from ed_lib.parallel.ranks.launcher import device, local_rank
-from ed_lib.parallel.sharded import checkpoints, zero
 
 BUCKET_BYTES = 2**18  # three buckets, of which two can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
@@ -112,7 +111,7 @@ def train_sharded(
     sent = sharded.wire.traffic
     for unit in sharded.units:
         if not unit.is_here:
-            sharded.gather(unit, 0)
+            sharded.gather(unit)
     return {
         "loss": (total / (batch * LENGTH)).tolist(),
         "seconds": statistics.median(seconds or [0.0]),

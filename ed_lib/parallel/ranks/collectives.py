@@ -199,6 +199,13 @@ ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]]
 ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
 
 
+def copy_from_0(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
+    sent = tensor.detach().flatten().view(torch.uint8)  # bytes: gloo knows few dtypes
+    dist.broadcast(sent, 0 if group is None else dist.get_global_rank(group, 0), group=group)
+    tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
+
+
 def agree(call: str, group: dist.ProcessGroup | None = None) -> None:
     """ValueError, on every rank, unless all ranks of the group pass the same text. A collective itself."""
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])

@@ -4,7 +4,8 @@
 others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -84,11 +85,14 @@ def saved(call: Callable, *known: torch.Tensor) -> int:
 
 def alive() -> int:
     """The bytes of all tensors that this process's Python can reach, each memory counted once."""
-    import gc
-
     gc.collect()
     # by their type: to ask some objects whether they are instances makes them warn
     tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    return nbytes(tensors + [t.grad for t in tensors if t.is_leaf and t.grad is not None])
+
+
+def nbytes(values: Iterable) -> int:
+    """The bytes of the memory that dense tensors with axes lie in, each counted once."""
+    tensors = [t for t in values if isinstance(t, torch.Tensor) and t.dim() and t.layout is torch.strided]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

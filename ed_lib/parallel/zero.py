@@ -1,0 +1,257 @@
+"""Data parallel training with less and less on each rank: ZeRO's stages, each a change to the one before.
+
+Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients as well, 3 the weights. S.
+Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A step, whatever the stage:
+backward passes of losses *summed* over this rank's samples, then ``step(B)`` with B the samples of all ranks.
+With one backward pass all stages form every sum in the same order, and end with the same bits.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from ed_lib import check
+from ed_lib.parallel import ledger
+from ed_lib.parallel.flat_parameters import Unit, cut
+from ed_lib.parallel.ranks import collectives
+from ed_lib.parallel.ranks.collectives import Wire
+
+Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+class Stage0:
+    """Everything on every rank: gradients are summed by a ring, and each rank takes the whole step."""
+
+    is_sharded = False
+
+    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
+        self.group = cast(Any, dist.new_group())
+        self.wire, self.module, self.units = Wire(self.group), module, cut(module, units)
+        self.agree(f"shard({self.layout()})")
+        for tensor in (*(unit.weights for unit in self.units), *self.untrained().values()):
+            collectives.copy_from_0(tensor, self.group)
+        for unit in self.units:
+            unit.kept = self.keep(unit)
+        self.optimizer = optimizer([unit.kept for unit in self.units])
+        self.peak, self.full = 0, self.held()  # bytes: the most seen; and before the last step
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+    def keep(self, unit: Unit) -> torch.Tensor:
+        """What this rank's optimizer updates of a unit."""
+        return unit.weights
+
+    def sum_gradients(self, unit: Unit) -> torch.Tensor:
+        """The gradients of what is kept, summed over the ranks."""
+        self.agree(f"the gradients of {unit.name!r}")
+        flat = unit.take_gradients()
+        collectives.ring(flat, self.wire)
+        return flat
+
+    def step(self, samples: int, max_norm: float | None = None) -> None:
+        """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps clipped."""
+        self.full = self.look()
+        if all(p.grad is None for unit in self.units for p in (unit.kept, *unit.parameters)):
+            raise RuntimeError("step() came before a backward pass")
+        for unit in reversed(self.units):
+            unit.kept.grad = self.sum_gradients(unit).div_(samples)
+        if max_norm is not None:
+            self.clip(max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.spread()
+
+    def clip(self, max_norm: float) -> None:
+        """Scales the mean gradient, if its norm, over all units and ranks, is above ``max_norm``."""
+        square = torch.stack([unit.kept.grad.square().sum() for unit in self.units]).sum()
+        if self.is_sharded:  # each rank has seen its parts
+            dist.all_reduce(square, group=self.group)
+        for unit in self.units:
+            unit.kept.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)  # as clip_grad_norm_ has it
+
+    def zero_grad(self) -> None:
+        """Forgets gradients, as after a backward pass that raised."""
+        for unit in self.units:
+            unit.take_gradients()
+            unit.kept.grad = None
+
+    def spread(self) -> None:
+        """Brings every rank's weights up to date; here they are."""
+
+    def agree(self, call: str) -> None:
+        """ValueError, on every rank, where the ranks are not at the same place."""
+        collectives.agree(call, self.group)
+
+    def untrained(self) -> dict[str, torch.Tensor]:
+        """Frozen parameters and buffers, by name: whole on every rank."""
+        frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        return frozen | dict(self.module.named_buffers())
+
+    def layout(self) -> dict[str, str]:
+        """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint share."""
+        found = {
+            name: f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
+            for unit in self.units
+            for n, (name, p) in enumerate(unit.named.items())
+        }
+        return found | {n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()}
+
+    def look(self) -> dict[str, int]:
+        """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
+        now = self.held()
+        self.peak = max(self.peak, sum(now.values()))
+        return now
+
+    def held(self) -> dict[str, int]:
+        """The bytes that this rank holds now: {"weights", "gradients", "optimizer": bytes}."""
+        every = [(unit.weights, unit.kept, *unit.parameters) for unit in self.units]
+        return {
+            "weights": ledger.nbytes(t for weights, kept, *_ in every for t in (weights, kept)),
+            "gradients": ledger.nbytes(p.grad for _, *ps in every for p in ps if p.grad is not None),
+            "optimizer": ledger.nbytes(t for of in self.optimizer.state.values() for t in of.values()),
+        }
+
+
+class Stage1(Stage0):
+    """Each rank's optimizer has a part of every unit: it needs that part's sum, and spreads its weights."""
+
+    is_sharded = True
+
+    def keep(self, unit: Unit) -> torch.Tensor:
+        return unit.part(unit.weights, self.wire)
+
+    def sum_gradients(self, unit: Unit) -> torch.Tensor:
+        return self.reduce(unit, unit.take_gradients())
+
+    def reduce(self, unit: Unit, flat: torch.Tensor) -> torch.Tensor:
+        """Gradients (n,) of this rank → this rank's part of their sum."""
+        self.agree(f"the gradients of {unit.name!r}")
+        collectives.ring_reduce_scatter(flat, self.wire)
+        return unit.part(flat, self.wire).clone()  # the rest of flat is given back
+
+    def spread(self) -> None:
+        for unit in self.units:
+            self.agree(f"the weights of {unit.name!r}")
+            collectives.ring_all_gather(unit.weights, self.wire)
+
+
+class Stage2(Stage1):
+    """A unit's gradients are summed once the backward pass has left it, and each rank keeps its part only."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
+        super().__init__(module, optimizer, units)
+        self.to_come: list[Unit] = []  # units that this backward pass has not left yet, the last first
+        for unit in self.units:
+            for p in unit.parameters:
+                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit, p))
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.to_come:
+            raise RuntimeError("the last backward pass came to no end; wanted zero_grad() before the next")
+        return super().__call__(*inputs)
+
+    def zero_grad(self) -> None:
+        self.to_come = []
+        super().zero_grad()
+
+    def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is there. Units are summed in one order, the last first."""
+        if not self.to_come:  # the first of a backward pass
+            self.to_come = self.units[::-1]
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        self.look()
+        unit.awaited.discard(parameter)
+        while self.to_come and not self.to_come[0].awaited:
+            self.scatter(self.to_come.pop(0))
+
+    def finish(self) -> None:
+        """At the end of a backward pass: units with parameters that had no part in the loss."""
+        while self.to_come:
+            self.scatter(self.to_come.pop(0))
+
+    def scatter(self, unit: Unit) -> None:
+        """Adds this rank's part of a unit's sum to what earlier backward passes brought."""
+        self.add(unit, self.reduce(unit, unit.take_gradients()))
+
+    def add(self, unit: Unit, part: torch.Tensor) -> None:
+        unit.kept.grad = part if unit.kept.grad is None else unit.kept.grad.add_(part)
+
+    def sum_gradients(self, unit: Unit) -> torch.Tensor:
+        return unit.kept.grad
+
+
+class Stage3(Stage2):
+    """A unit's weights are gathered before it computes, forward and backward, and given back after it."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
+        super().__init__(module, optimizer, units)
+        self.way = 1  # through the units: 1 forward, -1 backward
+        for unit in self.units:
+            unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
+            unit.module.register_forward_hook(lambda *call, unit=unit: self.leave(unit, call[-1]))
+
+    def __call__(self, *inputs: Any) -> Any:
+        self.way = 1
+        return super().__call__(*inputs)
+
+    def keep(self, unit: Unit) -> torch.Tensor:
+        kept = unit.part(unit.weights, self.wire).clone()
+        unit.free()
+        return kept
+
+    def gather(self, unit: Unit) -> None:
+        """Has all of a unit's weights on this rank."""
+        if not unit.is_here:
+            unit.make_room()
+            self.fetch(unit)
+
+    def leave(self, unit: Unit, outputs: Any) -> None:
+        """A unit has computed its outputs; the first gradient of one of them gathers its weights again."""
+
+        def back(_):
+            self.way = -1
+            self.gather(unit)
+
+        self.free(unit)
+        ends = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.graph.register_multi_grad_hook(ends, back, mode="any")
+
+    def fetch(self, unit: Unit) -> None:
+        self.agree(f"the weights of {unit.name!r}")
+        unit.part(unit.weights, self.wire).copy_(unit.kept)
+        collectives.ring_all_gather(unit.weights, self.wire)
+
+    def free(self, unit: Unit) -> None:
+        unit.free()
+
+    def scatter(self, unit: Unit) -> None:
+        super().scatter(unit)
+        self.free(unit)
+
+    def spread(self) -> None:
+        """The next forward pass gathers; what a pass has left, by an error or for a unit not used, is old."""
+        for unit in self.units:
+            self.free(unit)
+
+
+STAGES: dict[Any, type[Stage0]] = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
+
+
+def shard(
+    module: torch.nn.Module, optimizer: Optimizer, stage: int | str = 3,
+    units: Sequence[torch.nn.Module] = (),
+) -> Stage0:  # fmt: skip
+    """A module that all ranks train together, by a stage of ZeRO, from rank 0's parameters and buffers on.
+
+    stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by
+    itself, as SGD and Adam do. units: modules within ``module``, in the order in which they compute, of which
+    each one's parameters are sent together; what is in none of them is a unit of its own. What is not trained
+    stays whole on each rank. ValueError for a parameter of a unit that another module has too, or where the
+    ranks' modules differ.
+    """
+    check.choice("stage", stage, STAGES)
+    return STAGES[stage](module, optimizer, units)
