@@ -143,8 +143,8 @@ def by_hand(size, device):
 
 
 def autograd(size, device):
-    """A step of ED in PyTorch, and one by PyTorch's autograd."""
-    shape, net = size.article, network(size.article, "torch", device, path="layers")
+    """A step of ED in PyTorch, and one by PyTorch's autograd, on a CPU."""
+    shape, net = size.article, network(size.article, "torch", "cpu", path="layers")
     batch, theirs = a_batch(shape, net), rivals.Autograd(net, rate=NEARLY_0)
     ours = version(shape, "torch", "step", "ED, layers", partial(net.step, *batch))
     cost = costs.step(shape, passes=2)

@@ -120,7 +120,7 @@ def groups(y: Array) -> list[slice]:
     """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that two
     temporaries are no larger than the activations; on a CPU as many as stay in the cache.
     """
-    half, gpu = (len(y) + 1) // 2, getattr(y, "is_cuda", library(y).__name__ == "cupy")
+    half, gpu = (len(y) + 1) // 2, library(y).__name__ == "cupy"
     size = max(1, half if gpu else min(half, GROUP // math.prod(y.shape[1:])))
     return [slice(start, start + size) for start in range(0, len(y), size)]
 
@@ -134,9 +134,9 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
     for q in range(gains.shape[1]):
         types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
-        by_type[:, types] += (x.T @ (received * gains[:, q, :, None]))[
-            :, None
-        ]  # (I, B) @ (K, B, O) → (K, I, O)
+        change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
+        by_type[:, types] += change[:, None]
+        del change
     bias += bias_gains @ received
 
 
@@ -156,21 +156,9 @@ def add_product(total: Array, a: Array, b: Array) -> None:
         total += a @ b
 
 
-def blocks(weight: Array) -> list[tuple[Array, int]]:
-    """The four blocks of a folded weight (..., 2I, 2O) as views (..., I, O), each with its weights' sign:
-    those between cells of one type are ≥ 0, those between types ≤ 0.
-    """
+def signs_hold(weight: Array) -> bool:
+    """True when all of (..., 2I, 2O) have their signs: ≥ 0 between cells of one type, ≤ 0 between types."""
     i, o = weight.shape[-2] // 2, weight.shape[-1] // 2
     own, other = weight[..., :i, :], weight[..., i:, :]
-    return [(own[..., :o], 1), (own[..., o:], -1), (other[..., :o], -1), (other[..., o:], 1)]
-
-
-def signs_hold(weight: Array) -> bool:
-    """True when every weight has its sign."""
-    return all(bool((block * sign >= 0).all()) for block, sign in blocks(weight))
-
-
-def stop_at_zero(weight: Array) -> None:
-    """Puts the weights that have left their sign back to zero, in place."""
-    for block, sign in blocks(weight):
-        block[...] = block.clip(min=0) if sign > 0 else block.clip(max=0)
+    hold = own[..., :o] >= 0, own[..., o:] <= 0, other[..., :o] <= 0, other[..., o:] >= 0
+    return all(bool(block.all()) for block in hold)

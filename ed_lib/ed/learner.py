@@ -49,8 +49,6 @@ class Learner:
         target = check_target(self.net, target, len(x))
         self.find_direction(target - output)
         self.optimizer.step()
-        if self.method == "ed":
-            self.net.keep_signs()
         return output
 
     def find_direction(self, error: torch.Tensor) -> None:
@@ -61,8 +59,7 @@ class Learner:
             self.backprop.chain(error)
             self.backprop.learn(self.directions, 1.0)
         else:
-            with self.net.exclusive():
-                self.net.add_direction(self.directions, error, 1.0)
+            self.net.add_direction(self.directions, error, 1.0)
         for name, direction in self.directions.items():
             if name.partition(".")[0] not in self.layers:
                 direction.zero_()
@@ -130,7 +127,8 @@ def fit(
     """
     net = getattr(learner, "net", learner)
     for name, images in {"train_set": train_set, "test_set": test_set}.items():
-        check_images(name, net, images)
+        check.shape(f"{name}'s inputs", np.shape(images[0]), ("N", net.n_inputs))
+        check.shape(f"{name}'s labels", np.shape(images[1]), (len(images[0]),))
     inputs, labels = train_set
     targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
 
@@ -141,13 +139,3 @@ def fit(
 
     look = lambda: accuracy(net, *test_set)  # noqa: E731
     return training.loop(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)
-
-
-def check_images(name: str, net: Any, images: Images) -> None:
-    """ValueError unless these are images for this network, each with a class that it can tell."""
-    inputs, labels = images
-    check.shape(f"{name}'s inputs", np.shape(inputs), ("N", net.n_inputs))
-    check.shape(f"{name}'s labels", np.shape(labels), (len(inputs),))
-    if np.min(labels) < 0 or np.max(labels) >= max(net.n_outputs, 2):
-        wanted = f"0 to {max(net.n_outputs, 2) - 1}"
-        raise ValueError(f"{name}'s labels run from {np.min(labels)} to {np.max(labels)}; wanted {wanted}")

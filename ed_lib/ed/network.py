@@ -30,7 +30,7 @@ class EDNetwork:
     A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1). ``depth``
     counts the hidden-to-hidden layers, of depth + 2 in all. Each output is a network of its own.
 
-    rule: "kaneko" (every weight keeps its sign, and on inputs ≥ 0 none shrinks) or "signed". init, the law
+    rule: "kaneko" (inputs are ≥ 0, as what cells send; no weight shrinks) or "signed". init, the law
     of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same divided
     by √senders. bias: "free", one number per cell; "cells", a pair of cells with the constant output 0.8 that
     sends to every layer. alpha: the step. u0: the width of the sigmoid. seed: the same start on every
@@ -69,71 +69,50 @@ class EDNetwork:
         """A NumPy array in this network's library, device and dtype."""
         return self.space.asarray(array)
 
+    @np.errstate(over="ignore")  # see layout.fire
     def forward(self, x: Array) -> Array:
         """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
         ``update``; ``x`` and the outputs are among them, not copied, so write into neither before it.
         """
-        x = self.space.check("x", x, ("B", self.n_inputs))
-        with self.exclusive():
-            return self.respond(x)
+        x, p, u0 = check_input(self, x), self.parameters, self.u0
+        if self.states is None or self.states.shape[2] != len(x):
+            self.states = self.activations = None  # frees the old ones first
+            shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
+            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
+            self.states = self.space.empty(shape)
+        out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
+        with self._exclusive():
+            layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
+            self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
+            layout.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
+        self.activations = x, out
+        return out[..., 0].T  # (K, B) → (B, K)
 
     def update(self, error: Array) -> None:
         """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
         if self.activations is None:
             raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
         error = self.space.check("error", error, (len(self.activations[0]), self.n_outputs))
-        with self.exclusive():
-            self.learn(error)
+        self.add_direction(self.parameters, error, self.alpha)
 
     def step(self, x: Array, target: Array) -> Array:
         """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
         (B, K).
         """
-        x = self.space.check("x", x, ("B", self.n_inputs))
         target = check_target(self, target, len(x))
-        with self.exclusive():
-            output = self.respond(x)
-            self.learn(target - output)
+        output = self.forward(x)
+        self.update(target - output)
         return output
-
-    def exclusive(self) -> contextlib.AbstractContextManager:
-        """The context for ``respond`` and ``add_direction``: one thread for the BLAS, beside a kernel."""
-        compiled = self.path == "kernel" and not self.space.is_gpu
-        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
-
-    @np.errstate(over="ignore")  # see layout.fire
-    def respond(self, x: Array) -> Array:
-        """``forward`` without its checks: x (B, I) → (B, K)."""
-        p, u0 = self.parameters, self.u0
-        if self.states is None or self.states.shape[2] != len(x):
-            self.states = self.activations = None  # frees the old ones first
-            shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
-            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
-            self.states = self.space.empty(shape)
-        layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
-        self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
-        out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
-        layout.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
-        self.activations = x, out
-        return out[..., 0].T  # (K, B) → (B, K)
-
-    def learn(self, error: Array) -> None:
-        """``update`` without its checks: error (B, K)."""
-        self.add_direction(self.parameters, error, self.alpha)
-        if self.space.is_gpu or bool((self.activations[0] < 0).any()):  # else no weight shrinks
-            self.keep_signs()
-
-    def keep_signs(self) -> None:
-        """Under "kaneko": puts weights that left their sign, on negative inputs, back to zero."""
-        if self.rule == "kaneko":
-            layout.stop_at_zero(self.parameters["input.weight"])
 
     def add_direction(self, p: dict[str, Array], error: Array, alpha: float) -> None:
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters, whose
         values make no difference; error (B, K) is target − output.
         """
         (x, out), step = self.activations, alpha / len(error)
-        layout.add_direction(p, x, self.states, out, error * step, self.rule, self.bias, self.hidden.update)
+        with self._exclusive():
+            layout.add_direction(
+                p, x, self.states, out, error * step, self.rule, self.bias, self.hidden.update
+            )
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
@@ -160,6 +139,11 @@ class EDNetwork:
                 )
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
+
+    def _exclusive(self):
+        """A context with one thread for the BLAS, beside a kernel that fills the threads itself."""
+        compiled = self.path == "kernel" and not self.space.is_gpu
+        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
 
     def _bias_term(self, layer):
         """What the bias adds to the sums: (..., K, 1, C)."""
@@ -217,8 +201,6 @@ def obstacle(space: Space, width: int) -> str | None:
         return (
             None if space.precision == "float32" else f"needs float32 on a CPU, and this is {space.precision}"
         )
-    if space.backend == "torch":
-        return "on a GPU is not for arrays of torch"
     most = gpu.MOST // 2
     return (
         None if width <= most else f"takes at most {most} pairs of cells on a GPU, and the width is {width}"
@@ -229,6 +211,14 @@ def module(path: str, space: Space) -> Any:
     """The module whose ``forward`` and ``update`` compute the hidden layers by this path."""
     name = "layout" if path == "layers" else "gpu" if space.is_gpu else "cpu"
     return importlib.import_module(f"ed_lib.ed.{name}")
+
+
+def check_input(net: Any, x: Array) -> Array:
+    """``x`` (B, n_inputs) in the dtype of ``net``; TypeError or ValueError unless its rule can take it."""
+    x = net.space.check("x", x, ("B", net.n_inputs))
+    if net.rule == "kaneko" and not net.space.is_gpu and bool((x < 0).any()):
+        raise ValueError("x has values below 0; the rule 'kaneko' wants what cells send, at least 0")
+    return x
 
 
 def check_target(net: Any, target: Array, batch: int) -> Array:

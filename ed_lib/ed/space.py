@@ -16,7 +16,7 @@ BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
 
 @dataclass(frozen=True)
 class Space:
-    """Where arrays live: a library, a device such as "cuda:1", and a floating type, all by name."""
+    """Where arrays live: a library, a device ("cuda" for CuPy, else "cpu") and a floating type, by name."""
 
     backend: str
     device: str
@@ -35,31 +35,27 @@ class Space:
     @property
     def is_gpu(self) -> bool:
         """Whether arrays of this space lie in a GPU's memory."""
-        return self.device.startswith("cuda")
+        return self.device == "cuda"
 
     def asarray(self, array: Any) -> Array:
         """A NumPy array (or nested lists) of any shape as an array of this space. May share memory."""
-        array = self.library.asarray(np.ascontiguousarray(array, dtype=self.precision))
-        return array.to(self.device) if self.backend == "torch" else array
+        return self.library.asarray(np.ascontiguousarray(array, dtype=self.precision))
 
     def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set."""
-        on = {"device": self.device} if self.backend == "torch" else {}
-        return self.library.empty(shape, dtype=self.dtype, **on)
+        return self.library.empty(shape, dtype=self.dtype)
 
     def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
-        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library, device and
-        shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
+        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and shape (as
+        in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
-        torch = self.backend == "torch"
         if not isinstance(array, type(self.empty((0,)))):
             kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
             raise TypeError(f"{name} is a {kind}; wanted one of {self.backend!r}, as asarray() makes it")
-        if torch and array.device != self.empty((0,)).device:
-            raise ValueError(f"{name} is on the device {array.device}; wanted {self.device}")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
+        torch = self.backend == "torch"
         array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
         if not self.is_gpu and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
@@ -72,20 +68,16 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
-    kind, _, index = str(device).partition(":")
-    check.choice("device", kind, ("cpu", "cuda"))
-    if (backend, kind) in (("numpy", "cuda"), ("cupy", "cpu")):
-        raise ValueError(f"device {device!r} with the backend {backend!r}; NumPy takes 'cpu', CuPy 'cuda'")
+    if device != (wanted := "cuda" if backend == "cupy" else "cpu"):
+        raise ValueError(f"device is {device!r}; wanted {wanted!r} with the backend {backend!r}")
     try:
-        module = importlib.import_module(backend)
+        importlib.import_module(backend)
     except ImportError as error:
         package = "cupy-cuda12x, or cupy-cuda13x with CUDA 13" if backend == "cupy" else backend
         raise ImportError(f"backend {backend!r} is missing: pip install {package} ({error})") from error
-    if kind == "cuda" and (index or "0") not in map(str, range(gpu_count(backend))):
-        raise ValueError(f"device is {device!r}; {backend} sees {gpu_count(backend)} GPU(s) here")
-    if backend == "cupy":
-        module.cuda.Device(int(index or 0)).use()  # from here on: what CuPy makes is made there
-    return Space(backend, str(device), dtype)
+    if backend == "cupy" and not gpu_count(backend):
+        raise ValueError("device is 'cuda'; CuPy sees no GPU here")
+    return Space(backend, device, dtype)
 
 
 def library(array: Array) -> ModuleType:

@@ -205,22 +205,22 @@ def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
-@pytest.mark.parametrize("backend, path", [("torch", "layers"), ("cupy", "layers"), ("cupy", "kernel")])
-def test_a_network_on_a_gpu(backend, path, rule, bias):
-    if not arrays.gpu_count(backend):
+@pytest.mark.parametrize("path", ["layers", "kernel"])
+def test_a_network_on_a_gpu(path, rule, bias):
+    if not arrays.gpu_count("cupy"):
         pytest.skip("needs a GPU, and this machine has none")
-    options = dict(rule=rule, bias=bias, backend=backend, device="cuda")
+    options = dict(rule=rule, bias=bias, backend="cupy", device="cuda")
     assert_same_after_steps(*twins(path, 17, 20, 3, **options), 63)
 
 
 def test_what_is_taken_on_a_gpu():
-    cupy, torch = (Space(backend, "cuda:0", "float32") for backend in ("cupy", "torch"))
+    cupy = Space("cupy", "cuda", "float32")
     assert network.obstacle(cupy, 512) is None and "at most 512 pairs" in network.obstacle(cupy, 513)
-    assert network.choose("auto", cupy, 32, 2) == "kernel"
-    assert network.choose("auto", cupy, 600, 2) == network.choose("auto", torch, 32, 2) == "layers"
-    for where, width, why in ((cupy, 600, "and the width is 600"), (torch, 32, "not for arrays of torch")):
-        with pytest.raises(ValueError, match=f"path is 'kernel', which .*{why}"):
-            network.choose("kernel", where, width, 2)
+    assert (
+        network.choose("auto", cupy, 32, 2) == "kernel" and network.choose("auto", cupy, 600, 2) == "layers"
+    )
+    with pytest.raises(ValueError, match="path is 'kernel', which .*and the width is 600"):
+        network.choose("kernel", cupy, 600, 2)
 
 
 SCALE = """

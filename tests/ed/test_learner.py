@@ -35,16 +35,6 @@ def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
     assert_state(own, learner.net.state_dict(), rtol=1e-11, atol=1e-13)
 
 
-def test_under_kaneko_no_weight_changes_its_sign_on_negative_inputs():
-    x, target = torch.tensor([[-1.0, -0.5, 0.3]]), torch.ones(1, 1)
-    options = dict(backend="torch", rule="kaneko", alpha=5.0)
-    own, learner = EDNetwork(3, 4, 1, **options), Learner(EDNetwork(3, 4, 1, **options), "ed", "sgd", 5.0)
-    for _ in range(20):
-        own.step(x, target), learner.step(x, target)
-    assert signs_hold(learner.net)
-    assert_state(own, learner.net.state_dict(), rtol=1e-5, atol=1e-6)
-
-
 def loss_of(net, parameters, x, target, loss):
     """The loss of the folded weights, by PyTorch's own layers and losses, for autograd."""
     y = x.expand(net.n_outputs, *x.shape)  # (K, B, I)

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from benchmarks.parallel_accuracy import Delayed
-from ed_lib.ed import layout, learner
+from ed_lib.ed import learner
 from ed_lib.parallel import launch
-from ed_lib.parallel.ed.stages import EDStage, delays, merge
+from ed_lib.parallel.ed.stages import delays, merge
 from ed_lib.parallel.model_parallel import schedules, simulator
 from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ed_ranks
@@ -36,47 +36,6 @@ def test_the_pipeline_equals_the_serial_network_after_several_steps(found, case)
     for ours, output in zip(found[-1][case][1], right, strict=True):
         torch.testing.assert_close(ours, output, rtol=0, atol=tolerance)
     assert all(output is None for rank in found[:-1] for output in rank[case][1])
-
-
-def parted(params):
-    """Whether input weights of a network have left their sign."""
-    return not layout.signs_hold(params["input.weight"])
-
-
-@pytest.mark.parametrize(("m", "rule"), ed_ranks.BELOW)
-def test_with_inputs_below_zero_weights_stop_where_the_serial_network_stops_them(found, m, rule):
-    serial, merged, free = (ed_ranks.far(rule) for _ in range(3))
-    crossed = False
-    for n, (x, target) in enumerate(ed_ranks.batches(4, 10, -0.5)):
-        free.load_state_dict(serial.state_dict())
-        free.forward(x)
-        free.add_direction(free.parameters, target - free.respond(x), free.alpha)
-        crossed |= parted(free.parameters)
-        output = serial.step(x, target)
-        if found[-1][m, rule][1]:
-            torch.testing.assert_close(found[-1][m, rule][1][n], output, rtol=0, atol=1e-12)
-    assert crossed  # without the stop, the signs would not hold
-    assert parted(serial.parameters) == (rule == "signed")
-    merge(merged, [rank[m, rule][0] for rank in found])
-    for name, value in serial.state_dict().items():
-        np.testing.assert_allclose(merged.state_dict()[name], value, rtol=0, atol=0 if m == 1 else 1e-12)
-
-
-def test_a_stage_by_itself_stops_after_the_whole_batch_and_not_before():
-    """Micro-batches that pull a weight across zero and back again: only the sum may be stopped."""
-    for order in (1, -1):
-        serial, net = ed_ranks.far(), ed_ranks.far()
-        (x, target), *_ = ed_ranks.batches(1, 10, -0.5)
-        stage, parts = EDStage(net, 0, 1), list(zip(x.split(3), target.split(3), strict=True))[::order]
-        errors = [t - stage.forward(i, part) for i, (part, t) in enumerate(parts)]
-        between = []
-        for i, error in enumerate(errors):
-            between.append(parted(stage.params))
-            stage.update(i, error, 10)
-        serial.step(x, target)
-        assert any(between) and not parted(stage.params)
-        for name, value in stage.params.items():
-            torch.testing.assert_close(value, serial.parameters[name], rtol=0, atol=1e-12)
 
 
 def test_only_activations_go_forward_and_one_error_a_sample_comes_back(found):

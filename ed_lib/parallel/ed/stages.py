@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ed_lib import check
 from ed_lib.ed import EDNetwork, layout
-from ed_lib.ed.network import check_target
+from ed_lib.ed.network import check_input, check_target
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.ranks.collectives import Traffic, Wire
 
@@ -35,7 +35,6 @@ class EDStage:
             elif self.is_first if layer == "input" else self.is_last:
                 self.params[name] = whole.clone()
         self.kept: dict[int, tuple] = {}
-        self.learned = 0  # samples of the batch in work whose updates are made
 
     def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
         """Micro-batch i: (K, b, 2W) → (K, b, 2W).
@@ -61,11 +60,6 @@ class EDStage:
         """The ED step of this stage's layers for micro-batch i, part of ``batch`` samples: error (b, K)."""
         p, net, (x, states, output) = self.params, self.net, self.kept.pop(i)
         layout.add_direction(p, x, states, output, error * (net.alpha / batch), net.rule, net.bias)
-        self.learned += len(error)
-        if self.learned == batch:  # the whole batch has been added up, as the serial network does
-            self.learned = 0
-            if self.is_first and net.rule == "kaneko":
-                layout.stop_at_zero(p["input.weight"])
 
     def _bias(self, layer):
         return layout.bias_term(self.params[f"{layer}.bias"], self.net.bias)
@@ -91,7 +85,7 @@ class EDPipeline:
 
         The outputs (B, K) on the last stage, None on the others.
         """
-        x = self.net.space.check("x", x, ("B", self.net.n_inputs))
+        x = check_input(self.net, x)
         target = check_target(self.net, target, len(x))
         if (m := check.count("microbatches", microbatches)) > len(x):
             raise ValueError(f"microbatches is {m}; wanted at most {len(x)}, the samples of the batch")
