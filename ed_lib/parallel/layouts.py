@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ed_lib import check
-from ed_lib.parallel.scale.dry import Collective
+from ed_lib.parallel.dry import Collective
 
 FLAG = "--xla_force_host_platform_device_count"
 BYTES = {"pred": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}

@@ -5,22 +5,22 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import advice, launch, layouts, zero
+from ed_lib.parallel import dry, launch, layouts, zero
 from ed_lib.parallel.asynchronous import failures, hogwild, servers, workers
 from ed_lib.parallel.asynchronous.virtual import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
+from ed_lib.parallel.mesh import Layout, Model
 from ed_lib.parallel.model_parallel import cuts, pipeline, simulator
 from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
 from ed_lib.parallel.ranks import costs
-from ed_lib.parallel.scale import dry, published
-from ed_lib.parallel.scale.mesh import Layout, Model
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
 SHARED = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
 SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
+SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
 LINK, SPARSE = costs.Link(5e-5, 1e-9), hogwild.SparseSquares.random(4, 2, 1)
 
 
@@ -98,19 +98,21 @@ PARALLEL = [
     ("a worker in no time", _virtual(seconds=[0]), ValueError, "seconds is 0"),
     ("spread below 0", _virtual(spread=-1), ValueError, "spread is -1"),
     ("a used server", _used, ValueError, "server has made 1 updates; wanted a new one"),
-    ("copies do not come out", _mesh(100, 8, 4), ValueError, "= 32; wanted a multiple, such as 128"),
+    ("copies do not come out", _mesh(100, 8, 4), ValueError,
+     "devices is 100, over tensor 8 × context 1 × pipeline 4; wanted a multiple of 32, such as 128"),
     ("a batch for one of two", _mesh(64, 8, 4, 3), ValueError, ["batch is 3", "wanted a multiple of 2"]),
     ("a mesh of nothing", _mesh(0), ValueError, "devices is 0"),
+    ("half a chunk", _mesh(chunks=1.5), TypeError, "chunks is 1.5; wanted a whole number"),
     ("micro-batches of three", _mesh(micro=3), ValueError, "wanted a multiple of 3"),
-    ("layers over three", lambda: Layout(3, 1, 3, 3).layers(Model(8, 64, 4, 16, 100, 256, 4)), ValueError,
-     "layers is 8, in pipeline 3 × chunks 1 = 3; wanted a multiple of 3"),
-    ("three constants of two runs", lambda: published.fit(published.LLAMA[:2]), ValueError, "runs has 2"),
+    ("a fourth stage", _mesh(stage=4), ValueError, "stage is 4; wanted one of 0, 1, 2, 3"),
+    ("chunks without groups", _mesh(4, 1, 4, 6, chunks=2), ValueError,
+     "micro-batches is 6, over pipeline 4; wanted a multiple of 4, such as 8"),
+    ("layers over three", lambda: Layout(3, 1, 3, 3).layers(SMALL), ValueError,
+     "layers is 8, over pipeline 3 × chunks 1; wanted a multiple of 3, such as 9 or two less"),
+    ("heads over eight", lambda: Layout(8, 8).layers(SMALL), ValueError, "heads is 4, over tensor 8; wanted"),
+    ("tokens over three", lambda: Layout(3, context=3).layers(SMALL), ValueError, "tokens is 16, over con"),
     ("a world of nothing", lambda: dry.count(0, len), ValueError, "world is 0"),
     ("no devices for jax", lambda: layouts.simulate_devices(0), ValueError, "count is 0"),
-    ("a model for no device", lambda: advice.recommend(advice.Job(10**4, 10**5, 1), advice.Devices(
-        8, 1e14, 3e12, 5e-6, 1e9, LINK)), ValueError, "no way to do this job: one device: takes"),
-    ("a job of no width", lambda: advice.Job(1, 0, 1), ValueError, "width is 0; wanted at least 1"),
-    ("a slow device", lambda: advice.Devices(1, -1, 1, 0, 1, LINK), ValueError, "rate is -1"),
     ("another's unit", lambda: zero.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
     ("a unit in a unit", lambda: zero.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
     ("a unit tied to what is outside", lambda: zero.cut(SHARED, [SHARED[0]]), ValueError,

@@ -66,20 +66,6 @@ def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
 
 
 @pytest.mark.oracle
-@given(st.floats(1e-4, 1), st.integers(10**3, 10**9), st.integers(2, 64))
-def test_buckets_hide_what_they_can(backward, n, p):
-    link = costs.Link(ALPHA, BETA)
-    seconds, buckets = costs.overlapped(backward, n, p, link, 32)
-    for k in range(1, 33):  # played bucket by bucket
-        ring, free = costs.all_reduce("ring", n / k, p, link), 0.0
-        for bucket in range(1, k + 1):
-            free = max(free, bucket * backward / k) + ring
-        assert free >= seconds * (1 - 1e-9)
-        if k == buckets:
-            assert free == pytest.approx(seconds)
-
-
-@pytest.mark.oracle
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]

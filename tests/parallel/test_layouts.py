@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ed_lib.parallel import layouts
-from ed_lib.parallel.scale.dry import Collective
+from ed_lib.parallel.dry import Collective
 
 needs_jax = pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="needs jax")
 

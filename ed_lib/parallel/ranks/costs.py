@@ -104,21 +104,6 @@ def two_levels(bytes: float, nodes: int, each: int, inside: Link, between: Link)
     return all_reduce("ring", bytes, each, inside) + parts
 
 
-def overlapped(backward: float, bytes: float, p: int, link: Link, most: int) -> tuple[float, int]:
-    """The seconds of a backward pass and of the rings that sum its gradients beside it → (seconds, buckets).
-
-    backward: its seconds alone. The gradients go in equal buckets, at most so many, each once its part of the
-    backward pass is done and the ring before it has ended.
-    """
-
-    def seconds(buckets):
-        ring = all_reduce("ring", bytes / buckets, p, link)
-        return max(backward + ring, backward / buckets + buckets * ring)
-
-    best = min(range(1, most + 1), key=seconds)
-    return seconds(best), best
-
-
 def traffic(algorithm: str, bytes: int, p: int) -> Traffic:
     """What all ranks together send; exact, for a tensor of at least p elements.
 

@@ -85,27 +85,6 @@ def count(world: int, run: Callable[[], None]) -> list[Collective]:
     return watch.seen
 
 
-def data_parallel(model: torch.nn.Module, *inputs: torch.Tensor) -> list[int]:
-    """For ``count``: PyTorch's DistributedDataParallel → the bytes of its buckets, each of which is summed.
-
-    DDP sums in C++, where no mode sees it; it does say what to its hook. Of two steps the second, since the
-    first shows DDP in which order gradients come.
-    """
-    ddp, buckets = torch.nn.parallel.DistributedDataParallel(model), []
-
-    def hook(_, bucket):
-        buckets.append(bucket.buffer().nbytes)
-        done: torch.futures.Future = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    ddp.register_comm_hook(None, hook)
-    for _ in range(2):
-        buckets.clear()
-        ddp(*inputs).sum().backward()
-    return buckets
-
-
 def _ranks(leaves):
     """Of the group among a collective's arguments: an object, or a name."""
     for leaf in leaves:

@@ -1,0 +1,266 @@
+"""The seconds and the bytes of one training step of a transformer on any number of devices, by a model.
+
+Devices form a mesh: data × pipeline × context × tensor. Each layer's products, what else moves memory, and
+every message are counted; seconds follow from a machine's rates and links. Training is in 16 bits. Sources:
+D. Narayanan et al. (2021), V. Korthikanti et al. (2022), A. Grattafiori et al. (2024).
+"""
+
+from dataclasses import dataclass, replace
+
+from ed_lib import check
+from ed_lib.parallel.ranks import costs
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer: ``layers`` L of width ``hidden`` H with ``heads`` a, on sequences of ``tokens`` T.
+
+    ``wide``: the cells of the feed-forward part, which is gated (three products) if ``gated``. ``kv_heads``:
+    of keys and values. ``causal``: whether attention is fused and only the half is computed that is used.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    tokens: int
+    vocabulary: int
+    wide: int
+    kv_heads: int
+    gated: bool = False
+    causal: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys; its values have as many."""
+        return self.hidden * self.kv_heads // self.heads
+
+    @property
+    def weights(self) -> int:
+        """Of one layer's products."""
+        return self.hidden * (2 * self.hidden + 2 * self.keys + (2 + self.gated) * self.wide)
+
+    @property
+    def parameters(self) -> int:
+        """Of all layers' products and one matrix of the vocabulary."""
+        return self.layers * self.weights + self.vocabulary * self.hidden
+
+    @property
+    def attention(self) -> float:
+        """FLOPs of a token's scores and weighted sums in one layer, forward."""
+        return 4 * self.tokens * self.hidden * (0.5 if self.causal else 1)
+
+    def flops(self, passes: int = 3) -> float:
+        """Of one token, as publications count them: forward 1 pass, backward 2, recomputation 1 more."""
+        return passes * self.layers * (2 * self.weights + self.attention) + 6 * self.hidden * self.vocabulary
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices of ``peak`` FLOP/s, whose large products reach ``rate``, with ``capacity`` bytes of memory at
+    ``memory`` bytes/s; ``server`` of them to a server, a link each ``inside`` one, and ``between`` servers.
+    """
+
+    peak: float
+    rate: float
+    memory: float
+    capacity: float
+    inside: costs.Link
+    between: costs.Link
+    server: int = 8
+
+    def slower(self, products: float = 1.0, memory: float = 1.0, links: float = 1.0) -> "Machine":
+        """One that reaches only these shares of its rate, of its memory's and of its links' bandwidth."""
+        inside, between = (replace(link, beta=link.beta / links) for link in (self.inside, self.between))
+        rate, memory = self.rate * products, self.memory * memory
+        return replace(self, rate=rate, memory=memory, inside=inside, between=between)
+
+    def together(self, ranks: int, stride: int) -> int:
+        """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server."""
+        return min(ranks, max(1, self.server // stride))
+
+    def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
+        """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
+        return costs.two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
+
+    def link(self, span: int) -> costs.Link:
+        """The slowest that a ring crosses which spans so many neighbouring devices."""
+        return self.inside if span <= self.server else self.between
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is split: over ``devices``, of which ``tensor`` × ``context`` × ``pipeline`` are one copy.
+
+    ``batch``: sequences in a step, ``micro`` in a micro-batch; ``chunks`` v of the layers on a device.
+    ``stage``: of ZeRO, what the copies share out: 1 the optimizer's state, 2 gradients too, 3 weights too
+    (FSDP). ``sequence``: what tensor parallelism leaves whole is cut along the sequence. ``recompute``: all
+    activations. ``overlap``: messages of the pipeline and of the copies travel while devices compute.
+    ``gradient``: bytes of one. ValueError, TypeError for what does not come out even.
+    """
+
+    devices: int
+    tensor: int = 1
+    pipeline: int = 1
+    batch: int = 1
+    context: int = 1
+    micro: int = 1
+    chunks: int = 1
+    stage: int = 0
+    sequence: bool = False
+    recompute: bool = False
+    overlap: bool = False
+    gradient: int = 2
+
+    def __post_init__(self):
+        for name in ("devices", "tensor", "pipeline", "batch", "context", "micro", "chunks", "gradient"):
+            check.count(name, getattr(self, name))
+        check.choice("stage", self.stage, (0, 1, 2, 3))
+        copy = f"tensor {self.tensor} × context {self.context} × pipeline {self.pipeline}"
+        _whole("devices", self.devices, copy, self.copy)
+        _whole("batch", self.batch, f"copies {self.data} × micro {self.micro}", self.data * self.micro)
+        if self.chunks > 1:  # an interleaved pipeline goes by groups
+            _whole("micro-batches", self.microbatches, f"pipeline {self.pipeline}", self.pipeline)
+
+    @property
+    def copy(self) -> int:
+        """Devices of one copy of the model."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Copies of the model."""
+        return self.devices // self.copy
+
+    @property
+    def microbatches(self) -> int:
+        return self.batch // (self.data * self.micro)
+
+    def layers(self, model: Model) -> tuple[int, bool]:
+        """Layers in a chunk, and whether the first and the last device have one less, as in Llama 3.
+        ValueError for a model that cannot be split so.
+        """
+        _whole("heads", model.heads, f"tensor {self.tensor}", self.tensor)
+        _whole("tokens", model.tokens, f"context {self.context}", self.context)
+        cuts, L = self.pipeline * self.chunks, model.layers
+        short = L % cuts > 0 and (L + 2) % cuts == 0 and L > 2
+        _whole(
+            "layers", L + 2 * short, f"pipeline {self.pipeline} × chunks {self.chunks}", cuts, " or two less"
+        )
+        return -(-L // cuts), short
+
+    def pieces(self, model: Model) -> tuple[int, int]:
+        """In how many pieces a device's weights are gathered and their gradients sent, and how many micro-
+        batches pass each in between: a chunk's after a group of p; without chunks a layer's after one.
+        """
+        return (self.chunks, self.pipeline) if self.chunks > 1 else (self.layers(model)[0], 1)
+
+
+def _whole(name, value, split, of, more=""):
+    if value % of:
+        wanted = f"wanted a multiple of {of}, such as {value // of * of + of}{more}"
+        raise ValueError(f"{name} is {value}, over {split}; {wanted}")
+
+
+def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
+    """Seconds of one layer for one micro-batch, all passes: what computes, moves memory, is sent for tensor
+    and for context parallelism.
+    """
+    t, c, passes = layout.tensor, layout.context, 3 + layout.recompute
+    n = layout.micro * model.tokens // c  # tokens on a device
+    products = max(2 * n * model.weights / machine.rate, 2 * model.weights / machine.memory)  # reads weights
+    attention = (3.5 if model.causal else passes) * n * model.attention  # fused, its scores come twice
+    accumulation = (3 * layout.gradient if layout.microbatches > 1 else 0) * model.weights / t
+    # norms, residual sums and dropout; the wide activation; scores, unless attention is fused
+    narrow = 22 * model.hidden / (t if layout.sequence else 1)
+    wide = (4 + 2 * model.gated) * model.wide + 8 * model.hidden
+    moved = narrow + (wide + (0 if model.causal else 13 * model.tokens * model.heads)) / t  # bytes a token
+    sums = 2 * (passes - 1)  # all-reduces: two forward, two backward, and two where forward is repeated
+    return {
+        "products": (passes * products + attention / machine.rate) / t,
+        "memory": (passes * n * moved + accumulation) / machine.memory,
+        "tensor": sums * machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1)),
+        "context": 2 * (c - 1) * machine.link(t * c).seconds(4 * n * model.keys / t) if c > 1 else 0.0,
+    }
+
+
+def step(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
+    """The seconds of a step, in parts that add up to it → {part: seconds}.
+
+    "products", "memory", "tensor" and "context" are :func:`layer`'s on a device with nothing to wait for;
+    "vocabulary": the product with it, for which all stages wait that do not have it, less the layer that the
+    last one may lack; "stages": messages between them; "bubble"; "copies": gradients and sharded weights, as
+    far as nothing hides them; "optimizer".
+    """
+    m, p, v, t = layout.microbatches, layout.pipeline, layout.chunks, layout.tensor
+    (count, short), one = layout.layers(model), layer(model, machine, layout)
+    chunk, n = count * sum(one.values()), layout.micro * model.tokens // layout.context
+    message = 0.0
+    if p > 1 and not layout.overlap:  # each device sends its part to the next stage, where all gather it
+        message = machine.link(layout.copy).seconds(2 * n * model.hidden / t)
+        message += machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1)) / 2
+    logits = 16 * n * model.vocabulary / t / machine.memory  # in float32, a few times
+    head = 6 * n * model.hidden * model.vocabulary / t / machine.rate + logits
+    own = model.parameters / (t * p) / (layout.data * layout.context if layout.stage else 1)
+    return {name: m * v * count * seconds for name, seconds in one.items()} | {
+        "vocabulary": m * max(0.0, head - short * sum(one.values())),
+        "stages": m * v * 2 * message,
+        "bubble": (p - 1) * (chunk + 2 * message),
+        "copies": _copies(model, machine, layout, chunk),
+        "optimizer": 30 * own / machine.memory,
+    }
+
+
+def _copies(model, machine, layout, chunk):
+    """Seconds of messages between the copies that nothing hides; ``chunk``: seconds of computing one."""
+    c, stage, t = layout.context, layout.stage, layout.tensor
+    each = machine.together(c, t)  # copies, and parts of a sequence, have the same weights
+    each *= machine.together(layout.data, layout.copy) if each == c else 1
+    pieces, group = layout.pieces(model)
+    weights = model.parameters / (t * layout.pipeline * pieces)
+    halves = [machine.all_reduce(weights * size, layout.data * c, each) / 2 for size in (2, layout.gradient)]
+    (gather, scatter), rounds = halves, layout.microbatches // group
+    forward = group * chunk / (3 + layout.recompute) / (1 if layout.chunks > 1 else pieces)  # of a piece
+    backward = scatter + (scatter if stage == 0 else gather if stage == 3 else 0.0)
+    window = layout.overlap * forward
+    seconds = exposed(gather if stage else 0.0, window, pieces * (rounds if stage == 3 else 1))
+    return seconds + exposed(backward, (2 + layout.recompute) * window, pieces * (rounds if stage > 1 else 1))
+
+
+def exposed(message: float, computing: float, often: int) -> float:
+    """Seconds left of so many messages if beside each of them, but one, a device computes for so long."""
+    return often * message - (often - 1) * min(message, computing)
+
+
+def rate(model: Model, layout: Layout, seconds: float, passes: int = 3) -> float:
+    """FLOP/s of one device, of a step of so many seconds; recomputed ones count if ``passes`` is 4."""
+    return layout.batch * model.tokens * model.flops(passes) / seconds / layout.devices
+
+
+def memory(model: Model, layout: Layout) -> dict[str, float]:
+    """Bytes on the fullest device, stage 0 → {"weights", "gradients", "optimizer", "activations"}.
+
+    Under 1F1B stage 0 keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that:
+    inputs of norms, queries, keys, values, attention's output and the wide products'; with ``recompute`` a
+    layer's input alone; without a pipeline logits too, in float32 and 16 bits. Of what is sharded, the piece
+    at work is whole (of weights, the next one too).
+    """
+    t, p, v, m = layout.tensor, layout.pipeline, layout.chunks, layout.microbatches
+    count, short = layout.layers(model)
+    layers = v * count - short  # of stage 0, which has the embedding too
+    own = (layers * model.weights + model.vocabulary * model.hidden) / t
+    copies, pieces = layout.data * layout.context, layout.pieces(model)[0]
+    share = {
+        since: min(1.0, 1 / copies + (since - 1) / pieces) for since in (1, 2, 3) if since <= layout.stage
+    }
+    n, narrow = layout.micro * model.tokens // layout.context, t if layout.sequence else 1
+    kept = (
+        2 * model.hidden / narrow + (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
+    )
+    kept = model.hidden / narrow if layout.recompute else kept
+    ahead = min(m * v, 2 * (p - 1) + (v - 1) * p + 1) if v > 1 else min(m, p)  # chunks' micro-batches
+    return {
+        "weights": 2 * own * share.get(3, 1),
+        "gradients": layout.gradient * own * share.get(2, 1),
+        "optimizer": 12 * own * share.get(1, 1),
+        "activations": 2 * kept * n * ahead * layers / v + (6 * n * model.vocabulary / t if p == 1 else 0),
+    }
