@@ -19,9 +19,9 @@ from benchmarks.formats import deviation
 from benchmarks.harness import Version, measure, summary
 from ed_lib import data
 from ed_lib.ed import language
-from ed_lib.precision import minilm, weights_only
+from ed_lib.precision import minilm, weight_only
 from ed_lib.precision.decoding import Decoder
-from ed_lib.precision.weights_only import Linear4
+from ed_lib.precision.int4 import Linear4
 
 FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4"
 HOWS = "nearest", "GPTQ", "AWQ"
@@ -89,7 +89,7 @@ def kept_as(format, w):
         product = torch.ops.aten._weight_int8pack_mm
         return codes, lambda codes, x: product(x, codes, short), codes * scale[:, None], codes.nbytes
     if format == "int4":
-        few = weights_only.nearest(w, 4, 128)
+        few = weight_only.nearest(w, 4, 128)
         return Linear4(few), lambda layer, x: layer(x), few.weight(), few.bytes
     w = w.bfloat16() if format == "bfloat16" else w
     return w, (lambda w, x: (w @ x.T).T) if "xᵀ" in format else (lambda w, x: x @ w.T), w, w.nbytes
@@ -150,11 +150,11 @@ def rounded(weight, x, how, bits, group):
     w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
     width = group if group > 0 else w.shape[1]
     if how == "GPTQ":
-        few = weights_only.gptq(w, weights_only.hessian(x), bits, width)
+        few = weight_only.gptq(w, weight_only.hessian(x), bits, width)
     elif how == "AWQ":
-        few, factors = weights_only.awq(w, x, bits, width)
+        few, factors = weight_only.awq(w, x, bits, width)
     else:
-        few = weights_only.nearest(w, bits, width)
+        few = weight_only.nearest(w, bits, width)
     return (few.weight() / factors).view(weight.shape), few.bytes
 
 

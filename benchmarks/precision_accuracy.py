@@ -19,8 +19,7 @@ from torch import nn
 from benchmarks.formats import deviation
 from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
-from ed_lib.precision import autocasting, fp8, int8, pruning
-from ed_lib.precision.distillation import divergence
+from ed_lib.precision import autocasting, compression, fp8, int8
 from ed_lib.precision.quantization import Quantized, quantize_model, replaced, unpacked
 from ed_lib.precision.scaler import GradScaler
 from ed_lib.precision.storage import stored_bytes
@@ -168,12 +167,12 @@ def pruned_gradually(amount, seed, base, size):
     optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
     length = int(0.75 * size.tuning * len(x)) // size.prunings
     for step in range(1, size.prunings + 1):
-        pruning.prune(net, cubic(step, size.prunings, amount))
+        compression.prune(net, cubic(step, size.prunings, amount))
         at = torch.arange((step - 1) * length, step * length) % len(x)
         training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
     training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
-    return pruning.permanent(net)
+    return compression.permanent(net)
 
 
 def cubic(step, steps, end):
@@ -185,9 +184,9 @@ def cubic(step, steps, end):
 
 def fewer_filters(amount, seed, base, size, eight):
     """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
-    keep = {name: pruning.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
-    small = tuned(pruning.keep_filters(base, keep), seed, size)
-    fresh = pruning.keep_filters(models.lenet(100 + seed), keep)
+    keep = {name: compression.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
+    small = tuned(compression.keep_filters(base, keep), seed, size)
+    fresh = compression.keep_filters(models.lenet(100 + seed), keep)
     return {
         "trained on": small,
         "int8": eight(small),
@@ -220,7 +219,7 @@ def taught(scores, targets, alpha, temperature=2.0):
     """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels: scores
     (B, classes), targets (B, classes + 1) → (). T² is there since the first part's gradient shrinks as 1/T².
     """
-    from_teacher = divergence(scores, targets[:, :-1], temperature)
+    from_teacher = compression.divergence(scores, targets[:, :-1], temperature)
     from_labels = F.cross_entropy(scores, targets[:, -1].long())
     return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
 
@@ -255,7 +254,7 @@ class SparseLinear(nn.Module):
 
 def sparse_linears(model):
     """A copy of a pruned model that skips the zeros of its Linear layers; convolutions stay dense."""
-    model = pruning.permanent(model)
+    model = compression.permanent(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             model = replaced(model, name, SparseLinear(module))

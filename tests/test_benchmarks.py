@@ -29,6 +29,7 @@ from benchmarks.harness import Version
 from ed_lib import data, machine, models, records, roofline, training
 from ed_lib.parallel.model_parallel import schedules
 from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.precision import eight_bit_adam
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
 BENCHMARKS = sorted(file.stem for file in FILES if "\nTABLES" in file.read_text())
@@ -240,7 +241,7 @@ def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
 
 
 @pytest.mark.oracle
-def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
+def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand(monkeypatch):
     rows = list(precision_accuracy.smaller(dataclasses.replace(precision_accuracy.TINY, batches=(1,)), "cpu"))
     found = {row["way"]: row["bytes"] for row in rows}
     assert found["float32"] == found["float32, trained on"] == [516_272]
@@ -252,6 +253,7 @@ def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand():
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
     weights = (65 + 8 + 65 + 12 * 16) * 16
+    monkeypatch.setattr(eight_bit_adam, "SMALL", 0)
     exact, low = few_bits.rows(few_bits.TINY, "cpu", "states")
     assert exact["bytes"] == [8 * weights]
     assert low["bytes"] == [7 * 2 * (2048 + 4)]  # seven parameters, a block each

@@ -10,16 +10,12 @@ from ed_lib.ed.language import Transformer, check_numbers, normal
 
 
 class Decoder:
-    """Reads characters one by one. Attention needs the keys and values of all characters so far: those of
-    earlier ones do not change, so they are computed once and kept (a key-value cache).
-
-    product: makes of a weight (O, I) of the blocks a function x (1, I) → (1, O), float32; by default the
-    product itself.
+    """Reads characters one by one. The keys and values of earlier ones do not change, so they are computed
+    once and kept: a key-value cache. product: a weight (O, I) of the blocks → a function x (1, I) → (1, O).
     """
 
-    def __init__(self, net: Transformer, product: Callable | None = None):
+    def __init__(self, net: Transformer, product: Callable = lambda w: lambda x: x @ w.T):
         self.net, self.length = net, 0
-        product = product or (lambda w: lambda x: x @ w.T)
         blocks = {name: p.detach().T for name, p in net.parameters.items() if name[0].isdigit()}  # (O, I)
         self.products = {name: product(w.contiguous()) for name, w in blocks.items()}
         size = net.parameters["places"].shape[1] // net.heads

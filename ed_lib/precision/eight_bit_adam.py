@@ -13,6 +13,7 @@ from torch import Tensor
 from ed_lib import check
 
 KINDS = "dynamic", "linear"
+SMALL = 4096  # parameters of fewer numbers keep averages in float32, as in bitsandbytes and torchao
 
 
 def numbers(kind: str, signed: bool) -> Tensor:
@@ -30,8 +31,10 @@ def numbers(kind: str, signed: bool) -> Tensor:
 
 
 def encode(x: Tensor, table: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """x of n numbers → the nearest codes, uint8 (blocks, block), filled up with 0, and scales (blocks,)."""
-    rows = torch.nn.functional.pad(x.flatten(), (0, -x.numel() % block)).view(-1, block)
+    """x of n numbers → the nearest codes, uint8 (blocks, block), filled up with 0, and scales (blocks,). NaN
+    counts as 0 and infinity as the largest number, so that they do not reach their neighbours.
+    """
+    rows = torch.nn.functional.pad(x.flatten().nan_to_num(), (0, -x.numel() % block)).view(-1, block)
     scale = rows.abs().amax(1)  # (blocks,)
     middles = (table[1:] + table[:-1]) / 2  # from here on the next code is nearer
     share = rows / scale.clamp(min=1e-38)[:, None]  # −1 to 1
@@ -66,16 +69,15 @@ class Adam8bit(torch.optim.Optimizer):
 
     def move(self, p: Tensor, g: Tensor, state: Any, lr: float, betas: tuple, eps: float, **_: Any) -> None:
         """One step of a parameter with the gradient g."""
-        block = self.block or p.numel()
         n = state["step"] = state.get("step", 0) + 1
-        averages = []
+        averages: list[Tensor] = []
         for key, table, beta, new in zip(("mean", "square"), self.tables, betas, (g, g**2), strict=True):
-            table = table.to(p.device)
-            codes, scale = state.get(key, (None, None))
-            before = torch.zeros_like(p) if codes is None else decode(codes, scale, table, p)
-            averages.append(beta * before + (1 - beta) * new)
-            state[key] = encode(averages[-1], table, block)
-        mean, square = (each / (1 - beta**n) for each, beta in zip(averages, betas, strict=True))
+            table, kept = table.to(p.device), [*state.get(key, [torch.zeros_like(p)])]
+            before = kept[0] if len(kept) == 1 else decode(kept[0], kept[1], table, p)
+            average = beta * before + (1 - beta) * new
+            state[key] = encode(average, table, self.block or p.numel()) if p.numel() >= SMALL else (average,)
+            averages.append(average / (1 - beta**n))
+        mean, square = averages
         p.sub_(lr * mean / (square.sqrt() + eps))
 
     def bytes(self) -> int:

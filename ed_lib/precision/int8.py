@@ -7,6 +7,7 @@ instruction, where it has VNNI; without, two products go into 16 bits, and what 
 
 import copy
 import functools
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,37 +20,39 @@ OUT: tuple = (1.0, 0, torch.float32, "none", [], "")  # not quantized, and nothi
 
 class Int8(nn.Module):
     """A :class:`quantization.Quantized` layer with quantized inputs, computed in 8 bits: float32 in and out,
-    sums of whole numbers inside, scaled once at the end. Equal to the layer that it is made of but for the
-    rounding of float32. It cannot be trained.
+    sums of whole numbers inside, scaled once at the end. Equal to the layer that it is made of, whose state
+    it has, but for the rounding of float32. It cannot be trained.
     """
 
-    def __init__(self, quantized: quantization.Quantized):
+    def __init__(self, quantized: Any):
         super().__init__()
-        layer, inputs = quantized.layer, quantized.inputs
-        if inputs is None:
+        if quantized.inputs is None:
             raise ValueError("model has inputs in float32; wanted one whose inputs are quantized too")
-        self.high, self.scales = inputs.high, quantized.weights.scale
-        self.zeros = quantized.weights.zero_point
-        self.bias = None if layer.bias is None else layer.bias.detach()
-        self.inputs_at, self.inverse = (float(inputs.scale), int(inputs.zero_point)), float(1 / inputs.scale)
-        self.convolution = None
+        self.quantized = quantized.requires_grad_(False)
+        self.register_load_state_dict_post_hook(lambda layer, _: layer.pack())
+        self.pack()
+
+    def pack(self) -> None:
+        """Lays the codes out as oneDNN reads them."""
+        layer, weights, inputs = (getattr(self.quantized, name) for name in ("layer", "weights", "inputs"))
+        self.high, self.inverse = inputs.high, float(1 / inputs.scale)
+        self.inputs_at, self.convolution = (float(inputs.scale), int(inputs.zero_point)), []
         if isinstance(layer, nn.Conv2d):
             if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
                 raise ValueError(f"padding is {layer.padding!r}, {layer.padding_mode}; wanted numbers, zeros")
             self.convolution = [list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups]
-            how = (*self.inputs_at, *self.convolution, None)
-            self.packed = ops.qconv_prepack(quantized.codes(), self.scales, *how)
+            how = (weights.scale, *self.inputs_at, *self.convolution, None)
+            packed = ops.qconv_prepack(self.quantized.codes(), *how)
         else:
-            self.packed = ops.qlinear_prepack(quantized.codes(), None)
+            packed = ops.qlinear_prepack(self.quantized.codes(), None)
+        self.grids = (*self.inputs_at, packed, weights.scale, weights.zero_point, layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         codes = x.mul(self.inverse).round_()  # as quantization.quantize, in fewer calls
         codes = codes.add_(self.inputs_at[1]) if self.inputs_at[1] else codes
         codes = codes.clamp_(0, self.high).to(torch.uint8)
-        grids = (*self.inputs_at, self.packed, self.scales, self.zeros, self.bias)
-        if self.convolution:
-            return ops.qconv_pointwise(codes, *grids, *self.convolution, *OUT)
-        return ops.qlinear_pointwise(codes, *grids, *OUT)
+        product = ops.qconv_pointwise if self.convolution else ops.qlinear_pointwise
+        return product(codes, *self.grids, *self.convolution, *OUT)
 
 
 def to_int8(model: nn.Module) -> nn.Module:

@@ -10,16 +10,13 @@ import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ed_lib import check
 
-BITS = range(2, 9)
-SCHEMES = "symmetric", "asymmetric"
 LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
-LARGEST = torch.finfo(torch.float32).max
-TINY = torch.finfo(torch.float32).tiny  # the least scale: its inverse is still finite
+LARGEST, TINY = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny  # 1 / TINY is still finite
 
 
 class Grid(nn.Module):
@@ -31,8 +28,7 @@ class Grid(nn.Module):
 
     def __init__(self, scale: Tensor, zero_point: Tensor, low: int, high: int, axis: int | None = None):
         super().__init__()
-        self.scale: Tensor = nn.Buffer(scale)
-        self.zero_point: Tensor = nn.Buffer(zero_point)
+        self.scale, self.zero_point = nn.Buffer(scale), nn.Buffer(zero_point)
         self.low, self.high, self.axis = low, high, axis
 
     def get_extra_state(self) -> Tensor:
@@ -48,11 +44,12 @@ class Grid(nn.Module):
 
     def along(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point, shaped so that they broadcast against x."""
-        if self.axis is None:
-            return self.scale, self.zero_point
-        shape = [1] * x.dim()
-        shape[self.axis] = -1
-        return self.scale.view(shape), self.zero_point.view(shape)  # (C,) → (1, …, C, …, 1)
+        shape = [-1 if n == self.axis else 1 for n in range(x.dim())]  # (C,) → (1, …, C, …, 1)
+        return (
+            (self.scale, self.zero_point)
+            if self.axis is None
+            else (self.scale.view(shape), self.zero_point.view(shape))
+        )
 
 
 def choose_grid(
@@ -66,42 +63,29 @@ def choose_grid(
     hundredths, for which the squared error is least.
     """
     _check(x)
-    check.choice("bits", bits, BITS)
-    check.choice("scheme", scheme, SCHEMES)
+    check.choice("bits", bits, range(2, 9))
+    check.choice("scheme", scheme, ("symmetric", "asymmetric"))
     check.choice("span", span, ("min-max", "mse"))
     check.choice("axis", axis, (None, *range(x.dim())))
-    rows = x.detach() if axis is None else x.detach().movedim(axis, 0)
+    symmetric, rows = scheme == "symmetric", x.detach().movedim(axis or 0, 0)
     rows = rows.reshape(1 if axis is None else len(rows), -1)  # (1 or C, …)
+    high = 2 ** (bits - symmetric) - 1
     least, most = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)  # (1 or C,)
-    grid = _grid(least, most, bits, scheme)
-    error = _squared_error(rows, grid) if span == "mse" else least
-    for share in range(1, 100) if span == "mse" else ():
-        other = _grid(least * (share / 100), most * (share / 100), bits, scheme)
-        its = _squared_error(rows, other)
-        better = its < error  # (1 or C,)
-        grid.scale = torch.where(better, other.scale, grid.scale)
-        grid.zero_point = torch.where(better, other.zero_point, grid.zero_point)
-        error = torch.where(better, its, error)
+    error = scale = zero_point = torch.zeros_like(least)
+    for share in (100, *range(1, 100)) if span == "mse" else (100,):
+        a, b = least * (share / 100), most * (share / 100)
+        wide = torch.maximum(-a, b) / high if symmetric else b / high - a / high  # which cannot overflow
+        wide = wide.clamp(min=TINY)
+        zero = torch.zeros_like(wide) if symmetric else (-a / wide).round().clamp(0, high)
+        grid = Grid(wide, zero.to(torch.int32), -high if symmetric else 0, high, 0)
+        near = dequantize(rounded(rows, grid).clamp_(grid.low, high), grid)
+        its = (near - rows).square_().sum(dim=1)  # (1 or C, …) → (1 or C,)
+        better = (its < error) | (share == 100)
+        pairs = (its, error), (wide, scale), (grid.zero_point, zero_point)
+        error, scale, zero_point = (torch.where(better, new, old) for new, old in pairs)
     if axis is None:
-        return Grid(grid.scale[0], grid.zero_point[0], grid.low, grid.high)
-    return Grid(grid.scale, grid.zero_point, grid.low, grid.high, axis)
-
-
-def _grid(least, most, bits, scheme):
-    """Grids from least (R,) ≤ 0 to most (R,) ≥ 0, one for each row."""
-    if scheme == "symmetric":
-        high = 2 ** (bits - 1) - 1
-        scale = (torch.maximum(-least, most) / high).clamp(min=TINY)
-        return Grid(scale, torch.zeros_like(scale, dtype=torch.int32), -high, high, 0)
-    high = 2**bits - 1
-    scale = (most / high - least / high).clamp(min=TINY)  # each divided, so that the sum cannot overflow
-    zero_point = (-least / scale).round().clamp(0, high).to(torch.int32)
-    return Grid(scale, zero_point, 0, high, 0)
-
-
-def _squared_error(rows, grid):
-    near = dequantize(rounded(rows, grid).clamp_(grid.low, grid.high), grid)
-    return (near - rows).square_().sum(dim=1)  # (R, n) → (R,)
+        scale, zero_point = scale[0], zero_point[0]
+    return Grid(scale, zero_point.to(torch.int32), grid.low, high, axis)
 
 
 def rounded(x: Tensor, grid: Grid) -> Tensor:
@@ -122,15 +106,10 @@ def dequantize(codes: Tensor, grid: Grid) -> Tensor:
     return ((codes.to(torch.float32) - zero_point) * scale).clamp_(-LARGEST, LARGEST)
 
 
-def fake_quantize(x: Tensor, grid: Grid) -> Tensor:
-    """dequantize(quantize(x)), for training: float32 in and out. The gradient goes *straight through* the
-    rounding, as if it were not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
-    """
-    return StraightThrough.apply(x, grid)
-
-
 class StraightThrough(torch.autograd.Function):
-    """Rounding that lets the gradient through where nothing was cut off, and stops it elsewhere."""
+    """dequantize(quantize(x)), for training. The gradient goes *straight through* the rounding, as if it were
+    not there (Bengio et al., 2013), and is 0 where x lies outside the grid.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
@@ -149,20 +128,19 @@ class Quantized(nn.Module):
     ``weights``, ``inputs``: their :class:`Grid`, or None for inputs left in float32.
     """
 
-    def __init__(self, layer: nn.Conv2d | nn.Linear, weights: Grid, inputs: Grid | None = None):
+    def __init__(self, layer: nn.Module, weights: Grid, inputs: Grid | None = None):
         super().__init__()
         self.layer, self.weights, self.inputs = layer, weights, inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = fake_quantize(self.layer.weight, self.weights)
-        x = x if self.inputs is None else fake_quantize(x, self.inputs)
-        if isinstance(self.layer, nn.Conv2d):
-            return self.layer._conv_forward(x, weight, self.layer.bias)
-        return F.linear(x, weight, self.layer.bias)
+        x = x if self.inputs is None else StraightThrough.apply(x, self.inputs)
+        weight = StraightThrough.apply(self.layer.weight, self.weights)
+        return functional_call(self.layer, {"weight": weight}, (x,))
 
     def codes(self) -> Tensor:
         """The codes of the weights: int8, shaped as they are."""
-        return quantize(self.layer.weight.detach(), self.weights)
+        weight: Any = self.layer.weight
+        return quantize(weight.detach(), self.weights)
 
 
 def quantize_model(
@@ -175,34 +153,28 @@ def quantize_model(
     the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …), the
     *calibration*. Used as it is, the copy is quantized after training; trained, it is quantization-aware.
     """
-    check.choice("inputs", inputs, (None, *BITS))
     if (inputs is None) != (images is None):
         raise ValueError("one of inputs and images is None; wanted both or neither")
-    model = copy.deepcopy(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
     if not layers or any(isinstance(module, Quantized) for module in model.modules()):
-        raise ValueError(
-            "model has no Conv2d or Linear layer, or is quantized already; wanted one in float32"
-        )
-    seen = {} if images is None else _calibrate(model, layers, images, inputs)
-    for name, layer in layers.items():
+        raise ValueError("model has no Conv2d or Linear layer, or is quantized; wanted one in float32")
+    seen: dict[str, Grid] = {}  # of the layers' inputs
+    if inputs is not None:
+        watched = copy.deepcopy(model).eval()
+        for name in layers:
+
+            def keep(layer, args, name=name):
+                seen[name] = choose_grid(args[0], inputs, scheme="asymmetric")
+
+            watched.get_submodule(name).register_forward_pre_hook(keep)
+        with torch.no_grad():
+            watched(images)
+    model = copy.deepcopy(model)
+    for name in layers:
+        layer: Any = model.get_submodule(name)
         grid = choose_grid(layer.weight, bits, axis=0, span=span)
         model = replaced(model, name, Quantized(layer, grid, seen.get(name)))
     return model
-
-
-def _calibrate(model, layers, images, bits):
-    """The grids of the layers' inputs while ``images`` go through: {name: Grid}."""
-    seen, model = {}, copy.deepcopy(model).eval()
-    for name in layers:
-
-        def keep(layer, args, name=name):
-            seen[name] = choose_grid(args[0], bits, scheme="asymmetric")
-
-        model.get_submodule(name).register_forward_pre_hook(keep)
-    with torch.no_grad():
-        model(images)
-    return seen
 
 
 def unpacked(model: nn.Module) -> nn.Module:
@@ -210,12 +182,12 @@ def unpacked(model: nn.Module) -> nn.Module:
     a network that is *stored* in few bits computes in float32.
     """
     model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Quantized):
-            if module.inputs is not None:
-                raise ValueError(f"the inputs of layer {name} are quantized; wanted weights only")
-            weight = dequantize(module.codes(), module.weights)
-            model = replaced(model, name, plain(module.layer, weight, module.layer.bias))
+    for name, module in [(n, m) for n, m in model.named_modules() if isinstance(m, Quantized)]:
+        if module.inputs is not None:
+            raise ValueError(f"the inputs of layer {name} are quantized; wanted weights only")
+        layer: Any = module.layer
+        layer.weight = nn.Parameter(dequantize(module.codes(), module.weights))
+        model = replaced(model, name, layer)
     return model
 
 
@@ -225,21 +197,6 @@ def replaced(model: nn.Module, name: str, new: nn.Module) -> Any:
         return new
     model.set_submodule(name, new)
     return model
-
-
-def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A Conv2d or Linear layer with this weight and bias (or None), otherwise as ``layer``, without masks."""
-    kind = nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear
-    new: Any = kind.__new__(kind)
-    new.__dict__.update(layer.__dict__)
-    new._modules, new._buffers, new._parameters = {}, {}, {}
-    for name, tensor in {"weight": weight, "bias": bias}.items():
-        new.register_parameter(name, None if tensor is None else nn.Parameter(tensor.detach()))
-    if kind is nn.Linear:
-        new.out_features, new.in_features = weight.shape
-    else:
-        new.out_channels, new.in_channels = weight.shape[0], weight.shape[1] * layer.groups
-    return new
 
 
 def _check(x):

@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from ed_lib import models
-from ed_lib.precision import finetuning, fp8, int8, minilm, packed, weights_only
+from ed_lib.precision import finetuning, fp8, int4, int8, minilm, weight_only
 from ed_lib.precision.autocasting import autocast
+from ed_lib.precision.compression import keep_filters, smallest, strongest
 from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.formats import nearest, values
+from ed_lib.precision.int4 import Linear4
 from ed_lib.precision.low_bit_training import Bfloat16Weights, Scaling, scaled
 from ed_lib.precision.master_weights import MasterWeights
-from ed_lib.precision.pruning import keep_filters, smallest, strongest
 from ed_lib.precision.quantization import choose_grid, quantize, quantize_model, unpacked
 from ed_lib.precision.scaler import GradScaler
-from ed_lib.precision.weights_only import Linear4
 
 X, NAN, LENET, MLP = torch.rand(3, 4), torch.tensor([[float("nan")]]), models.lenet(), models.mlp((4, 2))
 ONES = torch.ones(2, requires_grad=True)
@@ -104,7 +104,7 @@ PRECISION = [
     ("nine bits", lambda: choose_grid(X, 9), ValueError, "bits is 9; wanted one of 2, "),
     ("inputs without images", lambda: quantized(inputs=8), ValueError, "one of inputs and images is None"),
     ("nothing but a ReLU", lambda: quantize_model(nn.ReLU()), ValueError, "has no Conv2d or Linear layer"),
-    ("quantized twice", lambda: quantize_model(quantized()), ValueError, "is quantized already"),
+    ("quantized twice", lambda: quantize_model(quantized()), ValueError, "or is quantized; wanted"),
     ("quantized inputs, unpacked", lambda: unpacked(quantized(inputs=8, images=X)), ValueError,
      "inputs of layer 0"),
     ("Int8 of floats", lambda: int8.Int8(quantized()[0]), ValueError, "has inputs in float32; wanted"),
@@ -123,15 +123,17 @@ PRECISION = [
      "labels run from 0 to 3; wanted 0 to 2"),
     ("a BERT without tensors", lambda: minilm.load_bert(SMALL, {}), ValueError,
      "theirs lacks, or net has no use for, emb"),
-    ("a group that does not divide", lambda: weights_only.nearest(X, 4, 3), ValueError,
+    ("a group that does not divide", lambda: weight_only.nearest(X, 4, 3), ValueError,
      "wanted a divisor of 4"),
-    ("NaN among weights", lambda: weights_only.nearest(NAN, 4, 1), ValueError, "weight holds NaN"),
-    ("a Hessian's shape", lambda: weights_only.gptq(X, X[:2, :2], 4, 2), ValueError, "hessian has the shape"),
-    ("a Hessian of NaN", lambda: weights_only.gptq(X[:, :1], NAN, 4, 1), ValueError, "holds NaN"),
-    ("AWQ's inputs", lambda: weights_only.awq(X, X[:, :2], 4, 2), ValueError,
+    ("NaN among weights", lambda: weight_only.nearest(NAN, 4, 1), ValueError, "weight holds NaN"),
+    ("a Hessian's shape", lambda: weight_only.gptq(X, X[:2, :2], 4, 2), ValueError, "hessian has the shape"),
+    ("a Hessian of NaN", lambda: weight_only.gptq(X[:, :1], NAN, 4, 1), ValueError, "holds NaN"),
+    ("AWQ's inputs", lambda: weight_only.awq(X, X[:, :2], 4, 2), ValueError,
      "inputs have 2 columns; wanted 4"),
-    ("Linear4 of three bits", lambda: Linear4(weights_only.nearest(X, 3, 2)), ValueError,
+    ("Linear4 of three bits", lambda: Linear4(weight_only.nearest(X, 3, 2)), ValueError,
      "few has 3 bits, groups"),
-    ("eight bits in half a byte", lambda: packed.pack(weights_only.nearest(X, 8, 2)), ValueError,
+    ("Linear4 of three rows", lambda: Linear4(weight_only.nearest(torch.ones(3, 32), 4, 32)), ValueError,
+     "few has 3 rows; wanted a multiple of 16"),
+    ("eight bits in half a byte", lambda: int4.pack(weight_only.nearest(X, 8, 2)), ValueError,
      "wanted at most 4"),
 ]  # fmt: skip

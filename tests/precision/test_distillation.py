@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.precision_accuracy import taught
-from ed_lib.precision.distillation import divergence
+from ed_lib.precision.compression import divergence
 
 
 @pytest.fixture

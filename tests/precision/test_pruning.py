@@ -11,7 +11,7 @@ from torch.nn.utils import prune as theirs
 from benchmarks.precision_accuracy import cubic, sparse_linears
 from ed_lib import models
 from ed_lib.precision import storage
-from ed_lib.precision.pruning import (
+from ed_lib.precision.compression import (
     keep_filters,
     permanent,
     prune,
@@ -95,7 +95,7 @@ def test_a_pruned_model_is_torchs_and_its_masks_hold(random):
         weight = model.get_submodule(name).weight
         assert not weight[~mask].any() and weight[mask].all()
     done = permanent(model)
-    assert torch.equal(done(x), model(x)) and [*done.state_dict()] == [*models.lenet().state_dict()]
+    assert torch.equal(done(x), model(x)) and {*done.state_dict()} == {*models.lenet().state_dict()}
     assert not any(hasattr(layer, "parametrizations") for layer in done)
 
 

@@ -10,7 +10,7 @@ errors of those before it; AWQ (Lin and others, arXiv 2306.00978), which first m
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ed_lib import check
 
@@ -55,8 +55,8 @@ def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
 
 
 def nearest(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
-    """Each number of a weight (O, I), float32, by the nearest code. ValueError if ``group`` does not divide
-    I, or for NaN and infinity.
+    """Each number of a weight (O, I), float32, by the nearest code (RTN). ValueError if ``group`` does not
+    divide I, or for NaN and infinity.
     """
     _check(weight, bits, group)
     scale, least = grids(weight, bits, group)
@@ -80,7 +80,6 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
     """
     _check(weight, bits, group)
     check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
-    check.positive("damping", damping)
     left, matrix = weight.double().clone(), hessian.double().clone()  # (O, I), (I, I)
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
@@ -107,14 +106,12 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
     return FewBits(codes.to(torch.uint8), scale, least, bits)
 
 
-def awq(
-    weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128, steps: int = 20
-) -> tuple[FewBits, Tensor]:
+def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tuple[FewBits, Tensor]:
     """→ (the weight (O, I) with its columns multiplied by factors (I,), rounded to the nearest; the factors).
     A product divides its inputs by them first, or the layer before does.
 
-    The factors are the mean size of each input, to a power from 0 to 1, of ``steps`` that with the least
-    squared error of the output. ValueError as from :func:`nearest`, and for inputs of another width.
+    The factors are the mean size of each input, to that power of 0, 0.05, … 0.95 with the least squared error
+    of the output; 1 for an input that is silent. ValueError as from :func:`nearest`.
     """
     _check(weight, bits, group)
     x = inputs.flatten(0, -2)  # (…, I) → (N, I)
@@ -123,41 +120,13 @@ def awq(
     size, right = x.abs().mean(0), x @ weight.T  # (I,), (N, O)
     silent = size == 0  # such an input says nothing of its column, which stays as it is
     found: list[tuple[float, FewBits, Tensor]] = []
-    for step in range(steps):
-        factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / steps)
-        factors = factors / (factors.max() * factors.min()).sqrt()  # around 1
-        factors = factors.masked_fill(silent, 1.0)
+    for step in range(20):
+        factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / 20)
+        factors = (factors / (factors.max() * factors.min()).sqrt()).masked_fill(silent, 1.0)  # around 1
         few = nearest(weight * factors, bits, group)
         error = float((x @ (few.weight() / factors).T - right).square().sum())
         found.append((error, few, factors))
     return min(found, key=lambda one: one[0])[1:]
-
-
-class Linear4(nn.Module):
-    """A Linear layer whose weight has 4 bits, by PyTorch's operator: (…, I) → (…, O), of x's dtype.
-
-    factors: what AWQ multiplied the columns by, or None.
-    """
-
-    def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
-        super().__init__()
-        if few.bits != 4 or few.group not in (32, 64, 128, 256):
-            raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
-        self.group = few.group
-        self.bias = None if bias is None else nn.Buffer(bias)
-        self.factors = None if factors is None else nn.Buffer(factors)
-        self.packed = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
-        middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
-        self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())  # (I / group, O, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = (x if self.factors is None else (x / self.factors).to(x.dtype)).flatten(
-            0, -2
-        )  # (…, I) → (N, I)
-        grids = self.grids.to(x.dtype)
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, grids)  # (N, O)
-        y = y.view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
 
 
 def _check(weight, bits, group):

@@ -1,4 +1,5 @@
-"""Pruning: weights that are set to zero and held there, and filters that are taken out for good.
+"""A smaller network: weights that are set to zero and held there, filters that are taken out for good, and a
+student that learns from a large network's scores.
 
 A mask has the shape of a weight, and is False where the weight is pruned.
 """
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ed_lib.precision.quantization import LAYERS, plain, replaced
+from ed_lib.precision.quantization import LAYERS
 
 
 class Mask(nn.Module):
@@ -53,8 +54,6 @@ def prune(model: nn.Module, amount: float) -> dict[str, Tensor]:
     so goes first. The masks stay in force in training. → {name: mask}.
     """
     layers: dict[str, Any] = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
-    if not layers:
-        raise ValueError("model has no Conv2d or Linear layer; wanted at least one")
     together = torch.cat([layer.weight.detach().flatten() for layer in layers.values()])
     parts = smallest(together, amount).split([layer.weight.numel() for layer in layers.values()])
     masks = {name: part.view_as(layers[name].weight) for name, part in zip(layers, parts, strict=True)}
@@ -66,12 +65,15 @@ def prune(model: nn.Module, amount: float) -> dict[str, Tensor]:
     return masks
 
 
-def permanent(model: nn.Module) -> nn.Module:
+def permanent(model: nn.Module) -> Any:
     """A copy of a pruned model with zeros for its pruned weights, and no masks."""
     model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LAYERS) and parametrize.is_parametrized(module):
-            model = replaced(model, name, plain(module, module.weight, module.bias))
+    masked: list[Any] = [module for module in model.modules() if parametrize.is_parametrized(module)]
+    for layer in masked:
+        weight = layer.weight.detach()
+        layer.__class__ = parametrize.type_before_parametrizations(layer)
+        del layer.parametrizations
+        layer.weight = nn.Parameter(weight)
     return model
 
 
@@ -83,28 +85,39 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
     """
     if not isinstance(model, nn.Sequential):
         raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
-    names = [name for name, module in model.named_children() if isinstance(module, LAYERS)]
+    small = permanent(model)
+    layers: dict[str, Any] = {n: m for n, m in small.named_children() if isinstance(m, LAYERS)}
     for name, indices in keep.items():
-        if name not in names[:-1]:  # the last layer's outputs are the model's
-            raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join(names[:-1])}")
-        pruned: Any = model.get_submodule(name)
-        width, some = len(pruned.weight), torch.as_tensor(indices).tolist()
+        if name not in [*layers][:-1]:  # the last layer's outputs are the model's
+            raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join([*layers][:-1])}")
+        width, some = len(layers[name].weight), torch.as_tensor(indices).tolist()
         if not some or sorted(set(some) & set(range(width))) != sorted(some):
             raise ValueError(f"keep[{name!r}] is {some}; wanted some of 0 to {width - 1}, each once")
-    small, inputs = copy.deepcopy(model), None
-    for name in names:
-        layer: Any = small.get_submodule(name)
+    before, of = None, 0  # the outputs of the layer before that stay, and how many it had
+    for name, layer in layers.items():
         if getattr(layer, "groups", 1) != 1:
             raise ValueError(f"layer {name} has {layer.groups} groups; wanted 1")
-        weight, bias, width = layer.weight.detach(), layer.bias, len(layer.weight)
-        if inputs is not None:  # each output before is one input; several, of a Linear behind an nn.Flatten
-            before, of = inputs
+        weight, width = layer.weight.detach(), len(layer.weight)
+        if before is not None:  # each output before is one input; several, of a Linear behind an nn.Flatten
             weight = weight.unflatten(1, (of, -1))[:, before].flatten(1, 2)
-        stay = torch.as_tensor(keep.get(name, range(width)), dtype=torch.int64, device=weight.device)
-        bias = None if bias is None else bias[stay]
-        small = replaced(small, name, plain(layer, weight[stay], bias))
-        inputs = stay, width
+        before, of = torch.as_tensor(keep.get(name, range(width)), device=weight.device), width
+        layer.weight = nn.Parameter(weight[before])
+        layer.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach()[before])
+        kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
+        for way, n in zip(("out", "in"), layer.weight.shape, strict=False):
+            setattr(layer, f"{way}_{kind}", n)
     return small
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL(p ‖ q) = Σ p (log p − log q), the mean; p, q are the softmax of teacher / T, student / T: scores
+    (B, classes). T > 1 evens the probabilities out, so that those of wrong classes count (Hinton and others,
+    2015). A class with p = 0, of the score −∞, adds 0.
+    """
+    log_p = torch.log_softmax(teacher.detach() / temperature, dim=1)  # (B, classes)
+    log_q = torch.log_softmax(student / temperature, dim=1)
+    p = log_p.exp()
+    return (p * (log_p - log_q).masked_fill(p == 0, 0)).sum(dim=1).mean()  # (B, classes) → (B,) → ()
 
 
 def _check(weight, amount):
