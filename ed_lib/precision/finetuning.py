@@ -24,20 +24,16 @@ class Examples:
     segments: list[Tensor]
     labels: Tensor
 
-    def __len__(self):
-        return len(self.labels)
-
-    def batch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def batch(self, rows: Sequence[int], device: Any = "cpu") -> list[Tensor]:
         """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
         tokens, mask = minilm.padded([self.tokens[row] for row in rows])
         segments, _ = minilm.padded([self.segments[row] for row in rows])
-        return tokens, segments, mask, self.labels[torch.as_tensor(rows)]
+        return [each.to(device) for each in (tokens, segments, mask, self.labels[torch.as_tensor(rows)])]
 
 
-def examples(pairs: Pairs, tokenizer: Any, positions: int = 512) -> Examples:
-    """The pairs through a tokenizer; a warning names how many were cut at ``positions``."""
-    tokens, segments = minilm.encode(tokenizer, pairs.first, pairs.second, positions)
-    return Examples(tokens, segments, torch.tensor(pairs.labels))
+def examples(pairs: Pairs, tokenizer: Any) -> Examples:
+    """The pairs through a tokenizer."""
+    return Examples(*minilm.encode(tokenizer, pairs.first, pairs.second), torch.tensor(pairs.labels))
 
 
 def finetune(
@@ -53,42 +49,38 @@ def finetune(
     classes, found = net.classes.out_features, {0, *train.labels.tolist()}
     if not 0 <= min(found) <= max(found) < classes:
         raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
-    total = epochs * -(-len(train) // batch)
+    total = epochs * -(-len(train.labels) // batch)
     matrices = [p for p in net.parameters() if p.dim() > 1]  # biases and layer norms do not decay
     others = [p for p in net.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, rate, fused=True)
     rising = max(round(warmup * total), 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))
-    )
+    shape = lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))  # noqa: E731
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
 
     def one_step(rows):
-        *inputs, labels = (each.to(net.classes.weight.device) for each in train.batch(rows))
+        *inputs, labels = train.batch(rows, net.classes.weight.device)
         with context():
             loss = F.cross_entropy(net(*inputs), labels)
-        scale = scaler.get_scale() if scaler else 0
+        before = scaler.get_scale() if scaler else 0
         training.optimizer_step(loss, optimizer, scaler)
-        skipped = scaler and getattr(
-            scaler, "skipped", scaler.get_scale() < scale
-        )  # torch's: the scale falls
-        if not skipped:
+        fell = scaler and scaler.get_scale() < before  # torch's scaler says no more
+        if not getattr(scaler, "skipped", fell):
             schedule.step()
         return loss.detach()
 
     look = partial(accuracy, net, test, context) if test else None
-    return training.loop(one_step, len(train), look, epochs=epochs, batch=batch, seed=seed)
+    return training.loop(one_step, len(train.labels), look, epochs=epochs, batch=batch, seed=seed)
 
 
 @torch.no_grad()
 def accuracy(
     net: Encoder, test: Examples, context: Callable = contextlib.nullcontext, batch: int = 64
 ) -> float:
-    """The share of pairs whose largest score is that of their label. Pairs of like length go together."""
-    order = sorted(range(len(test)), key=lambda row: len(test.tokens[row]))
-    right, device = 0, net.classes.weight.device
-    for start in range(0, len(order), batch):
-        *inputs, labels = (each.to(device) for each in test.batch(order[start : start + batch]))
+    """The share of pairs whose largest score is that of their label."""
+    right = 0
+    for rows in minilm.alike(test.tokens, batch):
+        *inputs, labels = test.batch(rows, net.classes.weight.device)
         with context():
             right += int((net(*inputs).argmax(1) == labels).sum())
-    return right / len(test)
+    return right / len(test.labels)

@@ -17,21 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. What several tensors share, as views do, is counted once, in the first place that it fits.
+    """Bytes. What several tensors share, as views do, is counted once, in the first place that it fits."""
 
-    parameters: the model's, and its buffers. masters: the optimizer's float32 copies of parameters.
-    gradients: at the end of the backward pass. optimizer: its state, such as Adam's two averages.
-    inputs: what the step is given. activations: what the forward pass made and keeps for the backward pass.
-    casts: copies of parameters in another dtype, kept for the backward pass too; autocast makes them.
-    """
-
-    parameters: int
-    masters: int
-    gradients: int
-    optimizer: int
-    inputs: int
-    activations: int
-    casts: int
+    parameters: int  # the model's, and its buffers
+    masters: int  # the optimizer's float32 copies of parameters
+    gradients: int  # at the end of the backward pass
+    optimizer: int  # its state, such as Adam's two averages
+    inputs: int  # what the step is given
+    activations: int  # what the forward pass made and keeps for the backward pass
+    casts: int  # copies of parameters in another dtype, kept for the backward pass too; autocast makes them
 
     @property
     def total(self) -> int:
@@ -42,38 +36,39 @@ class Memory:
 def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tensor) -> Memory:
     """Makes one training step of ``model`` with the loss ``run(*inputs)``, and counts its bytes.
 
-    optimizer: torch's, or a MasterWeights. inputs: tensors. The step is not scaled, and it changes the
-    parameters. What is kept by other means than autograd's is not seen, such as what checkpointing keeps.
+    optimizer: torch's, or a MasterWeights. The step is not scaled, and it changes the parameters. What is
+    kept by other means than autograd's is not seen, such as what checkpointing keeps.
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]
-    registry: weakref.WeakSet = weakref.WeakSet()
+    registry: weakref.WeakSet = weakref.WeakSet()  # of what autograd keeps: it forgets what that forgets
     casts = _Casts(own)
     keep = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor)
     with keep, casts:
         loss = run(*inputs)
-    saved, there = _storages(kept.tensor for kept in registry), _storages([*own, *inputs])
-    saved = {storage: size for storage, size in saved.items() if storage not in there}  # nor what was dropped
-    cast = sum(size for storage, size in saved.items() if storage in casts.made)
+    there = _storages([*own, *inputs])
+    saved = _without(_storages(kept.tensor for kept in registry), there)  # nor what was dropped
+    activations = _without(saved, casts.made)
     del casts
     loss.backward()
     gradients = _storages(p.grad for p in own if p.grad is not None)
     optimizer.step()
-    masters = _storages(getattr(optimizer, "masters", []))
     state = [value for values in optimizer.state.values() for value in values.values()]
+    masters = _without(_storages(getattr(optimizer, "masters", [])), _storages(own))
+    averages = _storages(value for value in state if isinstance(value, torch.Tensor))
     return Memory(
         parameters=sum(_storages(own).values()),
-        masters=sum(size for storage, size in masters.items() if storage not in _storages(own)),
+        masters=sum(masters.values()),
         gradients=sum(gradients.values()),
-        optimizer=sum(_storages(value for value in state if isinstance(value, torch.Tensor)).values()),
+        optimizer=sum(averages.values()),
         inputs=sum(x.nbytes for x in inputs),
-        activations=sum(saved.values()) - cast,
-        casts=cast,
+        activations=sum(activations.values()),
+        casts=sum(saved.values()) - sum(activations.values()),
     )
 
 
 class _Kept:
-    """A tensor that autograd keeps. ``registry`` forgets it when autograd does."""
+    """A tensor that autograd keeps."""
 
     def __init__(self, tensor, registry):
         self.tensor = tensor.detach()  # else an output would hold its node, and the node the output, for ever
@@ -100,3 +95,7 @@ def _storages(tensors):
     """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
     storages = [(tensor.device, tensor.untyped_storage()) for tensor in tensors]
     return {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}
+
+
+def _without(storages, others):
+    return {storage: size for storage, size in storages.items() if storage not in others}

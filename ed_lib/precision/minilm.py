@@ -17,28 +17,26 @@ from ed_lib import data
 from ed_lib.models import Encoder
 
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
-# {our module: theirs}, outside the layers and in each of them
-WHOLE = {
+EPS = 1e-12  # of BERT's layer norms
+IGNORED = "embeddings.position_ids"  # 0, 1, 2, …: no weights
+NAMES = {  # {our module: theirs, which are joined in it}
     "tokens": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
     "segments": "embeddings.token_type_embeddings",
     "norm": "embeddings.LayerNorm",
     "pooler": "pooler.dense",
-}
-LAYER = {
+    "queries_keys_values": "attention.self.query attention.self.key attention.self.value",  # in each layer
     "out": "attention.output.dense",
     "norm1": "attention.output.LayerNorm",
     "wide": "intermediate.dense",
     "narrow": "output.dense",
     "norm2": "output.LayerNorm",
 }
-IGNORED = "embeddings.position_ids"  # 0, 1, 2, …: no weights
-EPS = 1e-12  # of BERT's layer norms
 
 
 def load(classes: int = 3, seed: int = 0) -> Encoder:
     """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``. Errors:
-    :func:`ed_lib.data.published`'s, and ImportError without safetensors.
+    :func:`ed_lib.data.minilm`'s, and ImportError without safetensors.
     """
     from safetensors.torch import load_file
 
@@ -52,35 +50,24 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
 
     ValueError, before anything changes, if tensors are missing or left over or have other shapes.
     """
-    theirs = {name: tensor for name, tensor in theirs.items() if name != IGNORED}
     ours = {name: p for name, p in net.state_dict().items() if not name.startswith("classes.")}
-    sources = {name: names(name) for name in ours}
-    if wrong := sorted({name for each in sources.values() for name in each} ^ theirs.keys()):
+    sources = {}
+    for name in ours:
+        *layer, module, kind = name.split(".")  # such as layers.0.wide.weight
+        inside = f"encoder.layer.{layer[1]}." if layer else ""
+        sources[name] = [f"{inside}{each}.{kind}" for each in NAMES[module].split()]
+    if wrong := sorted({each for some in sources.values() for each in some} ^ (theirs.keys() - {IGNORED})):
         some = f"{', '.join(wrong[:3])} ({len(wrong)} in all)"
         raise ValueError(f"theirs lacks, or net has no use for, {some}; wanted a BERT's tensors")
-    joined = {name: torch.cat([theirs[each] for each in sources[name]]) for name in ours}
+    joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
     for name, tensor in joined.items():
         if tensor.shape != (shape := ours[name].shape):
             raise ValueError(f"{', '.join(sources[name])}: {tuple(tensor.shape)}; wanted {tuple(shape)}")
-    with torch.no_grad():
-        for name, tensor in joined.items():
-            ours[name].copy_(tensor)
-
-
-def names(ours: str) -> list[str]:
-    """A parameter of :class:`ed_lib.models.Encoder` → those of a BERT, which are joined in it on axis 0."""
-    module, kind = ours.rsplit(".", 1)
-    if module in WHOLE:
-        return [f"{WHOLE[module]}.{kind}"]
-    _, number, part = module.split(".")
-    inside = [LAYER[part]] if part in LAYER else [f"attention.self.{p}" for p in ("query", "key", "value")]
-    return [f"encoder.layer.{number}.{each}.{kind}" for each in inside]
+    net.load_state_dict(joined, strict=False)
 
 
 def tokenizer() -> Any:
-    """The published tokenizer, which cuts words into pieces of BERT's vocabulary. Errors:
-    :func:`ed_lib.data.published`'s, and ImportError without tokenizers.
-    """
+    """The published tokenizer, which cuts words into pieces of BERT's vocabulary; errors as :func:`load`."""
     from tokenizers import Tokenizer
 
     made = Tokenizer.from_file(str(data.minilm("tokenizer.json")))
@@ -97,8 +84,7 @@ def encode(
     """
     if second is not None and len(first) != len(second):
         raise ValueError(f"there are {len(first)} first and {len(second)} second sentences; wanted as many")
-    pairs = first if second is None else list(zip(first, second, strict=True))
-    found = tokenizer.encode_batch(list(pairs))
+    found = tokenizer.encode_batch(list(first if second is None else zip(first, second, strict=True)))
     if cut := sum(len(each.ids) > positions for each in found):
         warnings.warn(f"{cut} of {len(found)} have more than {positions} tokens and were cut", stacklevel=2)
     tokens = [torch.tensor(each.ids[:positions]) for each in found]
@@ -110,14 +96,18 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
     """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
     tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
     """
-    order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))  # those of like length together
     found = torch.empty(len(sentences), net.classes.in_features)
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
+    for rows in alike(sentences, batch):
         tokens, mask = padded([sentences[n] for n in rows])  # (B, T) both
         h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
         found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
     return found
+
+
+def alike(sentences: Sequence[Tensor], batch: int) -> list[list[int]]:
+    """The numbers of sentences in batches, those of like length together."""
+    order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
+    return [order[start : start + batch] for start in range(0, len(order), batch)]
 
 
 def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
