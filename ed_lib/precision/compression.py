@@ -26,9 +26,7 @@ class Mask(nn.Module):
 
 
 def smallest(weight: Tensor, amount: float) -> Tensor:
-    """The mask of a weight, of any shape: False for the share ``amount`` of smallest absolute value; the
-    count is rounded.
-    """
+    """The mask of a weight, of any shape: False for the share ``amount`` of smallest absolute value."""
     _check(weight, amount)
     mask = torch.ones(weight.numel(), dtype=torch.bool, device=weight.device)
     order = torch.topk(weight.detach().abs().flatten(), round(amount * weight.numel()), largest=False)
@@ -37,9 +35,7 @@ def smallest(weight: Tensor, amount: float) -> Tensor:
 
 
 def strongest(weight: Tensor, amount: float) -> Tensor:
-    """The filters or neurons of a weight (n, …) that stay when the share ``amount`` with the smallest L2 norm
-    goes: their indices, int64, rising.
-    """
+    """The rising indices, int64, of the rows of a weight (n, …) that stay: all but so many of least norm."""
     _check(weight, amount)
     stay = len(weight) - round(amount * len(weight))
     if not stay:
@@ -50,8 +46,7 @@ def strongest(weight: Tensor, amount: float) -> Tensor:
 
 def prune(model: nn.Module, amount: float) -> dict[str, Tensor]:
     """Prunes the Conv2d and Linear weights of a model, in place, by absolute value: the share ``amount`` of
-    all together, so that some may lose everything, others nothing. What was pruned before counts as zero, and
-    so goes first. The masks stay in force in training. → {name: mask}.
+    all together; what was pruned before goes first. The masks stay in force in training. → {name: mask}.
     """
     layers: dict[str, Any] = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
     together = torch.cat([layer.weight.detach().flatten() for layer in layers.values()])

@@ -17,10 +17,9 @@ from ed_lib import check
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format: ``name``, bits of ``exponent`` and of ``mantissa``; one more is the sign.
-
-    ``codes`` says what the largest exponent means: "ieee": infinity and NaN; "nan": numbers, but for the one
-    code of all ones, which is NaN; "numbers": nothing but numbers.
+    """A floating-point format: bits of ``exponent`` and of ``mantissa``; one more is the sign. ``codes``:
+    what the largest exponent means: "ieee", infinity and NaN; "nan", numbers, but for the one code of all ones,
+    which is NaN; "numbers", nothing but numbers.
     """
 
     name: str

@@ -50,7 +50,7 @@ class Scaling:
         check.choice("format", self.format, FORMATS)
         check.choice("scale", self.scale, ("none", "float32", "floor", "ceil", "e4m3", "two-level"))
         check.count("history", self.history, least=0)
-        if self.format in ("tf32", "bfloat16") and self.scale != "none":
+        if FORMATS[self.format].exponent == 8 and self.format != "float32" and self.scale != "none":
             raise ValueError(
                 f"scale is {self.scale!r}; wanted 'none', since {self.format} has float32's range"
             )
@@ -97,7 +97,6 @@ def scaled(
 
     axis: the one that products sum over. largest: () in place of the largest of x, for delayed scaling.
     random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity make a block NaN.
-    ValueError for a matrix that blocks do not divide, and for a largest that is no positive number.
     """
     f, draw = FORMATS[how.format], random if how.stochastic else None
     if x.ndim != 2 or x.dtype != torch.float32:

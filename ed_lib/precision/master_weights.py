@@ -13,27 +13,25 @@ from torch import nn
 
 from ed_lib import check
 
-LOW = (torch.float16, torch.bfloat16)
-
 
 class MasterWeights:
-    """Steps float32 copies of ``parameters``, a module or tensors that hold their weights, and rounds them
-    back. It stands where an optimizer stands: also in ``scaler.step(…)``, of our GradScaler or of torch's.
-
-    One that is float32 is its own master; those that require no gradient have none. make_optimizer: of the
-    list of masters: ``MasterWeights(net.half(), lambda masters: torch.optim.SGD(masters, 0.1))``.
+    """Steps float32 copies of ``parameters``, of a module or a list, and rounds them back; one of float32 is
+    its own master. It stands where an optimizer stands: also in ``scaler.step(…)``, ours or torch's:
+    ``MasterWeights(net.half(), lambda masters: torch.optim.SGD(masters, 0.1))``.
     """
 
     def __init__(self, parameters: nn.Module | Iterable[torch.Tensor], make_optimizer: Callable):
         tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
         for i, p in enumerate(tensors):
-            check.choice(f"parameters[{i}].dtype", p.dtype, (*LOW, torch.float32))
+            check.choice(f"parameters[{i}].dtype", p.dtype, (torch.float16, torch.bfloat16, torch.float32))
             if not p.is_leaf:
                 raise ValueError(f"parameters[{i}] is computed from others; wanted one that has a gradient")
         self.parameters = [p for p in tensors if p.requires_grad]
         if not self.parameters or len({id(p) for p in tensors}) < len(tensors):
             raise ValueError("parameters holds one twice, or none that requires a gradient; wanted each once")
-        self.masters = [nn.Parameter(p.detach().float()) if p.dtype in LOW else p for p in self.parameters]
+        self.masters = [
+            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters
+        ]
         both = zip(self.parameters, self.masters, strict=True)
         self.copies: list[tuple[Any, Any]] = [(p, master) for p, master in both if p is not master]
         self.optimizer = make_optimizer(self.masters)  # schedulers take this one
@@ -54,8 +52,8 @@ class MasterWeights:
 
     @torch.no_grad()
     def pull_gradients(self) -> None:
-        """Copies each low-precision gradient to its master, as float32, if it is new: one that was pulled and
-        has not changed since leaves its master's gradient alone, which may be unscaled and clipped by now.
+        """Copies each low-precision gradient to its master, as float32, if it is new or has changed: else its
+        master's is left alone, which may be unscaled and clipped by now.
         """
         for p, master in self.copies:
             if p.grad is None:
@@ -71,9 +69,7 @@ class MasterWeights:
             p.copy_(master)  # to the nearest, ties to even
 
     def step(self) -> Any:
-        """One step of the optimizer on the masters → what that returns. The float32 gradients are freed after
-        it: 4 bytes a parameter that only a step needs.
-        """
+        """One step of the optimizer on the masters → what that returns; their gradients are then freed."""
         self.pull_gradients()
         result = self.optimizer.step()
         self.push_weights()

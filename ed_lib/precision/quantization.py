@@ -45,11 +45,7 @@ class Grid(nn.Module):
     def along(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point, shaped so that they broadcast against x."""
         shape = [-1 if n == self.axis else 1 for n in range(x.dim())]  # (C,) → (1, …, C, …, 1)
-        return (
-            (self.scale, self.zero_point)
-            if self.axis is None
-            else (self.scale.view(shape), self.zero_point.view(shape))
-        )
+        return self.scale.view(shape), self.zero_point.view(shape)
 
 
 def choose_grid(
@@ -58,9 +54,8 @@ def choose_grid(
     """The :class:`Grid` for a float32 tensor, of any shape; with ``axis``, one for each slice along it.
 
     scheme: "symmetric" has its zero point at 0 and 2^bits − 1 codes, from −(2^(bits−1) − 1) up; "asymmetric"
-    has the codes 0 to 2^bits − 1, and puts its zero point where the numbers are. 0 is always on the grid.
-    span, of the numbers that are not clipped: "min-max" is all of them; "mse" that share of it, in
-    hundredths, for which the squared error is least.
+    has the codes 0 to 2^bits − 1, and its zero point where the numbers are. 0 is always on the grid. span, of
+    what is not clipped: "min-max", all; "mse", those hundredths of it that make the squared error least.
     """
     _check(x)
     check.choice("bits", bits, range(2, 9))
@@ -83,9 +78,8 @@ def choose_grid(
         better = (its < error) | (share == 100)
         pairs = (its, error), (wide, scale), (grid.zero_point, zero_point)
         error, scale, zero_point = (torch.where(better, new, old) for new, old in pairs)
-    if axis is None:
-        scale, zero_point = scale[0], zero_point[0]
-    return Grid(scale, zero_point.to(torch.int32), grid.low, high, axis)
+    zero_point = zero_point.to(torch.int32)
+    return Grid(*((scale[0], zero_point[0]) if axis is None else (scale, zero_point)), grid.low, high, axis)
 
 
 def rounded(x: Tensor, grid: Grid) -> Tensor:
@@ -147,11 +141,11 @@ def quantize_model(
     model: nn.Module, bits: int = 8, *, inputs: int | None = None, images: Tensor | None = None,
     span: str = "min-max",
 ) -> nn.Module:  # fmt: skip
-    """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, on grids that then stay.
+    """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, on grids that then stay: used
+    as it is, quantized after training (PTQ); trained, quantization-aware.
 
     Weights: symmetric, ``bits`` bits, a grid for each filter or neuron, as ``span`` says. inputs: None, or
-    the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …), the
-    *calibration*. Used as it is, the copy is quantized after training; trained, it is quantization-aware.
+    the bits of the layers' inputs, whose asymmetric min-max grids come from a pass of ``images`` (N, …).
     """
     if (inputs is None) != (images is None):
         raise ValueError("one of inputs and images is None; wanted both or neither")
@@ -201,7 +195,6 @@ def replaced(model: nn.Module, name: str, new: nn.Module) -> Any:
 
 def _check(x):
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
-        came = f"a {type(x).__name__} of {getattr(x, 'dtype', 'no dtype')}"
-        raise TypeError(f"x is {came}; wanted a tensor of float32")
+        raise TypeError(f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32")
     if not x.numel() or not torch.isfinite(x).all():
         raise ValueError(f"x {tuple(x.shape)} is empty, or holds NaN or infinity; wanted finite numbers")

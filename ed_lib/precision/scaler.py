@@ -34,17 +34,16 @@ class GradScaler:
         backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
     ):  # fmt: skip
         check.choice("device", device, ("cuda", "cpu"))
-        if enabled and device == "cuda" and not torch.cuda.is_available():
+        self._enabled = enabled and (device == "cpu" or torch.cuda.is_available())
+        if enabled and not self._enabled:
             warnings.warn("GradScaler is disabled: there is no GPU. On a CPU, use device='cpu'", stacklevel=2)
-            enabled = False
         values = init_scale, growth_factor, backoff_factor, growth_interval, 0
         self._state = _checked(dict(zip(KEYS, values, strict=True)), "init_scale")
-        self._enabled, self._started = bool(enabled), False  # whether scale() was ever called
         self._stage: dict[int, str] = {}  # {optimizer: the last that it had since update()}
         self._finite: dict[
             int, Any
         ] = {}  # {optimizer: whether its gradients are, bool (); None: it has none}
-        self._skips, self.skipped = 0, False  # skips in a row
+        self._started, self._skips, self.skipped = False, 0, False  # scale() was called; skips in a row
 
     def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at will."""
@@ -69,8 +68,7 @@ class GradScaler:
         grads = [grad.detach() for grad in grads if grad.numel()]
         if any(grad.dtype == torch.float16 for grad in grads):
             raise ValueError("a gradient is float16, too small once unscaled: step copies (MasterWeights)")
-        inverse = _float32(1 / self.get_scale()) if self.get_scale() else math.inf
-        if inverse == math.inf:  # torch goes on, and 0 · inf = NaN ends up in the parameters
+        if (inverse := _float32(1 / (self.get_scale() or 1e-99))) == math.inf:  # torch: 0 · inf = NaN
             raise FloatingPointError(f"the scale fell to {self.get_scale():g}: 1 / scale is inf in float32")
         flags = [(grad.abs().max() < math.inf).to(grads[0].device) for grad in grads]  # False for NaN too
         for grad in grads:
@@ -114,20 +112,17 @@ class GradScaler:
         if found:
             self._skips = 0 if all(found) else self._skips + 1
         if self._skips >= STUCK and self.get_scale() <= self.smallest:
-            raise FloatingPointError(
-                f"{self._skips} updates in a row were skipped, and nothing was learned; the scale is "
-                f"{self.get_scale():g}. Look for inf or NaN in inputs, weights and loss"
-            )
+            came = f"{self._skips} updates in a row were skipped, down to a scale of {self.get_scale():g}"
+            raise FloatingPointError(f"{came}; look for inf or NaN in inputs, weights and loss")
 
     def adapt(self, overflow: bool) -> None:
         """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
         state = self._state
+        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
         if overflow:
             state["scale"] = _float32(state["scale"] * state["backoff_factor"])
-            state["_growth_tracker"] = 0  # updates without a skip since the scale last changed
-            return
-        state["_growth_tracker"] += 1
-        if state["_growth_tracker"] == state["growth_interval"]:
+            state["_growth_tracker"] = 0
+        elif state["_growth_tracker"] == state["growth_interval"]:
             grown = _float32(state["scale"] * state["growth_factor"])
             state["scale"] = grown if math.isfinite(grown) else state["scale"]
             state["_growth_tracker"] = 0
@@ -142,9 +137,9 @@ class GradScaler:
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Goes on from a ``state_dict`` of this class or of torch's."""
+        if missing := self._enabled and set(KEYS) - state_dict.keys():
+            raise RuntimeError(f"state_dict lacks {', '.join(sorted(missing))}; wanted all of {KEYS}")
         if self._enabled:
-            if missing := set(KEYS) - state_dict.keys():
-                raise RuntimeError(f"state_dict lacks {', '.join(sorted(missing))}; wanted all of {KEYS}")
             self._state, self._skips = _checked({key: state_dict[key] for key in KEYS}), 0
 
     def _check_order(self, call, optimizer=None, after=()):

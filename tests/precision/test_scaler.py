@@ -351,7 +351,7 @@ def test_after_forty_skips_in_a_row_it_stops(value):
     ("scaler", "updates", "words"),
     [
         (GradScaler("cpu", backoff_factor=0.9), 264, "^264 updates"),  # 0.9^264 < 2⁻⁴⁰ < 0.9^263
-        (StaticScaler(8.0, "cpu"), 40, "^40 updates.*scale is 8"),
+        (StaticScaler(8.0, "cpu"), 40, "^40 updates.*a scale of 8"),
     ],
 )
 def test_other_scales_get_as_far_and_one_clean_step_starts_the_count_again(scaler, updates, words):
