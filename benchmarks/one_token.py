@@ -21,7 +21,7 @@ from ed_lib import data
 from ed_lib.ed import language
 from ed_lib.precision import minilm, weight_only
 from ed_lib.precision.decoding import Decoder
-from ed_lib.precision.int4 import Linear4
+from ed_lib.precision.weight_only import Linear4
 
 FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4"
 HOWS = "nearest", "GPTQ", "AWQ"

@@ -18,8 +18,8 @@ from ed_lib import check
 @dataclass(frozen=True)
 class Format:
     """A floating-point format: bits of ``exponent`` and of ``mantissa``; one more is the sign. ``codes``:
-    what the largest exponent means: "ieee", infinity and NaN; "nan", numbers, but for the one code of all ones,
-    which is NaN; "numbers", nothing but numbers.
+    what the largest exponent means: "ieee", infinity and NaN; "nan", numbers, but for the one code of all
+    ones, which is NaN; "numbers", nothing but numbers.
     """
 
     name: str

@@ -26,12 +26,9 @@ class Int8(nn.Module):
 
     def __init__(self, quantized: Any):
         super().__init__()
-        layer = quantized.layer
-        if (
-            isinstance(getattr(layer, "padding", 0), str)
-            or getattr(layer, "padding_mode", "zeros") != "zeros"
-        ):
-            raise ValueError(f"padding is {layer.padding!r}, {layer.padding_mode}; wanted numbers, zeros")
+        padding, mode = (getattr(quantized.layer, name, "zeros") for name in ("padding", "padding_mode"))
+        if padding in ("same", "valid") or mode != "zeros":
+            raise ValueError(f"padding is {padding!r}, {mode}; wanted numbers, zeros")
         if quantized.inputs is None:
             raise ValueError("model has inputs in float32; wanted one whose inputs are quantized too")
         self.quantized = quantized.requires_grad_(False)

@@ -50,10 +50,8 @@ class Scaling:
         check.choice("format", self.format, FORMATS)
         check.choice("scale", self.scale, ("none", "float32", "floor", "ceil", "e4m3", "two-level"))
         check.count("history", self.history, least=0)
-        if FORMATS[self.format].exponent == 8 and self.format != "float32" and self.scale != "none":
-            raise ValueError(
-                f"scale is {self.scale!r}; wanted 'none', since {self.format} has float32's range"
-            )
+        if self.format in ("tf32", "bfloat16") and self.scale != "none":  # which have float32's range
+            raise ValueError(f"scale is {self.scale!r}; wanted 'none' for {self.format}")
         for size in self.block or ():
             check.count("block", size)
 

@@ -10,7 +10,7 @@ errors of those before it; AWQ (Lin and others, arXiv 2306.00978), which first m
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ed_lib import check
 
@@ -127,6 +127,35 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
         error = float((x @ (few.weight() / factors).T - right).square().sum())
         found.append((error, few, factors))
     return min(found, key=lambda one: one[0])[1:]
+
+
+class Linear4(nn.Module):
+    """A Linear layer whose weight has 4 bits, by PyTorch's operator: (…, I) → (…, O), of x's dtype.
+
+    factors: what AWQ multiplied the columns by, or None.
+    """
+
+    def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
+        super().__init__()
+        if few.bits != 4 or few.group not in (32, 64, 128, 256):
+            raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
+        if len(few.codes) % 16:
+            raise ValueError(f"few has {len(few.codes)} rows; wanted a multiple of 16")
+        self.group = few.group
+        self.bias = None if bias is None else nn.Buffer(bias)
+        self.factors = None if factors is None else nn.Buffer(factors)
+        self.packed = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
+        middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
+        self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())  # (I / group, O, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x if self.factors is None else (x / self.factors).to(x.dtype)
+        rows, grids = rows.reshape(-1, x.shape[-1]).contiguous(), self.grids.to(x.dtype)  # (…, I) → (N, I)
+        y = rows.new_empty(0, grids.shape[1])
+        if len(rows):
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, grids)  # (N, O)
+        y = y.view(*x.shape[:-1], grids.shape[1])
+        return y if self.bias is None else y + self.bias
 
 
 def _check(weight, bits, group):

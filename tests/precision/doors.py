@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from ed_lib import models
-from ed_lib.precision import finetuning, fp8, int4, int8, minilm, weight_only
+from ed_lib.precision import finetuning, fp8, int8, minilm, weight_only
 from ed_lib.precision.autocasting import autocast
 from ed_lib.precision.compression import keep_filters, smallest, strongest
 from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.formats import nearest, values
-from ed_lib.precision.int4 import Linear4
 from ed_lib.precision.low_bit_training import Bfloat16Weights, Scaling, scaled
 from ed_lib.precision.master_weights import MasterWeights
 from ed_lib.precision.quantization import choose_grid, quantize, quantize_model, unpacked
 from ed_lib.precision.scaler import GradScaler
+from ed_lib.precision.weight_only import Linear4
 
 X, NAN, LENET, MLP = torch.rand(3, 4), torch.tensor([[float("nan")]]), models.lenet(), models.mlp((4, 2))
 ONES = torch.ones(2, requires_grad=True)
@@ -134,6 +134,4 @@ PRECISION = [
      "few has 3 bits, groups"),
     ("Linear4 of three rows", lambda: Linear4(weight_only.nearest(torch.ones(3, 32), 4, 32)), ValueError,
      "few has 3 rows; wanted a multiple of 16"),
-    ("eight bits in half a byte", lambda: int4.pack(weight_only.nearest(X, 8, 2)), ValueError,
-     "wanted at most 4"),
 ]  # fmt: skip
