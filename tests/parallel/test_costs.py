@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,15 +91,17 @@ def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     assert costs.fit([10, 20], [1e-6, 9e-6]).alpha == 0
 
 
+def slowest(seconds):
+    longest = torch.tensor([seconds])
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.item()
+
+
 def measured():
-    return costs.time_all_reduces([0, 40_000], 3), *costs.measure([64, 10**5, 10**6], 5)
+    return costs.ping_pong([64, 10**5, 10**6], 5), costs.quartiles({"": lambda: None}, 3, slowest)
 
 
-def test_a_link_is_measured_whole_and_all_algorithms_are_timed_and_all_ranks_agree_on_the_times():
-    (first, *of_first), (second, *of_second) = launch(measured, 2, timeout=120.0)
-    for link, seconds in (of_first, of_second):
-        assert len(seconds) == 3 and min(seconds) > 0
-        assert min(link.alpha, link.beta) >= 0  # on a busy machine a fit may say 0
-        assert link.gamma > 0 and link.contention >= 1
-    assert first == second and set(first) == set(costs.ALGORITHMS)
-    assert all(len(times) == 2 and min(times) > 0 for times in first.values())
+def test_messages_are_timed_and_ranks_agree_on_what_the_slowest_took():
+    (first, one), (second, other) = launch(measured, 2, timeout=120.0)
+    assert len(first) == len(second) == 3 and min(first + second) > 0
+    assert one == other and one[""] > 0

@@ -5,7 +5,7 @@ adding what arrived takes nγ (R. Thakur and others, as in :mod:`.collectives`, 
 contention is this book's: it was needed for ranks that share one machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,64 +112,21 @@ def traffic(algorithm: str, bytes: int, p: int) -> Traffic:
     return Traffic(counts(algorithm, p)[2], 2 * (p - 1) * bytes)
 
 
-def measure(sizes: Sequence[int], repeats: int = 20) -> tuple[Link, list[float]]:
-    """What ranks 0 and 1 measure: their :class:`Link`, and the seconds of a message of each size (bytes).
-
-    Contention is that of two messages of the largest size, one in each direction; γ is for float32 numbers.
-    To be called by both ranks of a group of two.
-    """
-    seconds, wire, largest = ping_pong(sizes, repeats), Wire(), max(sizes)
-    sent, received = torch.zeros(2, largest, dtype=torch.uint8, device=device())
-    total, other = torch.zeros(2, largest // 4, device=device())
-    calls = {
-        "both ways": lambda: wire.exchange(sent, 1 - wire.rank, received, 1 - wire.rank),
-        "addition": lambda: total.add_(other),
-    }
-    took, link = _quartiles(calls, repeats), fit(sizes, seconds)
-    contention = max(1.0, took["both ways"] / seconds[list(sizes).index(largest)])
-    return Link(link.alpha, link.beta, took["addition"] / largest, contention), seconds
-
-
 def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
-    """What ranks 0 and 1 measure: half of the seconds that a message of each size needs there and back."""
+    """What ranks 0 and 1 measure: half of the seconds of a message of each size (bytes) there and back."""
     wire, found = Wire(), []
     for size in sizes:
         tensor = torch.zeros(size, dtype=torch.uint8, device=device())
-
-        def there_and_back(tensor=tensor):
-            if wire.rank == 0:
-                wire.send(tensor, 1)
-                wire.receive(tensor, 1)
-            else:
-                wire.receive(tensor, 0)
-                wire.send(tensor, 0)
-
-        found.append(_quartiles({"": there_and_back}, repeats)[""] / 2)
+        turns = [wire.send, wire.receive] if wire.rank == 0 else [wire.receive, wire.send]
+        calls = {"": lambda tensor=tensor, turns=turns: [turn(tensor, 1 - wire.rank) for turn in turns]}
+        found.append(quartiles(calls, repeats)[""] / 2)
     return found
 
 
-def time_all_reduces(sizes: Sequence[int], repeats: int = 10) -> dict[str, list[float]]:
-    """What the ranks of a group measure: {algorithm: the slowest rank's seconds for each size (bytes)}."""
-    wire = Wire()
-    found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
+def quartiles(calls: dict[str, Callable], repeats: int = 20, of_ranks: Callable = float) -> dict[str, float]:
+    """{name: the lower quartile of a call's seconds}, since other programs can only make it longer.
 
-    def slowest(seconds):
-        longest = torch.tensor([seconds], device=device())
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        return longest.item()
-
-    for size in sizes:
-        tensor = torch.zeros(size // 4, device=device())  # float32
-        calls = {name: lambda run=run, tensor=tensor: run(tensor, wire) for name, run in ALGORITHMS.items()}
-        for name, seconds in _quartiles(calls, repeats, slowest).items():
-            found[name].append(seconds)
-    return found
-
-
-def _quartiles(calls, repeats, of_ranks=float):
-    """{name: the lower quartile of the seconds}, since other programs can only make a call longer.
-
-    The calls take turns, and all ranks begin each of them together. of_ranks: this rank's → what counts.
+    All ranks begin each call together, in turns. of_ranks: this rank's seconds → what counts.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats + 2):  # the first two warm up
