@@ -131,7 +131,7 @@ def alt():
     """What the figure shows, in words."""
     rows = []
     for title, published, its_limit, measured, limit in drawn():
-        most = [f", at most {most:,.1f}× where it was published" for most in its_limit]
+        most = [f", at most {most:,.{int(most < 100)}f}× where it was published" for most in its_limit]
         most += [f", at most {most:,.1f}× where we measured" for most in limit]
         rows.append(f"{title}: {said(published, measured)}{''.join(most)}")
     return f"How many times as fast, on a logarithmic scale. {'; '.join(rows)}."
