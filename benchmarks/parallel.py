@@ -16,12 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import formats, pipelines
 from benchmarks.harness import ROUNDING, is_right, one_thread, summary
 from benchmarks.pipelines import barrier_to_barrier
-from ed_lib.parallel import launch
-from ed_lib.parallel.asynchronous import workers
-from ed_lib.parallel.asynchronous.problems import Perceptron
-from ed_lib.parallel.asynchronous.servers import ParameterServer, SynchronousServer
+from ed_lib.parallel import launch, workers
+from ed_lib.parallel.asynchronous import ParameterServer, SynchronousServer
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.data_parallel.replica import Replica, reduce_each, shard
+from ed_lib.parallel.problems import Perceptron
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,11 +18,16 @@ from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
 from ed_lib.ed.rivals import by_layer
 from ed_lib.parallel import launch
-from ed_lib.parallel.asynchronous.problems import Perceptron
-from ed_lib.parallel.asynchronous.servers import Diverged, ParameterServer, SynchronousServer
-from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel.asynchronous import (
+    Diverged,
+    ParameterServer,
+    SynchronousServer,
+    local_sgd,
+    simulate,
+)
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
+from ed_lib.parallel.problems import Perceptron
 
 LR = 0.2  # the source's
 
@@ -35,6 +41,10 @@ class Size(Training):
     epochs: int = 10
     gradients: int = 3000  # on the virtual clock, in batches of 32
     lrs: tuple = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+    meetings: tuple = (1, 5, 20, 50, 200)
+    each: int = 200  # steps of each worker
+    inner: tuple = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+    outer: tuple = (0.1, 0.2, 0.4, 0.7, 1.0)
     tests: int | None = None
     ed_images: int = 8_000
     ed_batch: int = 16
@@ -46,7 +56,8 @@ class Size(Training):
 
 
 SIZE = Size()
-TINY = Size(40, 20, 1, 40, (0.05, 1e30), 200, 96, 16, 4, 4, (1, 2), ("signed",), (0.02, 0.1),
+TINY = Size(40, 20, 1, 40, (0.05, 1e30), (1, 4), 4, (1e-3,), (0.7,), 200,
+            96, 16, 4, 4, (1, 2), ("signed",), (0.02, 0.1),
             **REHEARSAL | {"seeds": 1})  # fmt: skip
 
 
@@ -103,6 +114,35 @@ def on_clock(method, lr, seed, size):
     return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}
 
 
+WAYS = {"local SGD": torch.optim.SGD, "local AdamW": torch.optim.AdamW, "DiLoCo": torch.optim.AdamW}
+
+
+def meetings(size, device):
+    """The loss on the test images when four workers meet every H steps, after the same number of gradients: a
+    row for each way, H, inner rate and, for DiLoCo, outer rate; its momentum is 0.9. Results: "loss" by seed.
+    """
+    options = [
+        {"method": way, "steps": H, "lr": lr, "outer": outer}
+        for way in WAYS
+        for H in size.meetings
+        for lr in (size.lrs if way == "local SGD" else size.inner)
+        for outer in (size.outer if way == "DiLoCo" else (1.0,))
+    ]
+    return runs(between_meetings, options, size.seeds, workers=size.workers, size=size)
+
+
+def between_meetings(method, steps, lr, outer, seed, size):
+    """One run → the mean cross-entropy on the test images, and seconds."""
+    (inputs, labels), (tests, right) = images("fashion-mnist", size.offline)
+    problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
+    momentum = 0.9 if method == "DiLoCo" else 0.0
+    inner, rounds = partial(WAYS[method], lr=lr), size.each // steps
+    params = local_sgd(problem.start(), problem, 4, rounds, steps, inner, outer, momentum)
+    logits = problem.logits(params, torch.as_tensor(tests[: size.tests]))
+    loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(right[: size.tests]).long())
+    return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}
+
+
 def streaming(size, device):
     """ED in a pipeline that never waits, a row for each rule, number of stages and rate: one network for each
     of the ten classes; stages = 1 is ED without delay. Results: "accuracy" on the test images, by seed.
@@ -144,4 +184,9 @@ def streamed(rule, stages, rate, seed, size):
 
 
 context = one_thread
-TABLES = {"source": source, "asynchronous, accuracy": asynchronous, "streaming ED": streaming}
+TABLES = {
+    "source": source,
+    "asynchronous, accuracy": asynchronous,
+    "meetings": meetings,
+    "streaming ED": streaming,
+}

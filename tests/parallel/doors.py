@@ -5,9 +5,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import dry, launch, layouts, zero
-from ed_lib.parallel.asynchronous import failures, hogwild, servers, workers
-from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel import asynchronous, dry, launch, layouts, workers, zero
+from ed_lib.parallel.asynchronous import simulate
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.mesh import Layout, Model
@@ -21,11 +20,11 @@ SHARED = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
 SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
-LINK, SPARSE = costs.Link(5e-5, 1e-9), hogwild.SparseSquares.random(4, 2, 1)
+LINK = costs.Link(5e-5, 1e-9)
 
 
 def _work(gradient=abs, n_tasks=4, n_workers=2, **options):
-    server = servers.ParameterServer(torch.zeros(4), 1.0)
+    server = asynchronous.ParameterServer(torch.zeros(4), 1.0)
     return lambda: workers.train(server, gradient, n_tasks, n_workers, **options)
 
 
@@ -35,13 +34,15 @@ def _train(lr=0.1, epochs=1, devices=1, batch=6, labels=13):
 
 
 def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
-    return lambda: simulate(server or servers.ParameterServer(TWO, 0.1), None, n_tasks, seconds, **options)
+    return lambda: simulate(
+        server or asynchronous.ParameterServer(TWO, 0.1), None, n_tasks, seconds, **options
+    )
 
 
 def _used():
-    server = servers.ParameterServer(TWO, 0.1)
+    server = asynchronous.ParameterServer(TWO, 0.1)
     server.push(TWO, 0)
-    return servers.Dispatcher(server, 3)
+    return asynchronous.Dispatcher(server, 3)
 
 
 def _clock(stages=3, microbatches=2, schedule=gpipe, **seconds):
@@ -86,15 +87,10 @@ PARALLEL = [
     ("chunks on one stage", _clock(1, 4, interleaved(2)), ValueError, "4, stages 1; wanted"),
     ("no groups of stages", _clock(3, 4, interleaved(2)), ValueError, "4, stages 3; wanted"),
     ("more stages than layers", lambda: delays(4, 5), ValueError, "stages is 5; wanted at most 4"),
-    ("hogwild: no steps", lambda: hogwild.train(SPARSE, 1, 0, 0.1), ValueError, "steps is 0"),
-    ("hogwild: a rate below 0", lambda: hogwild.train(SPARSE, 1, 5, -1), ValueError, "lr is -1"),
-    ("saving all the time", lambda: failures.goodput(0, 1, 1), ValueError, "interval is 0"),
-    ("failing all the time", lambda: failures.best_interval(1, 0), ValueError, "between is 0"),
-    ("a matrix of parameters", lambda: servers.ParameterServer(torch.eye(2), 1), ValueError, "params has"),
-    ("a server that stands", lambda: servers.ParameterServer(TWO, 0), ValueError, "lr is 0"),
-    ("a step of nothing", lambda: servers.SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
-    ("a queue of nothing", lambda: servers.ModelQueue(TWO, 0.1, 0), ValueError, "n_models is 0"),
-    ("half a step of tasks", _virtual(servers.SynchronousServer(TWO, 0.1, 2)), ValueError, "a multiple of 2"),
+    ("a matrix of parameters", lambda: asynchronous.ParameterServer(torch.eye(2), 1), ValueError, "params"),
+    ("a server that stands", lambda: asynchronous.ParameterServer(TWO, 0), ValueError, "lr is 0"),
+    ("a step of nothing", lambda: asynchronous.SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
+    ("half a step of tasks", _virtual(asynchronous.SynchronousServer(TWO, 0.1, 2)), ValueError, "multiple of 2"),
     ("a worker in no time", _virtual(seconds=[0]), ValueError, "seconds is 0"),
     ("spread below 0", _virtual(spread=-1), ValueError, "spread is -1"),
     ("a used server", _used, ValueError, "server has made 1 updates; wanted a new one"),

@@ -1,6 +1,7 @@
 """The servers, their tasks and the virtual clock, against torch.optim, linear algebra and a serial loop."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ed_lib.parallel.asynchronous.problems import Perceptron, Quadratic
-from ed_lib.parallel.asynchronous.servers import (
+from ed_lib.parallel.asynchronous import (
     Dispatcher,
     Diverged,
-    ModelQueue,
     ParameterServer,
     SynchronousServer,
+    local_sgd,
+    simulate,
     stable_rate,
 )
-from ed_lib.parallel.asynchronous.virtual import simulate
+from ed_lib.parallel.problems import Perceptron, Quadratic
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -132,32 +133,7 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     assert torch.allclose(servers[0].params, wanted, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize(("seconds", "models"), [([1] * 4, 4), ([1, 1, 1, 5], 4), ([1, 2], 5), ([1] * 4, 3)])
-def test_models_of_a_queue_are_serial_and_never_merge(problem, seconds, models):
-    queue = ModelQueue(problem.start(), 0.3, models)
-    simulate(queue, problem, 40, seconds, spread=0.2 * (models == 5))
-    assert sorted(task for seen in queue.seen for task in seen) == list(range(40))
-    for model, seen in zip(queue.drain(), queue.seen, strict=True):
-        assert torch.equal(model, serial(problem, seen, 0.3))
-        assert len(seen) < 2 * 40 / models
-    assert {push.staleness for push in queue.log} == {0}
-    if len(set(seconds)) == 1:
-        assert {len(seen) for seen in queue.seen} <= {40 // models, -(-40 // models)}
-    assert all((queue.params == problem.start()).tolist())
-
-
-def test_a_queue_is_drained_once_its_models_are_back():
-    queue = ModelQueue(torch.zeros(2), 0.1, 1)
-    queue.pull(worker=3)
-    assert not queue.allows(0)
-    with pytest.raises(RuntimeError, match="models are out: {3: 0}"):
-        queue.drain()
-    queue.abandon(3)
-    assert queue.drain().tolist() == [[0, 0]] and queue.allows(0)
-
-
-MAKES = (ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2), lambda w, lr: ModelQueue(w, lr, 2))
+MAKES = (ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +153,7 @@ def test_a_push_that_is_refused_changes_nothing(make, gradient, read, error, mes
     server.pull(0)
 
     def state():
-        params = [w.tolist() for w in (server.params, *getattr(server, "models", ()))]
-        return params, server.version, len(server.log)
+        return server.params.tolist(), server.version, len(server.log)
 
     before = state()
     with pytest.raises(error, match=message):
@@ -201,8 +176,7 @@ def test_a_synchronous_server_refuses_what_belongs_to_no_open_place():
 
 def test_what_a_server_gives_away_and_takes_in_is_copied():
     start, gradient = torch.zeros(2), torch.ones(2, requires_grad=True)
-    one = lambda w, lr: SynchronousServer(w, lr, 1), lambda w, lr: ModelQueue(w, lr, 1)  # noqa: E731
-    for make in (ParameterServer, *one):
+    for make in (ParameterServer, lambda w, lr: SynchronousServer(w, lr, 1)):
         server = make(start, 0.5)
         params, version = server.pull()
         params += 7
@@ -233,8 +207,7 @@ def test_every_gradient_is_applied_once_whoever_dies_when(data):
     make = {
         "asynchronous": lambda: ParameterServer(torch.zeros(40), 0.5),
         "synchronous": lambda: SynchronousServer(torch.zeros(40), 0.5, 4),
-        "queue": lambda: ModelQueue(torch.zeros(40), 0.5, 3),
-    }[data.draw(st.sampled_from(["asynchronous", "synchronous", "queue"]), "server")]
+    }[data.draw(st.sampled_from(["asynchronous", "synchronous"]), "server")]
     server, computed = make(), []
 
     def gradient(params, task):  # task t leaves its mark at t only
@@ -253,8 +226,7 @@ def test_every_gradient_is_applied_once_whoever_dies_when(data):
     assert sorted(tasks) == list(range(n)) and [span.task for span in run.spans] == tasks
     assert len(run.lost) <= len(dies) and all(span.end == dies[span.worker] for span in run.lost)
     rate = 0.5 / server.per_step
-    moved = server.params if not isinstance(server, ModelQueue) else server.drain().sum(0)
-    assert moved.tolist() == [rate] * min(n, 40) + [0.0] * (40 - min(n, 40))
+    assert server.params.tolist() == [rate] * min(n, 40) + [0.0] * (40 - min(n, 40))
     last = {}
     for span in run.spans:  # nobody does two things at once, or after its death
         assert last.get(span.worker, 0) <= span.start < span.end <= dies.get(span.worker, float("inf"))
@@ -298,3 +270,47 @@ def test_dividing_by_the_staleness_makes_any_staleness_stable_below_one():
         limit = staleness * stable_rate(1, staleness)  # of lr·λ, where the step is lr / τ
         assert 1 - 1e-12 <= limit < np.pi / 2
         assert radius(0.99 / staleness, staleness) < 1
+
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.mark.oracle
+def test_meeting_after_each_step_is_a_large_batch(problem):
+    gradient, start = problem, problem.start()
+    found, whole = local_sgd(start, gradient, 3, 5, 1, SGD), start.clone()
+    for step in range(5):
+        whole -= 0.1 * sum(gradient(whole, 3 * step + n)[0] for n in range(3)) / 3
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.oracle
+def test_plain_outer_steps_average_the_models(problem):
+    gradient, start = problem, problem.start()
+    ends = []
+    for n in range(2):
+        params = start.clone()
+        for task in range(n, 8, 2):
+            params -= 0.1 * gradient(params, task)[0]
+        ends.append(params)
+    found = local_sgd(start, gradient, 2, 1, 4, SGD)
+    torch.testing.assert_close(found, sum(ends) / 2, rtol=0, atol=1e-12)
+
+
+@pytest.mark.oracle
+def test_nesterov_takes_the_mean_move_for_a_gradient():
+    start = torch.tensor([1.0, -2.0]).double()
+    half = Quadratic([0.5, 0.5])  # two steps at the rate 0.1 leave 0.95² of it
+    found = local_sgd(start, half, 2, 2, 2, SGD, rate=0.7, momentum=0.9)
+    params = torch.nn.Parameter(start.clone())
+    outer = torch.optim.SGD([params], 0.7, 0.9, nesterov=True)
+    for _ in range(2):
+        params.grad = (1 - 0.95**2) * params.detach()
+        outer.step()
+    torch.testing.assert_close(found, params.detach(), rtol=0, atol=1e-12)
+
+
+def test_every_batch_goes_to_one_worker_once():
+    seen = []
+    local_sgd(torch.zeros(1), lambda w, task: (w.clone(), seen.append(task)), 4, 3, 5, SGD)
+    assert sorted(seen) == list(range(60))

@@ -1,15 +1,18 @@
 """Training in which no worker waits for another: the server of parameters, its rivals, and its tasks.
 
-Nothing here knows about time or processes: ``virtual`` drives the servers on a clock, ``workers`` in real
-processes. A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of
-that batch at those parameters, and pushes it. P parameters stand in one flat tensor.
+A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
+at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate` drives a server on
+a virtual clock: gradients are really computed, the time that they take is made up, and the same arguments
+give the same run, bit by bit. :mod:`ed_lib.parallel.workers` drives it with processes.
 """
 
 import heapq
+import itertools
 import math
-from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ed_lib import check
@@ -64,7 +67,7 @@ class ParameterServer:
 
         One that has NaN in it (:class:`Diverged`) or does not fit is refused, and nothing has changed.
         """
-        self.require_fit(gradient, read, self.version)
+        self.require_fit(gradient, read)
         push = Push(worker, task, read, self.version)
         rate = self.lr / max(1, push.staleness) if self.by_staleness else self.lr
         self.params.add_(gradient.detach(), alpha=-rate)
@@ -72,13 +75,10 @@ class ParameterServer:
         self.log.append(push)
         return push.staleness
 
-    def abandon(self, worker: int) -> None:
-        """The worker is gone, and what it had pulled will not be pushed."""
-
-    def require_fit(self, gradient: torch.Tensor, read: int, version: int) -> None:
+    def require_fit(self, gradient: torch.Tensor, read: int) -> None:
         """Refuses a gradient that comes from a version that has not been yet, does not fit, or diverged."""
-        if read > version:
-            raise ValueError(f"read is version {read}; wanted at most {version}, the version now")
+        if read > self.version:
+            raise ValueError(f"read is version {read}; wanted at most {self.version}, the version now")
         check.shape("gradient", tuple(gradient.shape), tuple(self.params.shape))
         if not bool(torch.isfinite(gradient).all()):
             raise Diverged("gradient holds NaN or infinity; wanted finite numbers")
@@ -94,69 +94,24 @@ class SynchronousServer(ParameterServer):
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
         super().__init__(params, lr)
         self.per_step = check.count("per_step", per_step)
-        self._inbox: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
+        self.arrived: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
 
     def allows(self, task: int) -> bool:
         return task // self.per_step == self.version
 
     def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
         """As the asynchronous one; τ is 0. A task of another step, or one that came, is refused as well."""
-        self.require_fit(gradient, read, self.version)
-        if read != self.version or not self.allows(task) or task in self._inbox:
+        self.require_fit(gradient, read)
+        if read != self.version or not self.allows(task) or task in self.arrived:
             raise ValueError(f"task is {task}, of version {read}; wanted a missing one of {self.version}")
-        self._inbox[task] = gradient.detach().clone()
+        self.arrived[task] = gradient.detach().clone()
         self.log.append(Push(worker, task, read, self.version))
-        if len(self._inbox) == self.per_step:
-            ordered = torch.stack([self._inbox[task] for task in sorted(self._inbox)])  # (per_step, P)
+        if len(self.arrived) == self.per_step:
+            ordered = torch.stack([self.arrived[task] for task in sorted(self.arrived)])  # (per_step, P)
             self.params.add_(ordered.mean(0), alpha=-self.lr)
-            self._inbox.clear()
+            self.arrived.clear()
             self.version += 1
         return 0
-
-
-class ModelQueue(ParameterServer):
-    """A queue of models: a worker pops the next, improves it by one gradient, and pushes it back to the end.
-
-    params: (P,), where all ``n_models`` start. Each moves by the gradients that were computed at it: nothing
-    is ever stale, and nothing ever merges. ``seen[m]`` lists the tasks that model m has learnt from.
-    """
-
-    def __init__(self, params: torch.Tensor, lr: float, n_models: int):
-        super().__init__(params, lr)
-        self.models = [self.params.clone() for _ in range(check.count("n_models", n_models))]
-        self.seen: list[list[int]] = [[] for _ in self.models]
-        self.queue = deque(range(n_models))  # those that wait
-        self.out: dict[int, int] = {}  # worker → the model that it has
-
-    def allows(self, task: int) -> bool:
-        return bool(self.queue)
-
-    def pull(self, worker: int = 0) -> tuple[torch.Tensor, int]:
-        """Pops the model that has waited longest."""
-        model = self.out[worker] = self.queue.popleft()
-        return self.models[model].clone(), len(self.seen[model])
-
-    def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
-        """Moves the worker's model by the gradient and puts it at the end of the queue → τ, which is 0."""
-        model = self.out[worker]
-        self.require_fit(gradient, read, len(self.seen[model]))
-        self.models[model].add_(gradient.detach(), alpha=-self.lr)
-        self.log.append(Push(worker, task, read, len(self.seen[model])))
-        self.seen[model].append(task)
-        self.queue.append(self.out.pop(worker))
-        self.version += 1
-        return self.log[-1].staleness
-
-    def abandon(self, worker: int) -> None:
-        """Puts the worker's model back, as it was, at the front."""
-        if worker in self.out:
-            self.queue.appendleft(self.out.pop(worker))
-
-    def drain(self) -> torch.Tensor:
-        """→ all models, (n_models, P), once all are back. RuntimeError while a worker holds one."""
-        if self.out:
-            raise RuntimeError(f"models are out: {self.out} (worker: model); wanted all of them back")
-        return torch.stack(self.models)
 
 
 class Dispatcher:
@@ -202,7 +157,6 @@ class Dispatcher:
             return None
         task, _ = self.held.pop(worker)
         heapq.heappush(self.waiting, task)
-        self.server.abandon(worker)
         return task
 
 
@@ -219,11 +173,58 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """What a driver did: ``spans`` as in the server's log, the ``lost`` ones of the dead; seconds."""
+    """What was done: ``spans`` as in the server's log, the ``lost`` ones of the dead; seconds."""
 
     spans: list[Span]
     lost: list[Span]
     seconds: float
+
+
+def simulate(
+    server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], *,
+    spread: float = 0.0, dies: dict[int, float] | None = None, seed: int = 0,
+) -> Run:  # fmt: skip
+    """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → a :class:`Run`.
+
+    gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each
+    worker. spread: each takes that times exp(spread · z), with z normal. dies: {worker: the second at which
+    it is killed}. Sending takes no time. Of things that happen at the same time, the smaller worker's is
+    first. RuntimeError if all workers die before the tasks are done.
+    """
+    for value in seconds:
+        check.positive("seconds", value)
+    if not 0 <= spread < float("inf"):
+        raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
+    dispatcher, random = Dispatcher(server, n_tasks), np.random.default_rng(seed)
+    spans: list[Span] = []
+    lost: list[Span] = []
+    now = 0.0
+    alive = set(range(len(seconds)))
+    busy: dict[int, tuple] = {}  # worker → (task, params, start)
+    serial = itertools.count()  # tells apart the events of a worker
+    events: list[tuple] = [(time, worker, next(serial), None) for worker, time in (dies or {}).items()]
+    heapq.heapify(events)
+    while True:
+        for worker in sorted(alive - set(busy)):
+            if (order := dispatcher.assign(worker)) is not None:
+                busy[worker] = (*order, now)
+                takes = seconds[worker] * np.exp(spread * random.standard_normal())
+                heapq.heappush(events, (now + takes, worker, next(serial), order[0]))
+        if not dispatcher.unfinished:
+            return Run(spans, lost, now)
+        if not alive:
+            raise RuntimeError(f"all workers are dead, with {dispatcher.unfinished} tasks left")
+        now, worker, _, task = heapq.heappop(events)  # the next thing to happen, and time jumps to it
+        if worker in alive and task is not None:
+            task, params, start = busy.pop(worker)
+            found, loss = gradient(params, task)
+            dispatcher.receive(worker, found)
+            spans.append(Span(worker, task, start, now, float(loss)))
+        elif worker in alive:
+            alive.discard(worker)
+            if dispatcher.lose(worker) is not None:
+                task, _, start = busy.pop(worker)
+                lost.append(Span(worker, task, start, now))
 
 
 def stable_rate(curvature: float, staleness: int) -> float:
@@ -234,3 +235,27 @@ def stable_rate(curvature: float, staleness: int) -> float:
     on difference-delay equations", 1976.)
     """
     return 2 * math.sin(math.pi / (2 * (2 * staleness + 1))) / curvature
+
+
+def local_sgd(
+    start: torch.Tensor, gradient: Callable, workers: int, rounds: int, steps: int, inner: Callable,
+    rate: float = 1.0, momentum: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Workers that each take ``steps`` steps of their own, and then average by how far they moved → (P,).
+
+    inner: from [params], a worker's optimizer, whose state stays. The mean move counts as a gradient for SGD
+    at the rate ``rate`` with Nesterov's momentum: plain averages are local SGD (S. Stich, 2019); with AdamW
+    inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each batch goes to one worker, once.
+    """
+    params, copies = start.clone(), [start.clone() for _ in range(workers)]
+    outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
+    inners = [inner([copy]) for copy in copies]
+    for first in range(0, rounds * steps * workers, steps * workers):
+        for worker, (copy, optimizer) in enumerate(zip(copies, inners, strict=True)):
+            copy.copy_(params)
+            for task in range(first + worker, first + steps * workers, workers):
+                copy.grad = gradient(copy, task)[0]
+                optimizer.step()
+        params.grad = params - torch.stack(copies).mean(0)  # (workers, P) → (P,)
+        outer.step()
+    return params

@@ -1,4 +1,4 @@
-"""The servers of :mod:`.servers` with real workers: processes that may die.
+"""The servers of :mod:`ed_lib.parallel.asynchronous` with real workers: processes that may die.
 
 The calling process is the server, with a pipe to each worker. A task is done when its gradient has arrived
 whole, and is handed out again when the pipe of the worker that held it has ended without that: so each is
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ed_lib import check
-from ed_lib.parallel.asynchronous.servers import Dispatcher, ParameterServer, Run, Span
+from ed_lib.parallel.asynchronous import Dispatcher, ParameterServer, Run, Span
 from ed_lib.parallel.ranks import launcher
 
 
