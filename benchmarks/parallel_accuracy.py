@@ -43,7 +43,7 @@ class Size(Training):
     lrs: tuple = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
     meetings: tuple = (1, 5, 20, 50, 200)
     each: int = 200  # steps of each worker
-    inner: tuple = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+    inner: tuple = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
     outer: tuple = (0.1, 0.2, 0.4, 0.7, 1.0)
     tests: int | None = None
     ed_images: int = 8_000

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ed_lib.parallel import asynchronous, dry, launch, layouts, workers, zero
-from ed_lib.parallel.asynchronous import simulate
+from ed_lib.parallel.asynchronous import SynchronousServer, simulate
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.mesh import Layout, Model
@@ -89,8 +89,8 @@ PARALLEL = [
     ("more stages than layers", lambda: delays(4, 5), ValueError, "stages is 5; wanted at most 4"),
     ("a matrix of parameters", lambda: asynchronous.ParameterServer(torch.eye(2), 1), ValueError, "params"),
     ("a server that stands", lambda: asynchronous.ParameterServer(TWO, 0), ValueError, "lr is 0"),
-    ("a step of nothing", lambda: asynchronous.SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
-    ("half a step of tasks", _virtual(asynchronous.SynchronousServer(TWO, 0.1, 2)), ValueError, "multiple of 2"),
+    ("a step of nothing", lambda: SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
+    ("half a step of tasks", _virtual(SynchronousServer(TWO, 0.1, 2)), ValueError, "multiple of 2"),
     ("a worker in no time", _virtual(seconds=[0]), ValueError, "seconds is 0"),
     ("spread below 0", _virtual(spread=-1), ValueError, "spread is -1"),
     ("a used server", _used, ValueError, "server has made 1 updates; wanted a new one"),

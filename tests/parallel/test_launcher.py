@@ -1,6 +1,7 @@
 """launch: what ranks return, and that nothing is left of them however they end."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,18 @@ def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_sc
     joined = subprocess.run([*torchrun, script], **here)
     assert sorted(joined.stdout.split()) == sorted("41 [2, 3] 41 [2, 3]".split()), joined.stderr
     assert "world_size is 3; wanted 2, which torchrun has started" in joined.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_without_its_peers_is_a_named_error_in_time(rank):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    code = "from ed_lib.parallel import launch\nlaunch(len, 2, [], timeout=3)"
+    command, options = [sys.executable, "-c", code], {"capture_output": True, "text": True, "timeout": LONG}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | world, **options)
+    assert f"RankError: rank {rank} did not meet all 2 ranks within 3 s" in done.stderr, done.stderr
 
 
 def test_a_script_without_a_guard_gets_an_error_and_not_a_flood_of_processes(tmp_path):

@@ -7,7 +7,6 @@ none and joins their group instead, so that one script serves both.
 
 import contextlib
 import faulthandler
-import functools
 import itertools
 import multiprocessing
 import os
@@ -42,6 +41,7 @@ BACKENDS = ("gloo", "nccl")
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
 JOINED = itertools.count()  # numbers the groups that were joined under torchrun
+STORES: list[Any] = []  # the one of torchrun, which serves all groups
 WAITING = "torch/distributed"  # what the stack of a rank shows that waits for another
 
 
@@ -60,8 +60,8 @@ def launch(
 
     fn: a function that another process can import; args and results: anything that pickle knows, copied.
     backend: "gloo" (CPU) or "nccl" (one NVIDIA GPU for each rank). timeout: seconds for all of it.
-    :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end; no
-    process is left then either.
+    :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end, or if,
+    under torchrun, not all ranks come; no process is left then either.
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
@@ -245,8 +245,13 @@ def _join(fn, world_size, args, backend, timeout):
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
-    store = dist.PrefixStore(f"launch {next(JOINED)}", _store())  # it keeps what earlier groups wrote in it
-    _enter(store, backend, timeout)
+    try:
+        store = _store(timedelta(seconds=timeout))  # it keeps what earlier groups wrote in it
+        _enter(dist.PrefixStore(f"launch {next(JOINED)}", store), backend, timeout)
+    except dist.DistError as error:
+        rank = int(os.environ["RANK"])
+        said = f"rank {rank} did not meet all {started} ranks within {timeout:g} s: {error}"
+        raise RankError(rank, said) from None
     try:
         results = [None] * world_size
         dist.all_gather_object(results, fn(*args))
@@ -255,8 +260,8 @@ def _join(fn, world_size, args, backend, timeout):
         dist.destroy_process_group()
 
 
-@functools.cache
-def _store():
+def _store(limit):
     """Where torchrun's processes find each other."""
-    store, _, _ = next(dist.rendezvous("env://"))
-    return store
+    if not STORES:
+        STORES.append(next(dist.rendezvous("env://", timeout=limit))[0])
+    return STORES[0]
