@@ -20,9 +20,8 @@ from benchmarks.formats import deviation
 from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
 from ed_lib.precision import autocasting, compression, fp8, int8
-from ed_lib.precision.quantization import Quantized, quantize_model, replaced, unpacked
+from ed_lib.precision.quantization import Quantized, quantize_model, replaced, stored_bytes, unpacked
 from ed_lib.precision.scaler import GradScaler
-from ed_lib.precision.storage import stored_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from torch.nn.utils import prune as theirs
 
 from benchmarks.precision_accuracy import cubic, sparse_linears
 from ed_lib import models
-from ed_lib.precision import storage
 from ed_lib.precision.compression import (
     keep_filters,
     permanent,
@@ -18,7 +17,7 @@ from ed_lib.precision.compression import (
     smallest,
     strongest,
 )
-from ed_lib.precision.quantization import LAYERS, quantize_model
+from ed_lib.precision.quantization import LAYERS, quantize_model, stored_bytes
 
 AMOUNTS = (0, 0.1, 0.33, 0.5, 0.9, 0.98, 1, 1.0)
 
@@ -197,4 +196,4 @@ def test_the_bytes_of_a_pruned_model():
     for mask in masks.values():
         rows, n, there = len(mask), mask.numel(), int(mask.sum())
         total += min(4 * n, -(-n // 8) + 4 * there, 4 * (rows + 1) + 6 * there)
-    assert storage.stored_bytes(model) == storage.stored_bytes(permanent(model)) == total
+    assert stored_bytes(model) == stored_bytes(permanent(model)) == total

@@ -11,7 +11,7 @@ from torch import nn
 from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObserver
 
 from ed_lib import models
-from ed_lib.precision import int8, storage
+from ed_lib.precision import int8
 from ed_lib.precision.quantization import (
     LARGEST,
     Grid,
@@ -21,6 +21,8 @@ from ed_lib.precision.quantization import (
     dequantize,
     quantize,
     quantize_model,
+    sizes,
+    stored_bytes,
     unpacked,
 )
 
@@ -293,8 +295,8 @@ def test_sizes_are_those_of_the_arrays_that_hold_the_weight(bits):
         csr = csr_matrix(numbers)
         values = np.packbits(np.ones(csr.nnz * bits, bool)).nbytes
         assert (
-            storage.sizes(numbers, bits)
-            == storage.sizes(torch.from_numpy(numbers), bits)
+            sizes(numbers, bits)
+            == sizes(torch.from_numpy(numbers), bits)
             == {
                 "dense": np.packbits(np.ones(numbers.size * bits, bool)).nbytes,
                 "bitmap": np.packbits(numbers != 0).nbytes + values,
@@ -307,22 +309,22 @@ def test_sizes_are_those_of_the_arrays_that_hold_the_weight(bits):
 def test_the_bytes_of_a_model():
     model = models.lenet()
     weights, biases, filters = [180, 25_000, 102_400, 1280], 4 * 208, 208
-    assert storage.stored_bytes(model) == 4 * 129_068
-    assert storage.stored_bytes(copy.deepcopy(model).half()) == 2 * 129_068
-    assert storage.stored_bytes(copy.deepcopy(model).bfloat16()) == 2 * 129_068
+    assert stored_bytes(model) == 4 * 129_068
+    assert stored_bytes(copy.deepcopy(model).half()) == 2 * 129_068
+    assert stored_bytes(copy.deepcopy(model).bfloat16()) == 2 * 129_068
     quantized = quantize_model(model, 8)
-    assert storage.stored_bytes(quantized) == sum(weights) + 4 * filters + biases
+    assert stored_bytes(quantized) == sum(weights) + 4 * filters + biases
     full = quantize_model(model, 8, inputs=8, images=torch.rand(2, 1, 28, 28))
-    assert storage.stored_bytes(full) == storage.stored_bytes(quantized) + 4 * 5
+    assert stored_bytes(full) == stored_bytes(quantized) + 4 * 5
     for bits in (3, 5):  # no zeros to speak of
         for module in (some := quantize_model(model, bits)):
             if isinstance(module, Quantized):
                 weight = module.layer.weight.data
                 weight[weight.abs() < module.weights.along(weight)[0]] = 9.0
         packed = sum(-(-n * bits // 8) for n in weights)
-        assert storage.stored_bytes(some) == packed + 4 * filters + biases
+        assert stored_bytes(some) == packed + 4 * filters + biases
     normed = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
-    assert storage.stored_bytes(normed) == 4 * (12 + 8)
+    assert stored_bytes(normed) == 4 * (12 + 8)
 
 
 def test_a_model_that_is_one_layer():
