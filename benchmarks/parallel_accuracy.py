@@ -18,13 +18,7 @@ from ed_lib import data
 from ed_lib.ed import EDNetwork, learner
 from ed_lib.ed.rivals import by_layer
 from ed_lib.parallel import launch
-from ed_lib.parallel.asynchronous import (
-    Diverged,
-    ParameterServer,
-    SynchronousServer,
-    local_sgd,
-    simulate,
-)
+from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, local_sgd, simulate
 from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.problems import Perceptron
@@ -121,23 +115,21 @@ def meetings(size, device):
     """The loss on the test images when four workers meet every H steps, after the same number of gradients: a
     row for each way, H, inner rate and, for DiLoCo, outer rate; its momentum is 0.9. Results: "loss" by seed.
     """
-    options = [
+    cases = [
         {"method": way, "steps": H, "lr": lr, "outer": outer}
-        for way in WAYS
-        for H in size.meetings
+        for way, H in itertools.product(WAYS, size.meetings)
         for lr in (size.lrs if way == "local SGD" else size.inner)
         for outer in (size.outer if way == "DiLoCo" else (1.0,))
     ]
-    return runs(between_meetings, options, size.seeds, workers=size.workers, size=size)
+    return runs(between_meetings, cases, size.seeds, workers=size.workers, size=size)
 
 
 def between_meetings(method, steps, lr, outer, seed, size):
     """One run → the mean cross-entropy on the test images, and seconds."""
     (inputs, labels), (tests, right) = images("fashion-mnist", size.offline)
     problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
-    momentum = 0.9 if method == "DiLoCo" else 0.0
-    inner, rounds = partial(WAYS[method], lr=lr), size.each // steps
-    params = local_sgd(problem.start(), problem, 4, rounds, steps, inner, outer, momentum)
+    how = partial(WAYS[method], lr=lr), outer, 0.9 if method == "DiLoCo" else 0.0
+    params = local_sgd(problem.start(), problem, 4, size.each // steps, steps, *how)
     logits = problem.logits(params, torch.as_tensor(tests[: size.tests]))
     loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(right[: size.tests]).long())
     return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}

@@ -61,12 +61,6 @@ def activations(
     return tokens * sequences * numbers * itemsize
 
 
-def parameters(layers: int, hidden: int, vocabulary: int, positions: int = 0) -> int:
-    """Ψ of L blocks, embeddings, a last norm, and a head that shares the embedding's matrix."""
-    block = 12 * hidden**2 + 13 * hidden  # four products' matrices, their biases, two norms
-    return layers * block + (vocabulary + positions + 2) * hidden
-
-
 def saved(call: Callable, *known: torch.Tensor) -> int:
     """The bytes that autograd keeps after ``call()`` for its backward pass, without those of ``known``."""
     storages: dict[int, torch.UntypedStorage] = {}  # kept here, so that no memory is given out twice

@@ -89,7 +89,11 @@ class Worker:
 
 def serve(dispatcher: Dispatcher, workers: Collection[Worker], payload: bytes, end: float) -> Run:
     """The server's life → the :class:`Run`."""
-    _wait_for_all(workers, payload, end)
+    starting = {worker for worker in workers if worker.send(payload)}
+    while starting:
+        for worker in _ready(starting, end):
+            worker.receive()  # it is ready, or dead
+            starting.discard(worker)
     spans, lost, zero = [], [], time.monotonic()
     tasks: dict[int, tuple[int, float]] = {}  # worker → (task, start)
 
@@ -120,15 +124,6 @@ def serve(dispatcher: Dispatcher, workers: Collection[Worker], payload: bytes, e
     return Run(spans, lost, time.monotonic() - zero)
 
 
-def _wait_for_all(workers, payload, end):
-    """Sends what they compute to all; returns when every worker is ready, or dead."""
-    starting = {worker for worker in workers if worker.send(payload)}
-    while starting:
-        for worker in _ready(starting, end):
-            worker.receive()
-            starting.discard(worker)
-
-
 def _ready(workers, end):
     """The workers, of those alive, from whom something has come, or nothing will. Waits for one."""
     alive = [worker for worker in workers if worker.is_alive]
@@ -143,21 +138,18 @@ def _ready(workers, end):
 
 def _work(channel, pause):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
-    with contextlib.suppress(EOFError, OSError):
-        gradient = []
-        channel.send_bytes(launcher.attempt(_prepare, gradient, channel.recv_bytes()))
-        while True:
-            order = pickle.loads(channel.recv_bytes())
-            time.sleep(pause)
-            channel.send_bytes(launcher.attempt(_computed, *gradient, *order))
-
-
-def _prepare(gradient, payload):
-    """Puts the function of the gradient into a list, in a process with one thread."""
     launcher.one_thread()
-    gradient.append(pickle.loads(payload)[0])
+    gradient = []
 
+    def prepare(payload):
+        gradient.append(pickle.loads(payload)[0])
 
-def _computed(gradient, task, params):
-    found, loss = gradient(torch.from_numpy(params), task)
-    return found.detach().numpy(), float(loss)
+    def computed(task, params):
+        time.sleep(pause)
+        found, loss = gradient[0](torch.from_numpy(params), task)
+        return found.detach().numpy(), float(loss)
+
+    with contextlib.suppress(EOFError, OSError):
+        channel.send_bytes(launcher.attempt(prepare, channel.recv_bytes()))
+        while True:
+            channel.send_bytes(launcher.attempt(computed, *pickle.loads(channel.recv_bytes())))

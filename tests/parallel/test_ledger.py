@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ed_lib.models import GPT, RECOMPUTE, Block
+from ed_lib.models import RECOMPUTE, Block
 from ed_lib.parallel import ledger
 
 
@@ -33,14 +33,6 @@ def test_recomputing_changes_no_number(how):
         found.append([y, *torch.autograd.grad(y.square().sum(), [inputs, *made.parameters()])])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.oracle
-def test_parameters():
-    for layers, hidden in ((1, 8), (3, 12)):
-        net = GPT(31, 6, hidden, 4, layers)
-        assert sum(p.numel() for p in net.parameters()) == ledger.parameters(layers, hidden, 31, 6)
-    assert ledger.parameters(96, 12_288, 50_257, 2048) == pytest.approx(175e9, rel=0.01), "GPT-3"
 
 
 @pytest.mark.oracle
