@@ -10,12 +10,12 @@ from conftest import ROOT
 TOTALS = {  # lines of Python at most, or words
     "ed_lib/*.py": 1434,
     "ed_lib/ed/**/*.py": 1574,
-    "ed_lib/parallel/**/*.py": 3800,
+    "ed_lib/parallel/**/*.py": 3786,
     "ed_lib/precision/**/*.py": 1883,
     "ed_lib/lstm/**/*.py": 2175,
-    "benchmarks/**/*.py": 3187,
+    "benchmarks/**/*.py": 3221,
     "tools/**/*.py": 1000,
-    "tests/**/*.py": 13223,
+    "tests/**/*.py": 13215,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools
