@@ -48,7 +48,7 @@ def fine_tuning(size, device):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
             histories.append(finetuning.finetune(net, train, test, seed=1000 * seed, **options))
-        case = {"format": name, "pairs": len(train.labels), "floor_bytes": bytes, "floor_flops": sum(steps)}
+        case = {"format": name, "pairs": len(train), "floor_bytes": bytes, "floor_flops": sum(steps)}
         row = case | summary([sum(one.seconds) for one in histories])
         row["accuracy"] = [one.accuracy[-1] for one in histories]
         yield row | bytes_of_a_step(size, context, device, train)
@@ -57,7 +57,7 @@ def fine_tuning(size, device):
 def bytes_of_a_step(size, context, device, train):
     """What a step on the first batch keeps, in bytes."""
     net = minilm.load().to(device)
-    *inputs, labels = train.batch(range(min(size.batch, len(train.labels))), device)
+    *inputs, labels = train.batch(range(min(size.batch, len(train))), device)
 
     def loss(*inputs):
         with context():
@@ -71,7 +71,7 @@ def step_flops(size, train):
     """FLOPs of the products of each step, of the first seed's batches, as padded."""
     sizes = {"layers": 6, "hidden": 384, "classes": 3}
     for epoch in range(size.epochs):
-        for some in data.batches(len(train.labels), size.batch, seed=epoch):
+        for some in data.batches(len(train), size.batch, seed=epoch):
             longest = max(len(train.tokens[row]) for row in some)
             yield sum(encoder_flops(sizes, longest, len(some)))
 

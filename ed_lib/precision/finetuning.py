@@ -24,6 +24,9 @@ class Examples:
     segments: list[Tensor]
     labels: Tensor
 
+    def __len__(self):
+        return len(self.labels)
+
     def batch(self, rows: Sequence[int], device: Any = "cpu") -> list[Tensor]:
         """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
         tokens, mask = minilm.padded([self.tokens[row] for row in rows])
@@ -49,7 +52,7 @@ def finetune(
     classes, found = net.classes.out_features, {0, *train.labels.tolist()}
     if not 0 <= min(found) <= max(found) < classes:
         raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
-    total = epochs * -(-len(train.labels) // batch)
+    total = epochs * -(-len(train) // batch)
     matrices = [p for p in net.parameters() if p.dim() > 1]  # biases and layer norms do not decay
     others = [p for p in net.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
@@ -70,7 +73,7 @@ def finetune(
         return loss.detach()
 
     look = partial(accuracy, net, test, context) if test else None
-    return training.loop(one_step, len(train.labels), look, epochs=epochs, batch=batch, seed=seed)
+    return training.loop(one_step, len(train), look, epochs=epochs, batch=batch, seed=seed)
 
 
 @torch.no_grad()
@@ -83,4 +86,4 @@ def accuracy(
         *inputs, labels = test.batch(rows, net.classes.weight.device)
         with context():
             right += int((net(*inputs).argmax(1) == labels).sum())
-    return right / len(test.labels)
+    return right / len(test)
