@@ -1,10 +1,5 @@
 """The source article's network, call for call, and an array that writes down which calls work on it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from ed_lib.arrays import Array
@@ -21,9 +16,8 @@ class ArticleNetwork:
     """
 
     def __init__(self, net: EDNetwork):
-        if net.n_outputs != 1 or net.bias != "free" or net.rule != "signed" or net.space.backend == "torch":
-            wanted = "one output, rule 'signed', bias 'free', NumPy or CuPy"
-            raise ValueError(f"net is unlike the article's; wanted {wanted}")
+        if (net.n_outputs, net.bias, net.rule) != (1, "free", "signed"):
+            raise ValueError("net is unlike the article's; wanted one output, free biases, the rule 'signed'")
         self.net, self.u0, self.alpha = net, net.u0, net.alpha
         state = {name: net.asarray(value) for name, value in net.state_dict().items()}
         # (2, 2, I, O) and (2, 1, O); of the hidden layers (D, 2, 2, W, W) and (D, 2, 1, W)
@@ -74,7 +68,7 @@ class Logged(np.ndarray):
     __module__ = "numpy"  # ed_lib asks which library an array comes from
     calls: list[tuple[str, tuple[int, ...]]] = []
 
-    def log(self, name: str, function: Callable, *inputs: Any, **options: Any) -> Logged:
+    def log(self, name, function, *inputs, **options):
         """Calls ``function`` on plain arrays, and writes it down."""
         plain = lambda x: x.view(np.ndarray) if isinstance(x, Logged) else x  # noqa: E731
         if "out" in options:  # += writes into what is there
@@ -84,14 +78,11 @@ class Logged(np.ndarray):
         return result
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        return self.log(ufunc.__name__, getattr(ufunc, method), *inputs, **options)
+        name = "sum" if method == "reduce" else ufunc.__name__
+        return self.log(name, getattr(ufunc, method), *inputs, **options)
 
     def __array_function__(self, function, types, inputs, options):
         return self.log(function.__name__, function, *inputs, **options)
 
-    # one call each, though NumPy's methods make several
-    def sum(self, *axes: int) -> Logged:  # type: ignore[override]
-        return self.log("sum", np.sum, self, *axes)
-
-    def mean(self, *axes: int, **options: bool) -> Logged:  # type: ignore[override]
+    def mean(self, *axes, **options):  # one call, though NumPy's method makes several
         return self.log("mean", np.mean, self, *axes, **options)

@@ -38,8 +38,7 @@ class Transformer:
     ):  # fmt: skip
         check.choice("attention", attention, RULES)
         check.choice("mlp", mlp, RULES)
-        sizes = dict(vocabulary=vocabulary, context=context, layers=layers, heads=heads, width=width)
-        V, T, L, _, C = (check.count(name, size) for name, size in sizes.items())
+        V, T, L, C = vocabulary, context, layers, width
         if width % heads:
             raise ValueError(f"heads is {heads}; wanted a divisor of the width, {width}")
         self.vocabulary, self.context, self.heads, self.layers = V, T, heads, L
@@ -56,9 +55,8 @@ class Transformer:
         for name, shape in shapes.items():  # 2 L of them add to the stream, and start small
             scale = small if name.endswith((".answer", ".down")) else 1
             self.parameters[name] = (0.02 * torch.randn(shape, generator=random) * scale).requires_grad_()
-        rate = check.positive("rate", rate)
         self.optimizer = torch.optim.Adam([*self.parameters.values()], rate, (0.9, 0.99), fused=True)
-        fallen = partial(risen_and_fallen, steps=check.count("steps", steps))
+        fallen = partial(risen_and_fallen, steps=steps)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, fallen)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,8 +86,7 @@ class Transformer:
         found = self.answers(x)
         loss = F.cross_entropy(found["scores"].flatten(0, 1), target.flatten())
         error = found["scores"].detach().softmax(2) - F.one_hot(target, self.vocabulary)  # (B, T, V)
-        for p in self.parameters.values():
-            p.grad = None
+        self.optimizer.zero_grad()
         by_loss = [part for rule, parts in self.taught.values() for part in parts if rule == "backprop"]
         moves: list[Any] = [(loss, by_loss, None)]  # (what, by which weights, times what it is told)
         for name, (rule, parts) in self.taught.items():

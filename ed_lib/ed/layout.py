@@ -2,13 +2,11 @@
 
 Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
 the receiver's sign s_p is multiplied in once, when a weight is stored, and not at every use. With C = 2W
-cells in a layer, the excitatory ones first:
+cells in a layer, the excitatory ones first, in arrays of NumPy, CuPy or PyTorch:
 
     weight (..., 2I, 2O): rows (q, i), columns (p, o), holds s_p W[p, q]
     bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for a pair of bias cells
     states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d] and writes states[d + 1]
-
-The functions take arrays of NumPy, CuPy or PyTorch.
 """
 
 import math

@@ -11,10 +11,10 @@ from threadpoolctl import threadpool_limits
 
 from ed_lib import check, data, training
 from ed_lib.ed import rivals
-from ed_lib.ed.network import check_target
+from ed_lib.ed.network import LAYERS, check_target
 from ed_lib.ed.space import to_numpy
 
-METHODS, LAYERS = ("ed", *rivals.LOSSES), ("input", "hidden", "output")
+METHODS = ("ed", *rivals.LOSSES)
 Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
 
@@ -36,18 +36,17 @@ class Learner:
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
         for name in layers:
             check.choice("layers", name, LAYERS)
-        self.net, self.method, self.layers = net, method, layers
-        self.backprop = None if method == "ed" else rivals.Backprop(net, loss=method)
+        self.net, self.backprop = net, None if method == "ed" else rivals.Backprop(net, loss=method)
         for parameter in net.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         self.directions = {name: parameter.grad for name, parameter in net.parameters.items()}
-        self.optimizer = rivals.Optimizer(net.parameters.values(), optimizer, rate, steps, maximize=True)
+        learning = [p for name, p in net.parameters.items() if name.partition(".")[0] in layers]
+        self.optimizer = rivals.Optimizer(learning, optimizer, rate, steps, maximize=True)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the step, (B, K)."""
         output = self.net.forward(x)
-        target = check_target(self.net, target, len(x))
-        self.find_direction(target - output)
+        self.find_direction(check_target(self.net, target, len(x)) - output)
         self.optimizer.step()
         return output
 
@@ -60,9 +59,6 @@ class Learner:
             self.backprop.learn(self.directions, 1.0)
         else:
             self.net.add_direction(self.directions, error, 1.0)
-        for name, direction in self.directions.items():
-            if name.partition(".")[0] not in self.layers:
-                direction.zero_()
 
 
 def parity(bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,8 +70,7 @@ def parity(bits: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
 
 
-# A step's matrix products are too small to share: a second BLAS thread gains nothing on an idle machine, and
-# makes each step several times slower on a busy one.
+# A step's products are too small to share: a second BLAS thread makes each slower on a busy machine.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
@@ -106,12 +101,9 @@ def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000
     """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,): whether the output
     is above ½, or which of several is the largest.
     """
-    right = 0
-    for start in range(0, len(inputs), batch):
-        rows = slice(start, start + batch)
-        out = to_numpy(net.forward(net.asarray(inputs[rows])))  # (batch, K)
-        right += ((out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1)) == labels[rows]).sum()
-    return right / len(inputs)
+    parts = [net.forward(net.asarray(inputs[n : n + batch])) for n in range(0, len(inputs), batch)]
+    out = np.concatenate([to_numpy(part) for part in parts])  # (N, K)
+    return float(np.mean((out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1)) == labels))
 
 
 @one_thread

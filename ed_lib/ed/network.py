@@ -16,9 +16,8 @@ from ed_lib.arrays import Array
 from ed_lib.ed import gpu, layout, rules
 from ed_lib.ed.space import Space, space, to_numpy
 
+LAYERS = ("input", "hidden", "output")
 INITS = ("uniform", "half_normal", "fan_in")
-BIASES = ("free", "cells")
-PATHS = ("layers", "kernel")
 # On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
 # since the BLAS shares larger products among threads better than the kernel shares tiles.
 DEEP, NARROW = 16, 64
@@ -50,10 +49,11 @@ class EDNetwork:
         self.depth, self.n_outputs = check.count("depth", depth, least=0), check.count("n_outputs", n_outputs)
         check.choice("rule", rule, rules.RULES)
         check.choice("init", init, INITS)
-        check.choice("bias", bias, BIASES)
+        check.choice("bias", bias, ("free", "cells"))
         self.alpha, self.u0 = check.positive("alpha", alpha), check.positive("u0", u0)
         seed, self.rule, self.bias, self.device = check.count("seed", seed, least=0), rule, bias, device
         self.space = space(backend, device, dtype)
+        self.asarray = self.space.asarray
         self.path = choose(path, self.space, width, depth)
         self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
         self.parameters = self._draw(init, np.random.default_rng(seed))  # folded
@@ -63,11 +63,9 @@ class EDNetwork:
     @property
     def hidden(self) -> Any:
         """The module whose ``forward`` and ``update`` compute the hidden-to-hidden layers."""
-        return module(self.path, self.space) if self.depth else layout
-
-    def asarray(self, array: np.ndarray) -> Array:
-        """A NumPy array in this network's library, device and dtype."""
-        return self.space.asarray(array)
+        compiled = self.path == "kernel" and self.depth
+        name = ("gpu" if self.space.is_gpu else "cpu") if compiled else "layout"
+        return importlib.import_module(f"ed_lib.ed.{name}")
 
     @np.errstate(over="ignore")  # see layout.fire
     def forward(self, x: Array) -> Array:
@@ -81,10 +79,11 @@ class EDNetwork:
             self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
         out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
+        first, hidden, last = (layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS)
         with self._exclusive():
-            layout.fire_input(x, p["input.weight"], self._bias_term("input"), u0, out=self.states[0])
-            self.hidden.forward(self.states, p["hidden.weight"], self._bias_term("hidden"), u0)
-            layout.fire(self.states[-1], p["output.weight"], self._bias_term("output"), u0, out=out)
+            layout.fire_input(x, p["input.weight"], first, u0, out=self.states[0])
+            self.hidden.forward(self.states, p["hidden.weight"], hidden, u0)
+            layout.fire(self.states[-1], p["output.weight"], last, u0, out=out)
         self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
@@ -108,11 +107,9 @@ class EDNetwork:
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters, whose
         values make no difference; error (B, K) is target − output.
         """
-        (x, out), step = self.activations, alpha / len(error)
+        (x, out), error = self.activations, error * (alpha / len(error))
         with self._exclusive():
-            layout.add_direction(
-                p, x, self.states, out, error * step, self.rule, self.bias, self.hidden.update
-            )
+            layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, self.hidden.update)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
@@ -129,14 +126,12 @@ class EDNetwork:
             raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self.parameters)}")
         new = {}
         for name, shape in self._shapes().items():
-            check.shape(f"state[{name!r}]", np.shape(state[name]), shape)
+            check.shape(what := f"state[{name!r}]", np.shape(state[name]), shape)
             value = self._folded(name, np.asarray(state[name]))
             if not np.isfinite(value).all():
-                raise ValueError(f"state[{name!r}] holds NaN or infinity; wanted finite numbers")
+                raise ValueError(f"{what} holds NaN or infinity; wanted finite numbers")
             if self.rule == "kaneko" and not self._is_free(name) and not layout.signs_hold(value):
-                raise ValueError(
-                    f"state[{name!r}] has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]"
-                )
+                raise ValueError(f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]")
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
 
@@ -144,10 +139,6 @@ class EDNetwork:
         """A context with one thread for the BLAS, beside a kernel that fills the threads itself."""
         compiled = self.path == "kernel" and not self.space.is_gpu
         return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
-
-    def _bias_term(self, layer):
-        """What the bias adds to the sums: (..., K, 1, C)."""
-        return layout.bias_term(self.parameters[f"{layer}.bias"], self.bias)
 
     def _shapes(self):
         """The shapes in ``state_dict``."""
@@ -187,7 +178,7 @@ class EDNetwork:
 
 def choose(path: str, space: Space, width: int, depth: int) -> str:
     """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster one."""
-    check.choice("path", path, ("auto", *PATHS))
+    check.choice("path", path, ("auto", "layers", "kernel"))
     reason = obstacle(space, width)
     if path == "kernel" and reason:
         raise ValueError(f"path is 'kernel', which {reason}")
@@ -197,20 +188,9 @@ def choose(path: str, space: Space, width: int, depth: int) -> str:
 
 def obstacle(space: Space, width: int) -> str | None:
     """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if it is."""
-    if not space.is_gpu:
-        return (
-            None if space.precision == "float32" else f"needs float32 on a CPU, and this is {space.precision}"
-        )
-    most = gpu.MOST // 2
-    return (
-        None if width <= most else f"takes at most {most} pairs of cells on a GPU, and the width is {width}"
-    )
-
-
-def module(path: str, space: Space) -> Any:
-    """The module whose ``forward`` and ``update`` compute the hidden layers by this path."""
-    name = "layout" if path == "layers" else "gpu" if space.is_gpu else "cpu"
-    return importlib.import_module(f"ed_lib.ed.{name}")
+    if space.is_gpu:
+        return f"takes at most {gpu.MOST // 2} pairs of cells, not {width}" if 2 * width > gpu.MOST else None
+    return f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
 
 
 def check_input(net: Any, x: Array) -> Array:

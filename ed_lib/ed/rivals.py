@@ -92,6 +92,7 @@ class Autograd:
             raise ValueError("net is of another backend or has bias cells; wanted 'torch' and free biases")
         self.u0, self.rate = net.u0, rate
         self.layers = by_layer(net.parameters, lambda tensor: tensor.clone().requires_grad_())
+        self.parameters = [parameter for layer in self.layers for parameter in layer]
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss ½ Σ_k mean_b (t − o)²: x (B, n_inputs), target (B, K) → a scalar with its graph."""
@@ -103,15 +104,15 @@ class Autograd:
         return ((target.T - y[..., 0]) ** 2).sum() / (2 * len(x))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The gradients of all weights."""
-        for parameter in self.parameters():
+        """The gradients of all weights. Can be called again."""
+        for parameter in self.parameters:
             parameter.grad = None
-        loss.backward(retain_graph=True)  # so that it can be called again
+        loss.backward(retain_graph=True)
 
     def descend(self) -> None:
         """One step of gradient descent, which a graph does not notice: it can be gone back through again."""
-        gradients: list[Any] = [parameter.grad for parameter in self.parameters()]
-        torch._foreach_add_([parameter.data for parameter in self.parameters()], gradients, alpha=-self.rate)
+        gradients: list[Any] = [parameter.grad for parameter in self.parameters]
+        torch._foreach_add_([parameter.data for parameter in self.parameters], gradients, alpha=-self.rate)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``forward``, ``backward``, ``descend`` → the loss."""
@@ -119,10 +120,6 @@ class Autograd:
         self.backward(loss)
         self.descend()
         return loss
-
-    def parameters(self) -> list[torch.Tensor]:
-        """All weights and biases, layer by layer."""
-        return [parameter for layer in self.layers for parameter in layer]
 
 
 def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> list[tuple[Any, Any]]:

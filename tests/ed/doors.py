@@ -57,7 +57,7 @@ ED = [
     ("EDNetwork: path", lambda: network(path="fast"), ValueError,
      "path is 'fast'; wanted one of 'auto', 'layers', 'kernel'"),
     ("EDNetwork: path in float64", lambda: network(path="kernel", dtype="float64"), ValueError,
-     "path is 'kernel', which needs float32 on a CPU, and this is float64"),
+     "path is 'kernel', which on a CPU needs float32, not float64"),
     ("step: x", lambda: NUMPY.step(X[:, :2], T), ValueError, "x has the shape (4, 2); wanted (B, 3)"),
     ("step: target", lambda: NUMPY.step(X, T[:3]), ValueError, "target has the shape (3, 1); wanted (4, 1)"),
     ("step: infinity", lambda: NUMPY.step(BAD_X, T), ValueError, "x holds NaN or infinity"),

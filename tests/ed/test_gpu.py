@@ -199,7 +199,7 @@ def test_nvrtc_compiles_the_kernels(source, dtype, architecture):
 
 @pytest.mark.parametrize("rule, bias", [("kaneko", "free"), ("signed", "cells")])
 def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
-    monkeypatch.setattr(network, "module", lambda path, space: gpu)
+    monkeypatch.setattr(network.EDNetwork, "hidden", gpu)
     assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
@@ -219,7 +219,7 @@ def test_what_is_taken_on_a_gpu():
     assert (
         network.choose("auto", cupy, 32, 2) == "kernel" and network.choose("auto", cupy, 600, 2) == "layers"
     )
-    with pytest.raises(ValueError, match="path is 'kernel', which .*and the width is 600"):
+    with pytest.raises(ValueError, match="path is 'kernel', which takes at most 512 pairs of cells, not 600"):
         network.choose("kernel", cupy, 600, 2)
 
 
