@@ -18,7 +18,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import Version, measure
 from ed_lib import machine
-from ed_lib.ed import EDNetwork, article, costs, cpu, layout, rivals
+from ed_lib.ed import EDNetwork, costs, cpu, layout, rivals
 from ed_lib.ed.network import obstacle
 from ed_lib.ed.space import space, to_numpy
 
@@ -93,7 +93,7 @@ def paths(size, device):
         for what in COSTS:
             calls = {path: partial(getattr(net, what), *given[what]) for path, net in nets.items()}
             if what == "step" and shape.depth == size.shallow:
-                calls["article"] = partial(article_step, article.ArticleNetwork(nets["layers"]), x, target)
+                calls["article"] = partial(article_step, rivals.ArticleNetwork(nets["layers"]), x, target)
             yield from measure([
                 version(shape, library, what, how, call, errors.get(how)) for how, call in calls.items()
             ], device, size.seconds)  # fmt: skip
@@ -109,7 +109,7 @@ def articles_formulas(size, device):
         shape = replace(size.article, itemsize=np.dtype(dtype).itemsize)
         machine.check_memory("the article's update", 2 * costs.batch_axis(shape), device)
         ours = network(shape, LIBRARY[device], device, dtype, alpha=ALPHA, path="layers")
-        net, (x, target) = article.ArticleNetwork(ours), a_batch(shape, ours)
+        net, (x, target) = rivals.ArticleNetwork(ours), a_batch(shape, ours)
         output = net.forward(x)
         net.update(target - output)
         error = deviation(shape, output, net.state["hidden.weight"])
@@ -145,10 +145,16 @@ def by_hand(size, device):
 def autograd(size, device):
     """A step of ED in PyTorch, and one by PyTorch's autograd, on a CPU."""
     shape, net = size.article, network(size.article, "torch", "cpu", path="layers")
-    batch, theirs = a_batch(shape, net), rivals.Autograd(net, rate=NEARLY_0)
+    batch, layers = a_batch(shape, net), rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_())
+    weights = [weight for layer in layers for weight in layer]
+
+    def by_autograd(x, target):
+        gradients = torch.autograd.grad(rivals.loss(layers, U0, x, target), weights)
+        torch._foreach_add_([weight.data for weight in weights], gradients, alpha=-NEARLY_0)
+
     ours = version(shape, "torch", "step", "ED, layers", partial(net.step, *batch))
     cost = costs.step(shape, passes=2)
-    backward = version(shape, "torch", "step", "autograd", partial(theirs.step, *batch), cost=cost)
+    backward = version(shape, "torch", "step", "autograd", partial(by_autograd, *batch), cost=cost)
     return measure([ours, backward], device, size.seconds)
 
 

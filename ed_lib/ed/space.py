@@ -49,9 +49,8 @@ class Space:
         """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and shape (as
         in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
-        if not isinstance(array, type(self.empty((0,)))):
-            kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
-            raise TypeError(f"{name} is a {kind}; wanted one of {self.backend!r}, as asarray() makes it")
+        if not isinstance(array, kind := type(self.empty((0,)))):
+            raise TypeError(f"{name} is a {type(array)}; wanted {kind}, as asarray() makes it")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
@@ -63,20 +62,16 @@ class Space:
 
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
-    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does not fit;
-    ImportError, saying what to install, if the library is missing.
+    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does not fit,
+    and, saying what to install, where CuPy is missing.
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
     if device != (wanted := "cuda" if backend == "cupy" else "cpu"):
         raise ValueError(f"device is {device!r}; wanted {wanted!r} with the backend {backend!r}")
-    try:
-        importlib.import_module(backend)
-    except ImportError as error:
-        package = "cupy-cuda12x, or cupy-cuda13x with CUDA 13" if backend == "cupy" else backend
-        raise ImportError(f"backend {backend!r} is missing: pip install {package} ({error})") from error
     if backend == "cupy" and not gpu_count(backend):
-        raise ValueError("device is 'cuda'; CuPy sees no GPU here")
+        how = "pip install cupy-cuda12x, or cupy-cuda13x with CUDA 13"
+        raise ValueError(f"backend is 'cupy'; CuPy is not installed here ({how}), or sees no GPU")
     return Space(backend, device, dtype)
 
 
