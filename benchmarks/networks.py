@@ -10,9 +10,8 @@ import torch
 from torch.nn import functional
 
 from ed_lib import models
-from ed_lib.ed import EDNetwork
+from ed_lib.ed import EDNetwork, rivals
 from ed_lib.ed.relatives import Perceptron
-from ed_lib.ed.rivals import Optimizer
 from ed_lib.ed.space import space
 
 RULES = ("ed", "squared", "cross_entropy")
@@ -23,13 +22,13 @@ class Ordinary:
 
     Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
     it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
-    outputs K of them (softmax). optimizer, rate, steps: see :class:`Optimizer`.
+    outputs K of them (softmax). optimizer, rate, steps: see ``rivals.optimizer``.
     """
 
     def __init__(self, widths, optimizer="adam", rate=1e-3, *, steps=None, seed=0):
         self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
         self.asarray, self.layers = space("torch").asarray, models.mlp(widths, seed)
-        self.optimizer = Optimizer(self.layers.parameters(), optimizer, rate, steps)
+        self.optimizer = rivals.optimizer(self.layers.parameters(), optimizer, rate, steps)
 
     @torch.no_grad()
     def forward(self, x):
@@ -55,7 +54,7 @@ class Residual:
 
     It starts as an EDNetwork does, but for weights between cells so small that what is common to a layer's
     cells keeps its size. rule: "ed", the signed rule; or the gradient of that loss. stack: whether the
-    hidden-to-hidden layers learn. steps: see ``Optimizer``. n = 2 ``width``.
+    hidden-to-hidden layers learn. steps: see ``rivals.optimizer``. n = 2 ``width``.
     """
 
     def __init__(self, n_inputs, width, depth, rule="ed", rate=1e-3, *, stack=True, steps=None, seed=0,
@@ -77,7 +76,9 @@ class Residual:
             "output.bias": p["output.bias"][0, 0, :1].clone(),
         }  # fmt: skip
         self.share = max(depth, 1) ** -0.5
-        self.optimizer = Optimizer(self.parameters.values(), "adam", rate, steps, maximize=True, fused=True)
+        self.optimizer = rivals.optimizer(
+            self.parameters.values(), "adam", rate, steps, maximize=True, fused=True
+        )
 
     def forward(self, x):
         """x (B, n_inputs) → the output, (B, 1). Keeps what each layer is given, its y and the last z."""

@@ -6,8 +6,6 @@ weights and activations come from memory and go back there. A cost is (bytes, FL
 
 from dataclasses import dataclass
 
-Cost = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -36,7 +34,7 @@ class Shape:
         return (self.depth + 1) * self.n_outputs * self.batch * 2 * self.width
 
 
-def forward(shape: Shape) -> Cost:
+def forward(shape: Shape) -> tuple[int, int]:
     """A forward pass: weights read, activations written."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
@@ -44,12 +42,12 @@ def forward(shape: Shape) -> Cost:
 chain = gradients = forward  # backpropagation's: weights read, deltas written; deltas read, gradients written
 
 
-def update(shape: Shape) -> Cost:
+def update(shape: Shape) -> tuple[int, int]:
     """An update: activations read, weights read and written."""
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def step(shape: Shape, passes: int = 1) -> Cost:
+def step(shape: Shape, passes: int = 1) -> tuple[int, int]:
     """An ED step, forward and update; with two passes a step of backpropagation."""
     (read, flops), (written, more) = forward(shape), update(shape)
     return passes * read + written, passes * flops + more

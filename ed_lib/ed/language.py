@@ -31,11 +31,9 @@ class Transformer:
     gradient. rate: the highest of Adam; steps: how many there will be, for its schedule.
     """
 
-    def __init__(
-        self, vocabulary: int, context: int = 64, layers: int = 4, heads: int = 4, width: int = 128, *,
-        attention: str = "backprop", mlp: str = "backprop", rate: float = 1e-3, steps: int = 2000,
-        seed: int = 0,
-    ):  # fmt: skip
+    def __init__(self, vocabulary: int, context: int = 64, layers: int = 4, heads: int = 4, width: int = 128,
+                 *, attention: str = "backprop", mlp: str = "backprop", rate: float = 1e-3, steps: int = 2000,
+                 seed: int = 0):  # fmt: skip
         check.choice("attention", attention, RULES)
         check.choice("mlp", mlp, RULES)
         V, T, L, C = vocabulary, context, layers, width
@@ -56,8 +54,8 @@ class Transformer:
             scale = small if name.endswith((".answer", ".down")) else 1
             self.parameters[name] = (0.02 * torch.randn(shape, generator=random) * scale).requires_grad_()
         self.optimizer = torch.optim.Adam([*self.parameters.values()], rate, (0.9, 0.99), fused=True)
-        fallen = partial(risen_and_fallen, steps=steps)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, fallen)
+        share = partial(risen_and_fallen, steps=steps)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, share)
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers of characters (B, T) → scores (B, T, V)."""
@@ -134,5 +132,4 @@ def held_out_loss(model: Transformer, numbers: Tensor, places: int | None = None
 def check_numbers(x: Tensor, vocabulary: int) -> None:
     """ValueError unless these are numbers of characters."""
     if x.numel() and not (0 <= int(x.min()) and int(x.max()) < vocabulary):
-        found = f"from {int(x.min())} to {int(x.max())}"
-        raise ValueError(f"x runs {found}; wanted the numbers of {vocabulary} characters, from 0")
+        raise ValueError(f"x runs from {x.min()} to {x.max()}; wanted the numbers of {vocabulary} characters")

@@ -59,9 +59,8 @@ def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> N
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
-
-    states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C).
+    """The hidden-to-hidden layers, one after another: fills states[1:] from states[0], (D + 1, K, B, C).
+    weight (D, K, C, C), bias (D, K, 1, C).
     """
     for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
         fire(x, w, b, u0, out=y)
@@ -77,10 +76,8 @@ def bias_term(bias: Array, kind: str) -> Array:
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
 
 
-def add_direction(
-    p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str, bias: str,
-    update: Callable = update,
-) -> None:  # fmt: skip
+def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
+                  bias: str, update: Callable = update) -> None:  # fmt: skip
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
 
     x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
@@ -134,7 +131,6 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
         types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
         change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
         by_type[:, types] += change[:, None]
-        del change
     bias += bias_gains @ received
 
 

@@ -1,6 +1,4 @@
-"""ED and backpropagation on equal terms: directions for the same weights, given to the same optimizers; and
-training, on logic tasks until they are solved, or on images in batches.
-"""
+"""ED and backpropagation on equal terms, with the same optimizers; training on logic tasks and on images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,10 +25,8 @@ class Learner:
     the rate has fallen to zero, along half a cosine; None: it is constant. layers: which of LAYERS learn.
     """
 
-    def __init__(
-        self, net: Any, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
-        steps: int | None = None, layers: Sequence[str] = LAYERS,
-    ):  # fmt: skip
+    def __init__(self, net: Any, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
+                 steps: int | None = None, layers: Sequence[str] = LAYERS):  # fmt: skip
         check.choice("method", method, METHODS)
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
@@ -41,7 +37,7 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter)
         self.directions = {name: parameter.grad for name, parameter in net.parameters.items()}
         learning = [p for name, p in net.parameters.items() if name.partition(".")[0] in layers]
-        self.optimizer = rivals.Optimizer(learning, optimizer, rate, steps, maximize=True)
+        self.optimizer = rivals.optimizer(learning, optimizer, rate, steps, maximize=True)
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the step, (B, K)."""
@@ -75,9 +71,8 @@ one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 @one_thread
-def epochs_to_solve(
-    net: Any, x: np.ndarray, target: np.ndarray, *, tolerance: float = 0.1, max_epochs: int = 10_000
-) -> np.ndarray:
+def epochs_to_solve(net: Any, x: np.ndarray, target: np.ndarray, *, tolerance: float = 0.1,
+                    max_epochs: int = 10_000) -> np.ndarray:  # fmt: skip
     """How many epochs each of the K networks needs: (K,) float, NaN where ``max_epochs`` did not do.
 
     x (N, n_inputs), target (N, 1), the same for all K, one pattern at a time. Kaneko's rule for stopping:
@@ -107,15 +102,13 @@ def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000
 
 
 @one_thread
-def fit(
-    learner: Any, train_set: Images, test_set: Images, *,
-    epochs: int = 1, batch: int = 64, every: int = 50, seed: int = 0,
-) -> training.History:  # fmt: skip
+def fit(learner: Any, train_set: Images, test_set: Images, *, epochs: int = 1, batch: int = 64,
+        every: int = 50, seed: int = 0) -> training.History:  # fmt: skip
     """Trains a network in batches and looks at the test set on the way → ``training.History``.
 
-    learner: an EDNetwork, or a :class:`Learner` of one. Each set is (inputs (N, n_inputs),
-    labels (N,)). One output learns the label itself (0 or 1), K outputs learn one class each. The loss is
-    ½ Σ_k (t − o)², a mean over the batch. Learners with one ``seed`` see the same batches in the same order.
+    learner: an EDNetwork, or a :class:`Learner` of one. Each set is (inputs (N, n_inputs), labels (N,)). One
+    output learns the label itself (0 or 1), K outputs one class each. The loss is ½ Σ_k (t − o)², a mean over
+    the batch. Learners with one ``seed`` see the same batches in the same order.
     """
     net = getattr(learner, "net", learner)
     for name, images in {"train_set": train_set, "test_set": test_set}.items():

@@ -95,9 +95,7 @@ class EDNetwork:
         self.add_direction(self.parameters, error, self.alpha)
 
     def step(self, x: Array, target: Array) -> Array:
-        """``forward``, ``update``: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update,
-        (B, K).
-        """
+        """Both: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update, (B, K)."""
         target = check_target(self, target, len(x))
         output = self.forward(x)
         self.update(target - output)
@@ -171,9 +169,9 @@ class EDNetwork:
         return name.endswith("bias") and self.bias == "free"
 
     def _check_memory(self, what, elements):
+        shape = self.n_inputs, self.width, self.depth, self.n_outputs
         size = elements * np.dtype(self.space.precision).itemsize
-        shape = f"EDNetwork({self.n_inputs}, {self.width}, {self.depth}, {self.n_outputs})"
-        machine.check_memory(f"{what} of {shape}", size, self.device)
+        machine.check_memory(f"{what} of EDNetwork{shape}", size, self.device)
 
 
 def choose(path: str, space: Space, width: int, depth: int) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ed_lib import check
-from ed_lib.ed.rivals import Optimizer
+from ed_lib.ed.rivals import optimizer
 
 RULES = ("backprop", "feedback", "sign", "direct", "broadcast", "local", "frozen")
 
@@ -40,15 +40,14 @@ class Perceptron:
 
     one_signed: as in ED's network, a weight between hidden cells has the sign s·s' of their kinds, one from a
     hidden cell to a score s, and keeps it, so that a cell only ever raises all scores, or lowers them; the
-    first layer's are free. rate, steps: of :class:`ed_lib.ed.rivals.Optimizer`. seed: of all that is random.
+    first layer's are free. rate, steps: of :func:`ed_lib.ed.rivals.optimizer`. seed: of all that is random.
     """
 
     rules: tuple[str, ...] = RULES
 
-    def __init__(
-        self, widths: Sequence[int], rule: str = "backprop", rate: float = 1e-3, *, one_signed: bool = False,
-        steps: int | None = None, seed: int = 0, dtype: torch.dtype = torch.float32,
-    ):  # fmt: skip
+    def __init__(self, widths: Sequence[int], rule: str = "backprop", rate: float = 1e-3, *,
+                 one_signed: bool = False, steps: int | None = None, seed: int = 0,
+                 dtype: torch.dtype = torch.float32):  # fmt: skip
         check.choice("rule", rule, self.rules)
         if len(widths) < 2:
             raise ValueError(f"widths is {list(widths)}; wanted at least two")
@@ -56,7 +55,7 @@ class Perceptron:
         self.n_inputs, self.n_outputs, self.asarray = widths[0], widths[-1], torch.as_tensor
         self.one_signed, self.dtype, self.random = one_signed, dtype, torch.Generator().manual_seed(seed)
         self.parameters = self.draw()
-        self.optimizer = Optimizer(self.parameters, "adam", rate, steps, fused=True)
+        self.optimizer = optimizer(self.parameters, "adam", rate, steps, fused=True)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Numbers from N(0, 1), divided by ``scale``."""

@@ -21,9 +21,8 @@ OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 class ArticleNetwork:
     """The source article's network: the calls of its listing, one for one and in its order, in our words.
 
-    A test holds the list of them. Takes over the weights of ``net``, an EDNetwork with one output and free
-    biases, in NumPy or CuPy, and its dtype (the article's is float64). Its rule is "signed". Unlike the
-    article's, its step α is the same in all layers, as in ``net``.
+    Takes over the weights of ``net``, an EDNetwork with one output, free biases and the rule "signed", in NumPy
+    or CuPy, and its dtype (the article's is float64). The step α is the same in all layers, unlike there.
     """
 
     def __init__(self, net: EDNetwork):
@@ -183,20 +182,14 @@ def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> li
     return [(convert(weight), convert(bias)) for weight, bias in (first, *zip(*hidden, strict=True), last)]
 
 
-class Optimizer:
+def optimizer(parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
+              **options: bool) -> torch.optim.Optimizer:  # fmt: skip
     """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to zero along
     half a cosine; None: it is constant. options: PyTorch's.
     """
-
-    def __init__(self, parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
-                 **options: bool):  # fmt: skip
-        check.choice("optimizer", kind, OPTIMIZERS)
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR
-        self.inner = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)
-        self.schedule = cosine(self.inner, check.count("steps", steps)) if steps is not None else None
-
-    def step(self) -> None:
-        """Changes the parameters by what stands in their ``grad``."""
-        self.inner.step()
-        if self.schedule:
-            self.schedule.step()
+    check.choice("optimizer", kind, OPTIMIZERS)
+    made = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)
+    if steps is not None:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, check.count("steps", steps))
+        made.register_step_post_hook(lambda *_: schedule.step())
+    return made

@@ -22,11 +22,6 @@ def sigmoid(u: Array, u0: float) -> Array:
     return xp.where(u >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def slope(y: Array) -> Array:
-    """f′(y) = y(1 − y), any shape. Kaneko drops the factor 2/u0 of σ′; so do we."""
-    return y * (1 - y)
-
-
 def layer(x: Array, weight: Array, bias: Array, u0: float) -> Array:
     """One layer's outputs: y_p = σ(s_p · (Σ_q x_q W[p, q] + b_p)), with s = (+1, −1).
 
@@ -50,13 +45,13 @@ def gains(error: Array, rule: str) -> Array:
 
 
 def weight_update(x: Array, y: Array, error: Array, alpha: float, rule: str) -> Array:
-    """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ).
+    """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ), f′(y) = y(1 − y): σ′ but for Kaneko's 2/u0.
 
     x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B,
     K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes from another layer, so "..." may be all
     layers at once.
     """
     sent = (x * gains(error, rule)).swapaxes(-1, -2)  # (..., K, 2, I, B)
-    received = slope(y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)
+    received = y * (1 - y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)
     # (..., K, 1, 2, I, B) @ (..., K, 2, 1, B, O) → (..., K, 2, 2, I, O)
     return sent[..., None, :, :, :] @ received[..., :, None, :, :]

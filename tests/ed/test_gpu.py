@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib import arrays
-from ed_lib.ed import emulator, gpu, network, rules
+from ed_lib.ed import gpu, network, rules
 from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import assert_same_after_steps, twins
@@ -233,8 +233,8 @@ def test_an_argument_that_a_gpu_would_misread_is_refused(arguments):
     """Python's float is a double, in CuPy too, and its int a long long."""
     array = np.ones(4, np.float32)
     with pytest.raises(TypeError, match="scale does not compile, or not for these"):
-        emulator.RawKernel(SCALE, "scale")((1,), (4,), (array, *arguments))
-    emulator.RawKernel(SCALE, "scale")((1,), (4,), (array, np.float32(2), np.int32(3)))
+        gpu.RawKernel(SCALE, "scale")((1,), (4,), (array, *arguments))
+    gpu.RawKernel(SCALE, "scale")((1,), (4,), (array, np.float32(2), np.int32(3)))
     np.testing.assert_array_equal(array, [2, 2, 2, 1])
 
 
@@ -252,11 +252,11 @@ extern "C" __global__ void transpose(const double* from, double* to, int n) {
 
 def test_blocks_and_threads_have_two_axes_and_share_memory_between_barriers(rng):
     a, b = rng.random((10, 10)), np.zeros((10, 10))
-    emulator.RawKernel(TRANSPOSE, "transpose")((3, 3), (4, 4), (a, b, np.int32(10)))
+    gpu.RawKernel(TRANSPOSE, "transpose")((3, 3), (4, 4), (a, b, np.int32(10)))
     np.testing.assert_array_equal(b, a.T)
 
 
 def test_a_missing_compiler_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="a CUDA kernel on a CPU needs the compiler g\\+\\+"):
-        emulator.compiled(SCALE, "scale", ())
+        gpu.compiled(SCALE, "scale", ())

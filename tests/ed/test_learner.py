@@ -89,7 +89,7 @@ def test_only_the_layers_named_learn(method, optimizer, names, rng):
 def test_the_rate_falls_along_half_a_cosine(rng):
     learner, rates = Learner(a_net(), rate=0.5, steps=8), []
     for _ in range(8):
-        rates.append(learner.optimizer.inner.param_groups[0]["lr"])
+        rates.append(learner.optimizer.param_groups[0]["lr"])
         learner.step(*batch(rng, learner.net))
     np.testing.assert_allclose(rates, 0.25 * (1 + np.cos(np.pi * np.arange(8) / 8)))
     before = learner.net.state_dict()
