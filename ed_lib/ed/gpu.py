@@ -106,11 +106,8 @@ def kernel(name: str, module: Any, dtype: Any) -> Any:
 
 def options(dtype: str) -> tuple[str, ...]:
     """What the kernels' source leaves open, for the compiler."""
-    return (
-        f"-Dreal={dict(float32='float', float64='double')[dtype]}",
-        f"-DROWS={ROWS}",
-        f"-DSENDERS={SENDERS}",
-    )
+    real = {"float32": "float", "float64": "double"}[dtype]
+    return f"-Dreal={real}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
 
 
 MACROS = "__global__= __device__= __shared__=static __syncthreads()=together->arrive_and_wait()".split()

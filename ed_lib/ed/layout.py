@@ -131,6 +131,7 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
         types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
         change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
         by_type[:, types] += change[:, None]
+        del change
     bias += bias_gains @ received
 
 

@@ -1,6 +1,4 @@
-"""What the chapters compare the ED network with, from its weights: the source article's network, call for
-call, with an array that writes the calls down; and backpropagation, by hand and by autograd.
-"""
+"""What ED is compared with: the article's network, its calls written down; and backpropagation, two ways."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,8 +19,8 @@ OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 class ArticleNetwork:
     """The source article's network: the calls of its listing, one for one and in its order, in our words.
 
-    Takes over the weights of ``net``, an EDNetwork with one output, free biases and the rule "signed", in NumPy
-    or CuPy, and its dtype (the article's is float64). The step α is the same in all layers, unlike there.
+    Takes over weights and dtype (the article's is float64) of ``net``, an EDNetwork with one output, free
+    biases and the rule "signed", in NumPy or CuPy. Unlike there, the step α is the same in all layers.
     """
 
     def __init__(self, net: EDNetwork):
