@@ -9,13 +9,13 @@ from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
     "ed_lib/*.py": 1434,
-    "ed_lib/ed/**/*.py": 1574,
+    "ed_lib/ed/**/*.py": 1450,
     "ed_lib/parallel/**/*.py": 3786,
     "ed_lib/precision/**/*.py": 1886,
     "ed_lib/lstm/**/*.py": 2175,
-    "benchmarks/**/*.py": 3221,
+    "benchmarks/**/*.py": 3228,
     "tools/**/*.py": 1000,
-    "tests/**/*.py": 13215,
+    "tests/**/*.py": 13219,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools
