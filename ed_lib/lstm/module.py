@@ -1,4 +1,4 @@
-"""An LSTM like ``torch.nn.LSTM`` that runs any rung of the ladder, forward and backward."""
+"""An LSTM like ``torch.nn.LSTM`` that runs any rung of a ladder, forward and backward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ed_lib.lstm.wavefront import batched_wavefront, streamed_wavefront
 
 RUNGS = tuple(ladder.PUBLISHED)  # NVIDIA's, in order
 BEYOND = ("batched_wavefront",)  # what no rung of NVIDIA's is: the wavefront in three launches a slot
-ON_CPU = ("compiled_cell", "all_inputs", "one_call")  # of a ladder for a CPU: see cpu_ladder
+ON_CPU = ("compiled_cell", "all_inputs", "one_call")  # of the ladder of ``cpu``, which leave gates summed
 REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "proj_size": 0}  # what from_torch can take
 
 
@@ -20,15 +20,13 @@ class LSTM(torch.nn.LSTM):
     """A ``torch.nn.LSTM`` that computes as ``rung`` says; its parameters are drawn as those.
 
     rung: one of RUNGS or, in one direction, of BEYOND or ON_CPU, which is for float32 and float64 on a CPU.
-    combine: of how many steps the last two RUNGS compute the input products at once. threads: of the rung
-    "one_call". bidirectional, device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers.
-    Under autocast give it what its weights are: nothing is cast.
+    combine: of how many steps the last two RUNGS compute the input products at once. bidirectional, device,
+    dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers. Under autocast nothing is cast.
     """
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, rung: str = "combined_gemms",
-        bidirectional: bool = False, combine: int = 2, threads: int = 1, device: Any = None,
-        dtype: torch.dtype | None = None,
+        bidirectional: bool = False, combine: int = 2, device: Any = None, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
         sizes = {name: check.count(name, size) for name, size in sizes.items()}
@@ -37,12 +35,9 @@ class LSTM(torch.nn.LSTM):
             raise ValueError(f"bidirectional is {bidirectional}; wanted False for the rung {rung!r}")
         super().__init__(**sizes, bidirectional=bool(bidirectional), device=device, dtype=dtype)
         self.rung, self.combine = rung, check.count("combine", combine)
-        self.threads = check_threads(threads) if rung in ON_CPU else threads
 
     @classmethod
-    def from_torch(
-        cls, module: torch.nn.LSTM, *, rung: str = "combined_gemms", combine: int = 2, threads: int = 1
-    ) -> "LSTM":
+    def from_torch(cls, module: torch.nn.LSTM, *, rung: str = "combined_gemms", combine: int = 2) -> "LSTM":
         """An LSTM with copies of the weights of a ``torch.nn.LSTM`` that has nothing that no rung has: no
         batch_first, dropout or projections, and biases.
         """
@@ -50,7 +45,7 @@ class LSTM(torch.nn.LSTM):
         like = module.all_weights[0][0]
         made = cls(
             module.input_size, module.hidden_size, module.num_layers, rung=rung, combine=combine,
-            threads=threads, bidirectional=module.bidirectional, device=like.device, dtype=like.dtype,
+            bidirectional=module.bidirectional, device=like.device, dtype=like.dtype,
         )  # fmt: skip
         made.load_state_dict(module.state_dict())
         return made
@@ -65,7 +60,7 @@ class LSTM(torch.nn.LSTM):
         if self.rung in ON_CPU:
             check_on_cpu(weights[0][0])
         x, state = checked(x, state, weights[0][0], (len(weights), self.hidden_size))
-        how = self.rung, 2 if self.bidirectional else 1, self.combine, self.threads
+        how = self.rung, 2 if self.bidirectional else 1, self.combine
         output, h, c = _Run.apply(how, x, *state, *(w.contiguous() for layer in weights for w in layer))
         return output, (h, c)
 
@@ -76,9 +71,9 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, how, x, h0, c0, *weights):
         groups = [weights[n : n + 4] for n in range(0, len(weights), 4)]
-        rung, directions, _, threads = how
-        output, layers = run(rung, x, h0, c0, groups, *how[1:])
-        ctx.directions, ctx.threads = directions, threads if rung == "one_call" else None
+        rung, directions, combine = how
+        output, layers = run(rung, x, h0, c0, groups, directions, combine)
+        ctx.directions, ctx.summed = directions, rung in ON_CPU
         ctx.save_for_backward(*(tensor for kept in layers for tensor in kept))
         ends = (-1 if n % directions == 0 else 0 for n in range(len(layers)))
         states = [(kept.hidden[end], kept.cells[end]) for kept, end in zip(layers, ends, strict=True)]
@@ -89,13 +84,14 @@ class _Run(torch.autograd.Function):
     def backward(ctx, dy, dh, dc):
         size, saved = len(ladder.Kept._fields), ctx.saved_tensors
         layers = [ladder.Kept(*saved[n : n + size]) for n in range(0, len(saved), size)]
+        if ctx.summed:
+            layers = [kept._replace(gates=activated(kept.gates)) for kept in layers]
         grads, starts = [], []
         for level in reversed(range(0, len(layers), ctx.directions)):
             dx = 0
             for d in reversed(range(ctx.directions)):
                 n, part = level + d, dy.chunk(ctx.directions, 2)[d]  # (T, B, H)
-                ends = layers[n], d == 1, part, dh[n], dc[n]
-                below, *found, dh_0, dc_0 = layer_backward(*ends, threads=ctx.threads)
+                below, *found, dh_0, dc_0 = layer_backward(layers[n], d == 1, part, dh[n], dc[n])
                 dx = dx + below
                 grads = [*found, *grads]
                 starts.insert(0, (dh_0, dc_0))
@@ -106,7 +102,7 @@ class _Run(torch.autograd.Function):
 
 def run(
     rung: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[ladder.Weights],
-    directions: int = 1, combine: int = 2, threads: int = 1,
+    directions: int = 1, combine: int = 2,
 ) -> tuple[torch.Tensor, list[ladder.Kept]]:  # fmt: skip
     """Runs all layers by a rung: x (T, B, I), h0, c0 (L · D, B, H), weights (w_ih, w_hh, b_ih, b_hh) for each
     layer and direction → output (T, B, D · H), and ``ladder.Kept`` of each layer and direction.
@@ -115,10 +111,10 @@ def run(
         return batched_wavefront(x, h0, c0, weights)
     rungs: Any = ladder
     if rung in ON_CPU:
-        from ed_lib.lstm import cpu_ladder  # with Numba, which not every machine with a GPU has
+        from ed_lib.lstm import cpu  # with Numba, which not every machine with a GPU has
 
-        rungs = cpu_ladder
-    options = {"combined_inputs": {"combine": combine}, "one_call": {"threads": threads}}.get(rung, {})
+        rungs = cpu
+    options = {"combine": combine} if rung == "combined_inputs" else {}
     levels: list[list[ladder.Layer]] = []
     for first in range(0, len(weights), directions):
         output = x.new_empty(*x.shape[:2], directions * h0.shape[2])  # (T, B, D · H)
@@ -133,24 +129,24 @@ def run(
 
 
 def layer_backward(
-    kept: ladder.Kept, reverse: bool, dy: torch.Tensor, dh: torch.Tensor, dc: torch.Tensor,
-    threads: int | None = None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    kept: ladder.Kept, reverse: bool, dy: torch.Tensor, dh: torch.Tensor, dc: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """One layer in one direction on the way back: dy (T, B, H), dh and dc (B, H), the gradients of the output
     and of the last state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights' gradients
-    wait for the end, and are one product each. threads: of the compiled chain; None for the loop below.
+    wait for the end, and are one product each.
     """
-    if threads is None:
-        dgates, dh, dc = chain_backward(kept, reverse, dy, dh, dc)
-    else:
-        from ed_lib.lstm import cpu_ladder
-
-        dgates, dh, dc = cpu_ladder.chain_backward(kept, dy, dh, dc, threads)
+    dgates, dh, dc = chain_backward(kept, reverse, dy, dh, dc)
     flat = dgates.flatten(0, 1)  # (T · B, 4H)
     h = (kept.hidden[1:] if reverse else kept.hidden[:-1]).flatten(0, 1)  # (T · B, H)
     bias = flat.sum(0)  # (4H,), of both biases
     dx = (flat @ kept.w_ih).view_as(kept.x)
     return dx, flat.t() @ kept.x.flatten(0, 1), flat.t() @ h, bias, bias.clone(), dh, dc
+
+
+def activated(sums: torch.Tensor) -> torch.Tensor:
+    """Gates as they are kept, i, f, g, o, from their sums: (…, 4H) each."""
+    i, f, g, o = sums.chunk(4, -1)
+    return torch.cat([i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()], -1)
 
 
 def chain_backward(

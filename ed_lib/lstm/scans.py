@@ -77,14 +77,14 @@ def chunked(a: Tensor, b: Tensor, h: Tensor, chunk: int = 16) -> Tensor:
 
 def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there is."""
-    from ed_lib.lstm import cpu_scan  # with Numba, which not every machine with a GPU has
+    from ed_lib.lstm import vectors  # with Numba, which not every machine with a GPU has
 
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
     flat = (x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy() for x in (a, b, h, states))
-    if h.numel() > cpu_scan.WIDTH:
-        cpu_scan.walk(*flat)
+    if h.numel() > 512:
+        vectors.scan(*flat)
     else:
-        cpu_scan.walk_part(*flat, 0)  # on this thread: the others need not be woken
+        vectors.scan_part(*flat, 0)  # on this thread: the others need not be woken
     return states
 
 

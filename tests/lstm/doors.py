@@ -1,15 +1,27 @@
 """The messages of part IV, for the table of tests/test_doors.py."""
 
+from unittest import mock
+
 import numpy as np
 import torch
 from torch import nn
 
 from ed_lib.lstm import LSTM as Rungs
-from ed_lib.lstm import caches, frozen, scans, weights
+from ed_lib.lstm import caches, cpu, scans, weights
 
 
 def scanned(steps, numbers, scan="halving"):
     return scans.solve(torch.ones(steps, 2), torch.ones(4, 2), torch.ones(numbers), scan)
+
+
+def packed_without_vnni():
+    with mock.patch.object(cpu, "VNNI", False):
+        return cpu.Packed(TWO_LAYERS, bits=8)
+
+
+def packed_with_vnni():
+    with mock.patch.object(cpu, "VNNI", True):  # the door is before the instruction
+        return cpu.Packed(TWO_LAYERS, bits=8)
 
 
 TWO_LAYERS, SEQUENCE = nn.LSTM(3, 4, 2), torch.zeros(5, 2, 3)  # x (T, B, I)
@@ -27,7 +39,6 @@ LSTM = [
     ("LSTM: rung", lambda: Rungs(3, 4, rung="eighth"), ValueError, "rung is 'eighth'; wanted one of"),
     ("LSTM: directions", lambda: Rungs(3, 4, rung="all_inputs", bidirectional=True), ValueError,
      "bidirectional is True; wanted False"),
-    ("LSTM: threads", lambda: Rungs(3, 4, rung="one_call", threads=0), ValueError, "threads is 0; wanted at"),
     ("LSTM: device", lambda: Rungs(3, 4, rung="one_call", device="meta")(SEQUENCE), ValueError,
      "weights' device is 'meta'; wanted"),
     ("from_torch: a GRU", lambda: Rungs.from_torch(nn.GRU(3, 4)), TypeError, "module is a GRU; wanted"),
@@ -40,17 +51,19 @@ LSTM = [
     ("LSTM: dtype", lambda: Rungs(3, 4)(SEQUENCE.double()), ValueError, "x.dtype is torch.float64; wanted"),
     ("LSTM: a list", lambda: Rungs(3, 4)([[1.0]]), TypeError, "x is a list; wanted a torch.Tensor"),
     ("LSTM: no pair", lambda: Rungs(3, 4, 2)(SEQUENCE, ZEROS), TypeError, "state is Tensor; wanted the pair"),
-    ("Frozen: threads", lambda: frozen.Frozen(TWO_LAYERS, threads=1000), ValueError, "threads is 1000;"),
-    ("Frozen: split", lambda: frozen.Frozen(TWO_LAYERS, split="batch"), ValueError, "split is 'batch';"),
-    ("Frozen: bits", lambda: frozen.Frozen(TWO_LAYERS, bits=4), ValueError, "bits is 4; wanted one of 32"),
-    ("Frozen: few bits", lambda: frozen.Frozen(TWO_LAYERS, bits=8, split="layers"), ValueError,
+    ("Packed: threads", lambda: cpu.Packed(TWO_LAYERS, threads=1000), ValueError, "threads is 1000; wanted"),
+    ("Packed: no threads", lambda: cpu.Packed(TWO_LAYERS, threads=0), ValueError, "threads is 0; wanted at"),
+    ("Packed: bits", lambda: cpu.Packed(TWO_LAYERS, bits=4), ValueError, "bits is 4; wanted one of 32"),
+    ("Packed: bits of float64", lambda: cpu.Packed(nn.LSTM(3, 4).double(), bits=8), ValueError,
      "bits is 8; wanted one of 32"),
-    ("Frozen: dtype", lambda: frozen.Frozen(nn.LSTM(3, 4).bfloat16()), ValueError,
+    ("Packed: no VNNI", packed_without_vnni, ValueError, "wanted 32 on a processor without AVX-512"),
+    ("Packed: a state beyond 1", lambda: packed_with_vnni()(SEQUENCE, (ZEROS + 2, ZEROS)), ValueError,
+     "h0 has a number beyond 1; with bits=8"),
+    ("Packed: dtype", lambda: cpu.Packed(nn.LSTM(3, 4).bfloat16()), ValueError,
      "weights' dtype is torch.bfloat16; wanted one of torch.float32"),
-    ("Frozen: biases", lambda: frozen.Frozen(nn.LSTM(3, 4, bias=False)), ValueError, "module has bias=False"),
-    ("Frozen: directions", lambda: frozen.Frozen(nn.LSTM(3, 4, bidirectional=True)), ValueError,
+    ("Packed: biases", lambda: cpu.Packed(nn.LSTM(3, 4, bias=False)), ValueError, "module has bias=False"),
+    ("Packed: directions", lambda: cpu.Packed(nn.LSTM(3, 4, bidirectional=True)), ValueError,
      "module.bidirectional is True"),
-    ("oneDNN: layers", lambda: frozen.by_onednn(TWO_LAYERS), ValueError, "num_layers is 2; wanted"),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
     ("scan: unknown", lambda: scanned(4, 2, "fast"), ValueError, "scan is 'fast'; wanted one of step by"),
     ("layout: cell", lambda: weights.layout("rnn", 3, 5), ValueError, "cell is 'rnn'"),

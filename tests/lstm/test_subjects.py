@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import lstm, lstm_cpu, recurrences
+from benchmarks import lstm, recurrences
 from benchmarks.lstm import NN, Subject
-from ed_lib import roofline
 from ed_lib.lstm import LSTM, RUNGS, counters, ladder
 
 
@@ -80,20 +79,6 @@ def test_tolerances_tell_float32_from_tf32():
 def test_launches_of_the_ladder_are_counted():
     launches = [counters.count(tiny().version(what).call) for what in RUNGS]
     assert [one.products for one in launches] == [2 * n for n in (48, 12, 12, 12, 12, 9, 9)]  # 6 steps
-
-
-def test_the_floor_knows_where_the_weights_lie(monkeypatch):
-    monkeypatch.setattr(lstm_cpu, "rates", lambda size: {1024: 1e12, 4096: 1e11})
-    monkeypatch.setattr(roofline, "ceilings", lambda: roofline.Ceilings("a machine", "float32", 1e10, 1e11))
-    for hidden, steps, floor, why in (
-        (8, 10**6, 1.024e-3, "a million readings of 16 · 8² bytes at 1 TB/s"),
-        (20, 10**6, 6.4e-2, "of 16 · 20² at the rate of the next below"),
-        (8, 1, 1e-5, "the longest of them: the operations"),
-    ):
-        row = {"floor_bytes": 100, "floor_flops": 10**6, "what": NN, "hidden": hidden, "steps": steps}
-        assert lstm_cpu.floor(row, None) == pytest.approx(floor), why
-    row = {"floor_bytes": 1, "floor_flops": 1, "what": "threads, int8", "hidden": 16, "steps": 10**6}
-    assert lstm_cpu.floor(row, None, trained=True) == pytest.approx(2 * 1.024e-3), "fewer bytes, twice"
 
 
 def test_networks_are_compared_with_equal_parameters():
