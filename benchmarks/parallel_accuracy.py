@@ -7,7 +7,6 @@ their accuracies count.
 import contextlib
 import itertools
 import time
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,12 +14,9 @@ import torch
 
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
 from ed_lib import data
-from ed_lib.ed import EDNetwork, learner
-from ed_lib.ed.rivals import by_layer
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, local_sgd, simulate
 from ed_lib.parallel.data_parallel import by_hand, training
-from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.problems import Perceptron
 
 LR = 0.2  # the source's
@@ -28,7 +24,7 @@ LR = 0.2  # the source's
 
 @dataclass(frozen=True)
 class Size(Training):
-    """The source's run (d2l.ai, 13.5), networks on the virtual clock, and ED on ``ed_images`` of MNIST."""
+    """The source's run (d2l.ai, 13.5), and networks on the virtual clock."""
 
     images: int | None = None  # of the source's run; None for all 60,000
     batch: int = 256
@@ -40,18 +36,10 @@ class Size(Training):
     inner: tuple = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
     outer: tuple = (0.1, 0.2, 0.4, 0.7, 1.0)
     tests: int | None = None
-    ed_images: int = 8_000
-    ed_batch: int = 16
-    width: int = 32
-    depth: int = 8
-    stages: tuple = (1, 2, 4, 8)
-    rules: tuple = ("kaneko", "signed")
-    rates: tuple = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 SIZE = Size()
 TINY = Size(40, 20, 1, 40, (0.05, 1e30), (1, 4), 4, (1e-3,), (0.7,), 200,
-            96, 16, 4, 4, (1, 2), ("signed",), (0.02, 0.1),
             **REHEARSAL | {"seeds": 1})  # fmt: skip
 
 
@@ -135,50 +123,9 @@ def between_meetings(method, steps, lr, outer, seed, size):
     return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}
 
 
-def streaming(size, device):
-    """ED in a pipeline that never waits, a row for each rule, number of stages and rate: one network for each
-    of the ten classes; stages = 1 is ED without delay. Results: "accuracy" on the test images, by seed.
-    """
-    options = itertools.product(size.rules, size.stages, size.rates)
-    cases = [{"rule": rule, "stages": p, "rate": rate} for rule, p, rate in options]
-    return runs(streamed, cases, size.seeds, workers=size.workers, size=size)
-
-
-class Delayed(learner.Learner):
-    """A learner whose layer l learns from the direction of ``late[l]`` steps ago, with that time's weights;
-    before one has arrived, it stays as it is.
-    """
-
-    def __init__(self, net, method="ed", optimizer="sgd", rate=0.1, *, late):
-        super().__init__(net, method, optimizer, rate)
-        self.late, self.found = late, deque(maxlen=int(max(late)) + 1)  # the last directions
-
-    def find_direction(self, error):
-        """Puts the direction that has arrived into each parameter's ``grad``: error (B, K) of this step."""
-        super().find_direction(error)
-        self.found.append(by_layer(self.directions, torch.clone))
-        for layer, (late, now) in enumerate(zip(self.late, by_layer(self.directions), strict=True)):
-            for n, direction in enumerate(now):  # the weight's and the bias's
-                direction[...] = self.found[-1 - late][layer][n] if late < len(self.found) else 0
-
-
-def streamed(rule, stages, rate, seed, size):
-    """One run → accuracy on the test images, and seconds."""
-    torch.set_flush_denormal(True)
-    (inputs, labels), (tests, right) = images("mnist", size.offline)
-    shape = inputs.shape[1], size.width, size.depth, 10
-    net = EDNetwork(*shape, rule=rule, init="fan_in", backend="torch", seed=seed)
-    late = Delayed(net, "ed", "sgd", rate, late=delays(size.depth, stages))
-    few = inputs[: size.ed_images], labels[: size.ed_images]
-    test = tests[: size.tests], right[: size.tests]
-    history = learner.fit(late, few, test, batch=size.ed_batch, every=10**9, seed=1000 * seed)
-    return {"accuracy": history.accuracy[-1], "seconds": sum(history.seconds)}
-
-
 context = one_thread
 TABLES = {
     "source": source,
     "asynchronous, accuracy": asynchronous,
     "meetings": meetings,
-    "streaming ED": streaming,
 }

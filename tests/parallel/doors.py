@@ -8,7 +8,6 @@ from torch import nn
 from ed_lib.parallel import asynchronous, dry, launch, layouts, workers, zero
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate
 from ed_lib.parallel.data_parallel import by_hand, training
-from ed_lib.parallel.ed.stages import delays
 from ed_lib.parallel.mesh import Layout, Model
 from ed_lib.parallel.model_parallel import cuts, pipeline, simulator
 from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
@@ -86,7 +85,6 @@ PARALLEL = [
     ("a stage without its time", _clock(forward=[1, 1]), ValueError, "seconds['forward'] is [1, 1]"),
     ("chunks on one stage", _clock(1, 4, interleaved(2)), ValueError, "4, stages 1; wanted"),
     ("no groups of stages", _clock(3, 4, interleaved(2)), ValueError, "4, stages 3; wanted"),
-    ("more stages than layers", lambda: delays(4, 5), ValueError, "stages is 5; wanted at most 4"),
     ("a matrix of parameters", lambda: asynchronous.ParameterServer(torch.eye(2), 1), ValueError, "params"),
     ("a server that stands", lambda: asynchronous.ParameterServer(TWO, 0), ValueError, "lr is 0"),
     ("a step of nothing", lambda: SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),

@@ -1,6 +1,5 @@
 """Schedules and their simulator: against the formulas of the papers, and against timelines made by hand."""
 
-import math
 import re
 
 import matplotlib.pyplot as plt
@@ -131,25 +130,6 @@ def test_the_period_of_ed(p, m, f, u):
 
 
 @pytest.mark.oracle
-@given(p=stages, m=microbatches, f=times, u=times)
-@some
-def test_streaming_ed_waits_only_to_fill_the_pipeline(p, m, f, u):
-    u = max(f, u)  # with shorter updates, a stage would have to go further ahead
-    assert seconds("ed_streaming", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
-
-
-@pytest.mark.oracle
-@given(p=stages, m=microbatches)
-@some
-def test_streaming_ed_updates_after_half_of_p_minus_1_minus_s_later_microbatches(p, m):
-    for stage in range(p):
-        ops = [(do.op, do.microbatch) for do in SCHEDULES["ed_streaming"](stage, p, m)]
-        for i in range(m):
-            seen = [n for op, n in ops[: ops.index(("update", i))] if op == "forward"]
-            assert max(seen) - i == min(math.ceil((p - 1 - stage) / 2), m - 1 - i)
-
-
-@pytest.mark.oracle
 @given(p=stages, m=microbatches)
 @some
 def test_live_activations(p, m):
@@ -158,7 +138,6 @@ def test_live_activations(p, m):
     assert live["naive"] == [1] * p
     assert live["gpipe"] == live["ed"] == [m] * p
     assert live["1f1b"] == [min(m, p - s) for s in range(p)]
-    assert live["ed_streaming"] == [min(m, math.ceil((p - 1 - s) / 2) + 1) for s in range(p)]
     assert live["zb_h1"] == [min(m, p)] * p
     assert live["zb_h2"] == [min(m, 2 * p - 1)] * p
 

@@ -126,18 +126,3 @@ def merge(net: EDNetwork, parts: Sequence[dict[str, torch.Tensor]]) -> None:
     for name, whole in net.parameters.items():
         found = [part[name] for part in parts if name in part]
         whole.copy_(net.space.library.cat(found) if name.startswith("hidden") else found[0])
-
-
-def delays(depth: int, stages: int, method: str = "ed") -> np.ndarray:
-    """By how many steps each of the depth + 2 layers of weights is late in a pipeline that never waits.
-
-    Stage s of p learns from a batch after it has gone forward with so many later ones. Backpropagation (1F1B
-    without a flush): p − 1 − s, since the gradient comes back stage by stage. "ed": half of that, rounded up,
-    since the error goes to all stages at once and an update takes about as long as a forward pass.
-    """
-    if check.count("stages", stages) > max(1, depth):
-        raise ValueError(f"stages is {stages}; wanted at most {max(1, depth)}, a hidden layer for each")
-    of_hidden = [s for s, part in enumerate(np.array_split(np.arange(depth), stages)) for _ in part]
-    stage = np.array([0, *of_hidden, stages - 1])  # of each layer of weights
-    behind = stages - 1 - stage
-    return (behind + 1) // 2 if method == "ed" else behind

@@ -149,26 +149,6 @@ def ed(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
         yield Instruction("update", i)
 
 
-def ed_streaming(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """ED micro-batch by micro-batch: each updates the weights as soon as its error is there.
-
-    The error of a micro-batch is p − 1 − stage forward passes away. In that time a stage that takes turns
-    between forward passes and updates, of like length, has gone forward with half as many later ones.
-    """
-    last = stages - 1
-    ahead = min(microbatches, (stages - stage) // 2)  # ⌈(p − 1 − stage) / 2⌉
-    for i in range(ahead):
-        yield from forward(stage, stages, i)
-    for i in range(microbatches):
-        if i + ahead < microbatches:
-            yield from forward(stage, stages, i + ahead)
-        if stage == last:
-            yield from tell(stages, i)
-        else:
-            yield Instruction("receive", i, "error", last)
-        yield Instruction("update", i)
-
-
 def repeat(schedule: Schedule, batches: int) -> Schedule:
     """A schedule for several batches, one after the other; micro-batches are numbered on."""
 
@@ -183,7 +163,6 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
 
 SCHEDULES: dict[str, Schedule] = {
     "naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2, "ed": ed,
-    "ed_streaming": ed_streaming,
 }  # fmt: skip
 
 
