@@ -105,7 +105,8 @@ def test_make_gpu_says_plainly_that_there_is_none(tmp_path):
 
 
 def unannotated(path):
-    """The public functions and methods of a module of which an argument, or what they return, has no type."""
+    """The public functions and methods of a module of which an argument, or what they return, has no
+    type, but for what Triton or Numba types."""
     body = ast.parse(path.read_text()).body
     methods = [
         (one, 1)
@@ -116,9 +117,7 @@ def unannotated(path):
     for function, skipped in [*((one, 0) for one in body), *methods]:
         if isinstance(function, ast.FunctionDef) and function.name[0] != "_":
             how = " ".join(map(ast.unparse, function.decorator_list))
-            compiled = (
-                "jit" in how or f"overload({function.name})" in path.read_text()
-            )  # typed by Triton or Numba
+            compiled = "jit" in how or "intrinsic" in how or f"overload({function.name})" in path.read_text()
             given = [*function.args.posonlyargs, *function.args.args][skipped * ("static" not in how) :]
             untyped = function.returns is None or not all(
                 one.annotation for one in given + function.args.kwonlyargs

@@ -76,7 +76,7 @@ class Logged(np.ndarray):
     __module__ = "numpy"  # ed_lib asks which library an array comes from
     calls: list[tuple[str, tuple[int, ...]]] = []
 
-    def log(self, name, function, *inputs, **options):
+    def log(self, name: str, function: Callable, *inputs: Any, **options: Any) -> "Logged":
         """Calls ``function`` on plain arrays, and writes it down."""
         plain = lambda x: x.view(np.ndarray) if isinstance(x, Logged) else x  # noqa: E731
         if "out" in options:  # += writes into what is there
@@ -92,7 +92,7 @@ class Logged(np.ndarray):
     def __array_function__(self, function, types, inputs, options):
         return self.log(function.__name__, function, *inputs, **options)
 
-    def mean(self, *axes, **options):  # one call, though NumPy's method makes several
+    def mean(self, *axes: int, **options: bool) -> "Logged":  # type: ignore[override]  # one call, though NumPy's method makes several
         return self.log("mean", np.mean, self, *axes, **options)
 
 

@@ -40,9 +40,7 @@ class GradScaler:
         values = init_scale, growth_factor, backoff_factor, growth_interval, 0
         self._state = _checked(dict(zip(KEYS, values, strict=True)), "init_scale")
         self._stage: dict[int, str] = {}  # {optimizer: the last that it had since update()}
-        self._finite: dict[
-            int, Any
-        ] = {}  # {optimizer: whether its gradients are, bool (); None: it has none}
+        self._finite: dict[int, Any] = {}  # {optimizer: whether its gradients are, on the device or here}
         self._started, self._skips, self.skipped = False, 0, False  # scale() was called; skips in a row
 
     def scale(self, outputs: Any) -> Any:
@@ -91,7 +89,8 @@ class GradScaler:
         if (finite := self._finite[id(optimizer)]) is None:
             self._stage, self._finite = before
             raise RuntimeError("step() came with no gradient in the optimizer; wanted a backward pass before")
-        self.skipped = not bool(finite)  # waits
+        self._finite[id(optimizer)] = bool(finite)  # waits, once
+        self.skipped = not self._finite[id(optimizer)]
         result = None if self.skipped else optimizer.step(*args, **kwargs)
         self._stage[id(optimizer)] = "step()"
         return result
