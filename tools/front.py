@@ -35,11 +35,11 @@ def at(benchmark, column="seconds", **case):
 def numbers():
     """All numbers that the findings and the figure say, not yet rounded."""
     n = SimpleNamespace(published_s=FORWARD, published_ms=1e3 * UPDATE)
-    ours = partial(at, "ed", depth=4096, table="paths", how="kernel", library="numpy")
+    ours = partial(at, "ed", depth=4096, table="paths", how="kernel", threads=2)
     n.forward_ms, n.update_ms = 1e3 * ours(what="forward"), 1e3 * ours(what="update")
     n.floor_ms = 1e3 * ours("floor_flops", what="update") / RTX_3070
     n.published_limit, n.at_once = 1e3 * FORWARD / n.floor_ms, n.forward_ms / n.update_ms
-    hand = partial(at, "ed", depth=4096, table="by hand")
+    hand = partial(at, "ed", depth=4096, table="by hand", threads=1)
     first = hand(how="ED, layers", what="forward")  # the same in both
     back = hand(how="by hand", what="chain") + hand(how="by hand", what="update")
     n.step = (first + back) / (first + hand(how="ED, layers", what="update"))
