@@ -44,8 +44,8 @@ def _(x):
 
 @njit(**FAST)
 def series(x):
-    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for |x| ≤ 87, in operations
-    that a vector register does for all its numbers at once.
+    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for x from −87 to 87, in
+    operations that a vector register does for all its numbers at once.
     """
     x = F(-87) if x < F(-87) else F(87) if x > F(87) else x  # NaN stays
     shifted = np.float32(x * F(1 / np.log(2)) + F(1.5 * 2**23))  # rounds: n is in its last bits
