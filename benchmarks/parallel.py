@@ -16,11 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import formats, pipelines
 from benchmarks.harness import ROUNDING, is_right, one_thread, summary
 from benchmarks.pipelines import barrier_to_barrier
-from ed_lib.parallel import launch, workers
+from ed_lib.parallel import by_hand, launch, train, workers
 from ed_lib.parallel.asynchronous import ParameterServer, SynchronousServer
-from ed_lib.parallel.data_parallel import by_hand, training
-from ed_lib.parallel.data_parallel.replica import Replica, reduce_each, shard
 from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.replica import Replica, reduce_each, shard
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 
@@ -85,7 +84,7 @@ def ways(x, y, batch):
     net = by_hand.LeNet(0)
     add("each parameter, our ring", net, finish=partial(reduce_each, list(net.parameters()), batch))
     for name, overlap in (("buckets, after", False), ("buckets, overlapping", True)):
-        replica = Replica(by_hand.LeNet(0), training.BUCKET_BYTES, overlap)
+        replica = Replica(by_hand.LeNet(0), train.BUCKET_BYTES, overlap)
         add(name, replica.module, zero=replica.zero_grad, finish=partial(replica.finish, batch))
     ddp = DistributedDataParallel(by_hand.LeNet(0))
     add("DDP", ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks

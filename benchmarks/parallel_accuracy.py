@@ -14,9 +14,8 @@ import torch
 
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
 from ed_lib import data
-from ed_lib.parallel import launch
+from ed_lib.parallel import by_hand, launch, train
 from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, local_sgd, simulate
-from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.problems import Perceptron
 
 LR = 0.2  # the source's
@@ -52,7 +51,7 @@ def source(size, device):
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             options = size.batch, LR, size.epochs, size.images, 0, size.offline
-            run = launch(training.train, devices, *options, timeout=7200.0)[0]
+            run = launch(train.train, devices, *options, timeout=7200.0)[0]
             seconds, accuracy = run["seconds"], run["accuracy"]
         else:
             with one_thread(threads=2 if how == "two threads" else 1):

@@ -20,12 +20,11 @@ from torch import nn
 from benchmarks import formats
 from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.ed import EDNetwork
-from ed_lib.parallel import launch
-from ed_lib.parallel.ed.stages import EDPipeline, EDStage
-from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES
-from ed_lib.parallel.model_parallel.simulator import simulate
-from ed_lib.parallel.ranks import costs
+from ed_lib.parallel import launch, links
+from ed_lib.parallel.ed_stages import EDPipeline, EDStage
+from ed_lib.parallel.pipeline import Pipeline, cut
+from ed_lib.parallel.schedules import SCHEDULES
+from ed_lib.parallel.simulator import simulate
 
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
 KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages
@@ -66,7 +65,7 @@ TINY, ED_TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096)), EDSize(2
 def batch(size):
     """A row for each schedule and number of micro-batches; "predicted" seconds and "ratio" by round."""
     ranks = launch(measure, size.stages, size, timeout=300.0)
-    link = costs.fit(*ranks[0]["link"])
+    link = links.fit(*ranks[0]["link"])
     for (schedule, m), batches in ranks[0]["batches"].items():
         case = {"schedule": schedule, "stages": size.stages, "microbatches": m}
         case |= {"batch": size.batch, "width": size.width, "layers": size.layers}
@@ -90,7 +89,7 @@ def measure(size):
     model = nn.Sequential(*(nn.Sequential(*pair) for pair in layers))
     parts, loss = cut(model, stages), nn.functional.mse_loss
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
-    found = {"link": (size.messages, costs.ping_pong(size.messages) if rank < 2 else None)}
+    found = {"link": (size.messages, links.ping_pong(size.messages) if rank < 2 else None)}
     found |= {what: defaultdict(list) for what in ("batches", "stages", "errors")}
     exact = copy.deepcopy(model).double()
     loss(exact(x.double()), t.double()).backward()

@@ -27,8 +27,8 @@ from benchmarks import (
 )
 from benchmarks.harness import Version
 from ed_lib import data, machine, models, records, roofline, training
-from ed_lib.parallel.model_parallel import schedules
-from ed_lib.parallel.model_parallel.simulator import simulate
+from ed_lib.parallel import schedules
+from ed_lib.parallel.simulator import simulate
 from ed_lib.precision import eight_bit_adam
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")

@@ -11,11 +11,11 @@ TOTALS = {  # lines of Python at most, or words
     "ed_lib/*.py": 1434,
     "ed_lib/ed/**/*.py": 1450,
     "ed_lib/parallel/**/*.py": 3750,
-    "ed_lib/precision/**/*.py": 1886,
+    "ed_lib/precision/**/*.py": 1885,
     "ed_lib/lstm/**/*.py": 1813,
     "benchmarks/**/*.py": 3085,
     "tools/**/*.py": 999,
-    "tests/**/*.py": 13191,
+    "tests/**/*.py": 13193,
     "CONTRIBUTING.md": 700,
 }
 LONGEST = 300  # lines of a file of the package, of the benchmarks or of the tools

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check
-from ed_lib.parallel.ranks import collectives
+from ed_lib.parallel import collectives
 from ed_lib.parallel.zero import Stage0
 
 MANIFEST, UNFINISHED = "manifest.json", ".unfinished"

@@ -21,7 +21,7 @@ for (const [i, frame] of [...box.querySelectorAll('.frame')].entries()) frame.hi
 
 
 def timeline(ax: Axes, timeline: Any, numbers: bool = True) -> None:
-    """What devices did when, of :func:`ed_lib.parallel.model_parallel.simulator.simulate`: a row for each, a
+    """What devices did when, of :func:`ed_lib.parallel.simulator.simulate`: a row for each, a
     box for each computation, with its micro-batch's number.
     """
     colours = {"forward": BLUE, "backward": ORANGE, "update": GREEN}

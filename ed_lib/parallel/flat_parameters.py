@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ed_lib.parallel.ranks.collectives import Wire
+from ed_lib.parallel.collectives import Wire
 
 
 class Unit:

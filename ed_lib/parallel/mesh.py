@@ -8,7 +8,7 @@ D. Narayanan et al. (2021), V. Korthikanti et al. (2022), A. Grattafiori et al. 
 from dataclasses import dataclass, replace
 
 from ed_lib import check
-from ed_lib.parallel.ranks import costs
+from ed_lib.parallel import links
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Machine:
     rate: float
     memory: float
     capacity: float
-    inside: costs.Link
-    between: costs.Link
+    inside: links.Link
+    between: links.Link
     server: int = 8
 
     def slower(self, products: float = 1.0, memory: float = 1.0, links: float = 1.0) -> "Machine":
@@ -80,9 +80,9 @@ class Machine:
 
     def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
         """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
-        return costs.two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
+        return links.two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
 
-    def link(self, span: int) -> costs.Link:
+    def link(self, span: int) -> links.Link:
         """The slowest that a ring crosses which spans so many neighbouring devices."""
         return self.inside if span <= self.server else self.between
 

@@ -9,8 +9,8 @@ the last the output, so a chunk is one layer. (Its third row prints 4 copies whe
 from dataclasses import dataclass
 from functools import partial
 
+from ed_lib.parallel.links import Link
 from ed_lib.parallel.mesh import Layout, Machine, Model, rate, step
-from ed_lib.parallel.ranks.costs import Link
 
 # What a large 16-bit product reaches: S. Bekman, "Machine learning engineering" (stas00/ml-engineering,
 # compute/accelerator); peaks, memory's bandwidth, NVLink (one direction), network: data sheets; latencies: a

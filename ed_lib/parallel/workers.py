@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ed_lib import check
+from ed_lib.parallel import launcher
 from ed_lib.parallel.asynchronous import Dispatcher, ParameterServer, Run, Span
-from ed_lib.parallel.ranks import launcher
 
 
 class WorkerError(RuntimeError):

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
-from ed_lib.parallel import ledger
+from ed_lib.parallel import collectives, ledger
+from ed_lib.parallel.collectives import Wire
 from ed_lib.parallel.flat_parameters import Unit, cut
-from ed_lib.parallel.ranks import collectives
-from ed_lib.parallel.ranks.collectives import Wire
 
 Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 

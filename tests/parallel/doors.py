@@ -5,13 +5,23 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import asynchronous, dry, launch, layouts, workers, zero
+from ed_lib.parallel import (
+    asynchronous,
+    by_hand,
+    cuts,
+    dry,
+    launch,
+    layouts,
+    links,
+    pipeline,
+    simulator,
+    train,
+    workers,
+    zero,
+)
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate
-from ed_lib.parallel.data_parallel import by_hand, training
 from ed_lib.parallel.mesh import Layout, Model
-from ed_lib.parallel.model_parallel import cuts, pipeline, simulator
-from ed_lib.parallel.model_parallel.schedules import gpipe, interleaved
-from ed_lib.parallel.ranks import costs
+from ed_lib.parallel.schedules import gpipe, interleaved
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])
@@ -19,7 +29,7 @@ SHARED = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
 SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
-LINK = costs.Link(5e-5, 1e-9)
+LINK = links.Link(5e-5, 1e-9)
 
 
 def _work(gradient=abs, n_tasks=4, n_workers=2, **options):
@@ -70,11 +80,11 @@ PARALLEL = [
     ("no devices", _train(devices=0), ValueError, "devices has 0"),
     ("labels of others", _train(labels=12), ValueError, "labels has the shape"),
     ("a rate below 0", _train(lr=-1), ValueError, "lr is -1"),
-    ("ranks: no batch", lambda: training.train(0), ValueError, "batch is 0"),
-    ("ranks: no steps", lambda: training.train_sharded(3, 0), ValueError, "steps is 0"),
-    ("smoke for an all-reduce", lambda: costs.all_reduce("smoke", 8, 2, LINK), ValueError, "is 'smoke'"),
-    ("one size for a line", lambda: costs.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
-    ("a size without its time", lambda: costs.fit([8, 9], [1]), ValueError, "seconds has the shape"),
+    ("ranks: no batch", lambda: train.train(0), ValueError, "batch is 0"),
+    ("ranks: no steps", lambda: train.train_sharded(3, 0), ValueError, "steps is 0"),
+    ("smoke for an all-reduce", lambda: links.all_reduce("smoke", 8, 2, LINK), ValueError, "is 'smoke'"),
+    ("one size for a line", lambda: links.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
+    ("a size without its time", lambda: links.fit([8, 9], [1]), ValueError, "seconds has the shape"),
     ("a sideways cut", lambda: cuts.bytes_sent("sideways", 2, 3, 4, 2), ValueError, "way is 'sideways'"),
     ("blocks of two of three", lambda: cuts.bytes_sent("data", 3, 3, 4, 2), ValueError, "layers is 3"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),

@@ -3,7 +3,7 @@
 import torch
 
 from ed_lib.ed import EDNetwork
-from ed_lib.parallel.ed.stages import EDPipeline
+from ed_lib.parallel.ed_stages import EDPipeline
 
 INPUTS, OUTPUTS, DEPTH = 7, 2, 5
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ed_lib.parallel import launch
-from ed_lib.parallel.ranks import collectives
+from ed_lib.parallel import collectives, launch
 
 
 def in_worlds(sizes, fn, *args):

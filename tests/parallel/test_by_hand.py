@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ed_lib import data
-from ed_lib.parallel.data_parallel import by_hand
+from ed_lib.parallel import by_hand
 
 RNG = np.random.default_rng(0)
 

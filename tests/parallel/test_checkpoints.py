@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ed_lib.models import GPT
-from ed_lib.parallel import checkpoints, launch
-from ed_lib.parallel.ranks import launcher
+from ed_lib.parallel import checkpoints, launch, launcher
 from ed_lib.parallel.zero import shard
 from tests.parallel.test_sharded import ADAM, batches, net, summed, train, weights
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from ed_lib.parallel import launch
-from ed_lib.parallel.ranks import collectives, costs
-from ed_lib.parallel.ranks.collectives import Traffic
+from ed_lib.parallel import collectives, launch, links
+from ed_lib.parallel.collectives import Traffic
 from tests.parallel import ranks
 
 
@@ -31,7 +30,7 @@ def test_every_algorithm_is_right_in_every_group_and_was_counted(traffic):
 
 def test_the_counted_traffic_is_that_of_the_formulas(traffic):
     for (p, algorithm, n), each in traffic.items():
-        total, formula = sum(each, Traffic()), costs.traffic(algorithm, 4 * n, p)
+        total, formula = sum(each, Traffic()), links.traffic(algorithm, 4 * n, p)
         assert total.bytes == formula.bytes, (p, algorithm, n)
         if n >= p:
             assert total == formula, (p, algorithm, n)
@@ -42,7 +41,7 @@ def test_each_rank_of_a_ring_sends_2_p_minus_1_over_p_of_the_bytes(traffic):
     for p in ranks.GROUPS:
         bytes = 840 * 4
         assert traffic[p, "ring", 840] == [Traffic(2 * (p - 1), 2 * (p - 1) * bytes // p)] * p
-        assert costs.counts("ring", p)[1] * bytes == pytest.approx(2 * (p - 1) * bytes / p)
+        assert links.counts("ring", p)[1] * bytes == pytest.approx(2 * (p - 1) * bytes / p)
 
 
 @pytest.mark.oracle

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ed_lib.parallel.model_parallel import cuts
-from ed_lib.parallel.ranks.collectives import Traffic
-from ed_lib.parallel.ranks.launcher import launch
+from ed_lib.parallel import cuts
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.launcher import launch
 
 SHAPES = [(4, 6, 5), (4, 12, 7), (6, 9, 8)]  # layers, width, batch; uneven over 2 and over 3
 

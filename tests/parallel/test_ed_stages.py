@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ed_lib.parallel import launch
-from ed_lib.parallel.ed.stages import merge
-from ed_lib.parallel.ranks.collectives import Traffic
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.ed_stages import merge
 from tests.parallel import ed_ranks
 
 LONG = 120.0

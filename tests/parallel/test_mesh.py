@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
 from ed_lib.models import Block
-from ed_lib.parallel import ledger, published
+from ed_lib.parallel import ledger, published, schedules
+from ed_lib.parallel.links import Link, all_reduce
 from ed_lib.parallel.mesh import Layout, Machine, Model, exposed, layer, memory, rate, step
-from ed_lib.parallel.model_parallel import schedules
-from ed_lib.parallel.model_parallel.simulator import simulate
-from ed_lib.parallel.ranks.costs import Link, all_reduce
+from ed_lib.parallel.simulator import simulate
 
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
 FREE, NEVER = Link(0.0, 0.0), 1e30

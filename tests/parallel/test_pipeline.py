@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ed_lib.parallel.model_parallel import schedules
-from ed_lib.parallel.model_parallel.pipeline import Pipeline, balance, check_schedule, cut, one_batch
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES
-from ed_lib.parallel.model_parallel.simulator import simulate
-from ed_lib.parallel.ranks.collectives import Traffic
-from ed_lib.parallel.ranks.launcher import RankError, launch
+from ed_lib.parallel import schedules
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.launcher import RankError, launch
+from ed_lib.parallel.pipeline import Pipeline, balance, check_schedule, cut, one_batch
+from ed_lib.parallel.schedules import SCHEDULES
+from ed_lib.parallel.simulator import simulate
 from tests.parallel import ranks
 
 NAMES = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ed_lib.parallel import launch
-from ed_lib.parallel.data_parallel import replica
-from ed_lib.parallel.data_parallel.replica import Replica, accuracy, reduce_each, shard
-from ed_lib.parallel.ranks.collectives import Traffic
+from ed_lib.parallel import launch, replica
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.replica import Replica, accuracy, reduce_each, shard
 from tests.parallel import ranks
 
 SIZES = (1, 160, 10**9)  # bytes of a bucket: one for each parameter, some, one for all

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib.parallel import drawing
-from ed_lib.parallel.model_parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat
-from ed_lib.parallel.model_parallel.simulator import simulate
-from ed_lib.parallel.ranks.costs import Link
+from ed_lib.parallel.links import Link
+from ed_lib.parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat
+from ed_lib.parallel.simulator import simulate
 
 BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 stages = st.integers(1, 8)

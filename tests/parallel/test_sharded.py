@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ed_lib.models import GPT
 from ed_lib.parallel import RankError, launch, ledger, zero
-from ed_lib.parallel.data_parallel.replica import shard as rows_of
-from ed_lib.parallel.ranks.collectives import Traffic
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.replica import shard as rows_of
 from ed_lib.parallel.zero import STAGES, shard
 from tests.parallel import ranks
 

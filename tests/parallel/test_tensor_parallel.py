@@ -6,14 +6,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from ed_lib.parallel.model_parallel.tensor_parallel import (
+from ed_lib.parallel import links
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.tensor_parallel import (
     ParallelMLP,
     branch,
     merge,
     one_block,
 )
-from ed_lib.parallel.ranks import costs
-from ed_lib.parallel.ranks.collectives import Traffic
 from tests.parallel import ranks
 
 SHAPES = [  # in, hidden, out, bias, shape of x without its features
@@ -87,7 +87,7 @@ def test_a_block_is_the_serial_one_with_one_all_reduce_each_way(worlds, p):
         for way, tensor in (("forward", y), ("backward", x)):
             if tensor.numel() >= p:  # the formula is for no empty messages
                 total = sum((sent[way][0] for *_, sent, _ in found), Traffic())
-                assert total == costs.traffic("ring", tensor.numel() * 8, p)
+                assert total == links.traffic("ring", tensor.numel() * 8, p)
 
 
 def beside_pytorchs():

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from ed_lib import data
-from ed_lib.parallel import launch
-from ed_lib.parallel.data_parallel import by_hand, training
+from ed_lib.parallel import by_hand, launch, train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--images", "150", "--batch", "64", "--epochs", "1", "--lr", "0.5", "--offline"]
 ARGUMENTS = 64, 0.5, 1, 150, 0, True
-MODULE = "ed_lib.parallel.data_parallel.training"
+MODULE = "ed_lib.parallel.train"
 SCRIPT = ["-m", MODULE, "lenet", *SMALL]
 SHARDED = ["-m", MODULE, "gpt", "--steps", "3", "--batch", "5"]
 LONG = 240.0  # seconds; a machine may be busy
@@ -43,14 +42,14 @@ def test_python_torchrun_and_launch_give_the_same_weights():
     assert "samples by rank: 75 75" in by_python  # an epoch of 150: 32 + 32, 32 + 32, 11 + 11
     lines = [re.sub(r"[\d.]+ s$", "", line) for line in by_python.splitlines()]  # but for the seconds
     assert lines == [re.sub(r"[\d.]+ s$", "", line) for line in by_torchrun.splitlines()] and len(lines) == 4
-    found = launch(training.train, 2, *ARGUMENTS, timeout=LONG)
+    found = launch(train.train, 2, *ARGUMENTS, timeout=LONG)
     assert {result["sha256"] for result in found} == {weights(by_python)}
 
 
 @pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no text")
 def test_the_sharded_script_gives_the_same_weights_as_launch_and_by_every_stage():
     by_python = weights(shown([sys.executable, *SHARDED, "--ranks", "2", "--stage", "3"]))
-    found = launch(training.train_sharded, 2, 2, 3, 5, timeout=LONG)
+    found = launch(train.train_sharded, 2, 2, 3, 5, timeout=LONG)
     assert {result["sha256"] for result in found} == {by_python}
 
 
@@ -64,7 +63,7 @@ def test_it_learns_what_one_process_with_several_devices_learns():
     history, other = (by_hand.train(["cpu"], 64, 0.5, 2, x, y, test, seed) for seed in (0, 1))
     wanted, elsewhere = epochs(history.loss), epochs(other.loss)
     assert (wanted - elsewhere).abs().min() > 2e-5
-    found = launch(training.train, 3, 64, 0.5, 2, IMAGES, 0, True, timeout=LONG)
+    found = launch(train.train, 3, 64, 0.5, 2, IMAGES, 0, True, timeout=LONG)
     for result in found:
         assert (torch.tensor(result["loss"]) - wanted).abs().max() < 3e-6
         assert result["accuracy"] == history.accuracy[1:] and len(result["seconds"]) == 2
@@ -80,5 +79,5 @@ def epochs(losses):
 
 def test_ranks_that_differ_are_reported(capsys):
     one = {"loss": [2.3], "accuracy": [0.1], "seconds": [1.0], "samples": 3, "sha256": "b"}
-    training.report([one, one | {"sha256": "a", "samples": 2}])
+    train.report([one, one | {"sha256": "a", "samples": 2}])
     assert capsys.readouterr().out.splitlines()[1:] == ["samples by rank: 3 2", "weights: a b"]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import arrays, check
-from ed_lib.parallel.ranks.launcher import device
+from ed_lib.parallel.launcher import device
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ed_lib import check
-from ed_lib.parallel.model_parallel.schedules import COMPUTING, Schedule
-from ed_lib.parallel.ranks.costs import Link
+from ed_lib.parallel.links import Link
+from ed_lib.parallel.schedules import COMPUTING, Schedule
 
 BACKWARD = ({"backward"}, {"backward_input", "backward_weight"})  # in one, or in two
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed

@@ -36,7 +36,7 @@ from ed_lib import check
 FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:
-    CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.ranks.launcher"])
+    CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.launcher"])
 BACKENDS = ("gloo", "nccl")
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are

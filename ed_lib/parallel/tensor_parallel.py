@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib.parallel.ranks.collectives import Traffic, all_reduce
+from ed_lib.parallel.collectives import Traffic, all_reduce
 
 
 class Enter(torch.autograd.Function):

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ed_lib.parallel import launch
-from ed_lib.parallel.ranks import costs
+from ed_lib.parallel import launch, links
 
 ALPHA, BETA = 5e-5, 1e-9
 
@@ -18,61 +17,61 @@ ALPHA, BETA = 5e-5, 1e-9
 @pytest.mark.oracle
 @given(st.integers(1, 64), st.integers(0, 10**9))
 def test_all_reduce_costs_what_the_textbook_says(p, n):
-    link, log = costs.Link(ALPHA, BETA), math.ceil(math.log2(p))
-    assert costs.all_reduce("naive", n, p, link) == pytest.approx(2 * (p - 1) * (ALPHA + n * BETA))
-    assert costs.all_reduce("tree", n, p, link) == pytest.approx(2 * log * (ALPHA + n * BETA))
+    link, log = links.Link(ALPHA, BETA), math.ceil(math.log2(p))
+    assert links.all_reduce("naive", n, p, link) == pytest.approx(2 * (p - 1) * (ALPHA + n * BETA))
+    assert links.all_reduce("tree", n, p, link) == pytest.approx(2 * log * (ALPHA + n * BETA))
     ring = 2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n * BETA
-    assert costs.all_reduce("ring", n, p, link) == pytest.approx(ring)
+    assert links.all_reduce("ring", n, p, link) == pytest.approx(ring)
     if p == 2**log:
         halving = 2 * log * ALPHA + 2 * (p - 1) / p * n * BETA
-        assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx(halving)
+        assert links.all_reduce("halving_doubling", n, p, link) == pytest.approx(halving)
 
 
 @pytest.mark.oracle
 @given(st.integers(2, 64), st.integers(1, 10**9))
 def test_where_all_messages_share_one_way_every_algorithm_takes_as_long_for_its_bytes(p, n):
-    shared = costs.Link(0, BETA, contention=2)
-    for algorithm in costs.ALGORITHMS:  # all send 2 (p − 1) n bytes together
-        assert costs.all_reduce(algorithm, n, p, shared) == pytest.approx(2 * (p - 1) * n * BETA)
+    shared = links.Link(0, BETA, contention=2)
+    for algorithm in links.ALGORITHMS:  # all send 2 (p − 1) n bytes together
+        assert links.all_reduce(algorithm, n, p, shared) == pytest.approx(2 * (p - 1) * n * BETA)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 def test_what_is_added_one_after_another_is_half_of_the_path(p):
-    n, link = 24, costs.Link(0, 0, gamma=1.0)
+    n, link = 24, links.Link(0, 0, gamma=1.0)
     q = 2 ** int(math.log2(p))
-    assert costs.all_reduce("naive", n, p, link) == (p - 1) * n  # rank 0 adds every tensor
-    assert costs.all_reduce("tree", n, p, link) == math.ceil(math.log2(p)) * n
-    assert costs.all_reduce("ring", n, p, link) == pytest.approx((p - 1) / p * n)
+    assert links.all_reduce("naive", n, p, link) == (p - 1) * n  # rank 0 adds every tensor
+    assert links.all_reduce("tree", n, p, link) == math.ceil(math.log2(p)) * n
+    assert links.all_reduce("ring", n, p, link) == pytest.approx((p - 1) / p * n)
     folded = 0 if q == p else n
-    assert costs.all_reduce("halving_doubling", n, p, link) == pytest.approx((q - 1) / q * n + folded)
+    assert links.all_reduce("halving_doubling", n, p, link) == pytest.approx((q - 1) / q * n + folded)
 
 
 @pytest.mark.oracle
 @given(st.integers(2, 2048), st.integers(1, 10**10))
 def test_two_pipelined_trees_take_the_best_number_of_pieces(p, n):
-    depth, link = math.ceil(math.log2(p)), costs.Link(ALPHA, BETA)
+    depth, link = math.ceil(math.log2(p)), links.Link(ALPHA, BETA)
     every = [2 * (depth + k - 1) * (2 * ALPHA + n / k * BETA) for k in range(1, 200)]
-    found = costs.two_trees(n, p, link)
+    found = links.two_trees(n, p, link)
     assert found <= min(every) * 1.02 and found >= 2 * n * BETA
     assert found >= 2 * depth * 2 * ALPHA
 
 
 @pytest.mark.oracle
 def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
-    n, inside, between = 10**9, costs.Link(0, 1e-12), costs.Link(0, 1e-11)
+    n, inside, between = 10**9, links.Link(0, 1e-12), links.Link(0, 1e-11)
     by_hand = 2 * 7 / 8 * n * 1e-12 + 2 * 3 / 4 * n / 8 * 1e-11
-    assert costs.two_levels(n, 4, 8, inside, between) == pytest.approx(by_hand)
-    assert by_hand < costs.all_reduce("ring", n, 32, between) / 4
-    assert costs.two_levels(n, 1, 8, inside, between) == costs.all_reduce("ring", n, 8, inside)
+    assert links.two_levels(n, 4, 8, inside, between) == pytest.approx(by_hand)
+    assert by_hand < links.all_reduce("ring", n, 32, between) / 4
+    assert links.two_levels(n, 1, 8, inside, between) == links.all_reduce("ring", n, 8, inside)
 
 
 @pytest.mark.oracle
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]
-    link = costs.Link(alpha, beta)
-    found = costs.fit(sizes, [link.seconds(n) for n in sizes])
+    link = links.Link(alpha, beta)
+    found = links.fit(sizes, [link.seconds(n) for n in sizes])
     assert found.alpha == pytest.approx(alpha, rel=1e-6) and found.beta == pytest.approx(beta, rel=1e-6)
 
 
@@ -80,7 +79,7 @@ def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
 def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     rng, sizes = np.random.default_rng(0), np.array([0, 10**3, 10**5, 10**6, 10**7])
     seconds = (ALPHA + sizes * BETA) * rng.uniform(0.9, 1.1, 5)
-    found = costs.fit(sizes, seconds)
+    found = links.fit(sizes, seconds)
 
     def loss(alpha, beta):
         return np.sum(((alpha + sizes * beta) / seconds - 1) ** 2)
@@ -88,7 +87,7 @@ def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     least = loss(found.alpha, found.beta)
     for a, b in ((1.01, 1), (0.99, 1), (1, 1.01), (1, 0.99)):
         assert loss(a * found.alpha, b * found.beta) > least
-    assert costs.fit([10, 20], [1e-6, 9e-6]).alpha == 0
+    assert links.fit([10, 20], [1e-6, 9e-6]).alpha == 0
 
 
 def slowest(seconds):
@@ -98,7 +97,7 @@ def slowest(seconds):
 
 
 def measured():
-    return costs.ping_pong([64, 10**5, 10**6], 5), costs.quartiles({"": lambda: None}, 3, slowest)
+    return links.ping_pong([64, 10**5, 10**6], 5), links.quartiles({"": lambda: None}, 3, slowest)
 
 
 def test_messages_are_timed_and_ranks_agree_on_what_the_slowest_took():

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check, training
-from ed_lib.parallel.ranks import collectives
+from ed_lib.parallel import collectives
 
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ed_lib import check
-from ed_lib.parallel.data_parallel import replica
-from ed_lib.parallel.model_parallel.pipeline import Pipeline, cut
-from ed_lib.parallel.model_parallel.schedules import one_f_one_b
-from ed_lib.parallel.model_parallel.tensor_parallel import ParallelMLP
-from ed_lib.parallel.ranks.collectives import Traffic
+from ed_lib.parallel import replica
+from ed_lib.parallel.collectives import Traffic
+from ed_lib.parallel.pipeline import Pipeline, cut
+from ed_lib.parallel.schedules import one_f_one_b
+from ed_lib.parallel.tensor_parallel import ParallelMLP
 
 CUTS = ("data", "tensor", "pipeline")
 

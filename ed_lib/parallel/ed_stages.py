@@ -10,8 +10,8 @@ import torch.distributed as dist
 from ed_lib import check
 from ed_lib.ed import EDNetwork, layout
 from ed_lib.ed.network import check_input, check_target
-from ed_lib.parallel.model_parallel import schedules
-from ed_lib.parallel.ranks.collectives import Traffic, Wire
+from ed_lib.parallel import schedules
+from ed_lib.parallel.collectives import Traffic, Wire
 
 
 class EDStage:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ed_lib import check
-from ed_lib.parallel.model_parallel.schedules import Instruction, Schedule
-from ed_lib.parallel.model_parallel.simulator import check_schedule
-from ed_lib.parallel.ranks.collectives import Traffic, agree
-from ed_lib.parallel.ranks.launcher import device
+from ed_lib.parallel.collectives import Traffic, agree
+from ed_lib.parallel.launcher import device
+from ed_lib.parallel.schedules import Instruction, Schedule
+from ed_lib.parallel.simulator import check_schedule
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
 TAGS = {"activation": 0, "gradient": 1}  # between two stages, messages of a kind keep their order

@@ -1,7 +1,7 @@
 """Trains LeNet, or a small GPT in shards, over several processes: one script for laptop, notebook, cluster.
 
-    python -m ed_lib.parallel.data_parallel.training lenet --ranks 2
-    torchrun --standalone --nproc-per-node 2 -m ed_lib.parallel.data_parallel.training gpt --ranks 2 --stage 3
+    python -m ed_lib.parallel.train lenet --ranks 2
+    torchrun --standalone --nproc-per-node 2 -m ed_lib.parallel.train gpt --ranks 2 --stage 3
     launch(training.train, 2)    # in a notebook
 
 All three give the same weights, to the last bit. The options are :func:`train`'s, :func:`train_sharded`'s.
@@ -27,9 +27,9 @@ from ed_lib import check, data, timing
 from ed_lib import training as loops
 from ed_lib.models import GPT
 from ed_lib.parallel import checkpoints, launch, zero
-from ed_lib.parallel.data_parallel.by_hand import LeNet
-from ed_lib.parallel.data_parallel.replica import Replica, accuracy, shard
-from ed_lib.parallel.ranks.launcher import device, local_rank
+from ed_lib.parallel.by_hand import LeNet
+from ed_lib.parallel.launcher import device, local_rank
+from ed_lib.parallel.replica import Replica, accuracy, shard
 
 BUCKET_BYTES = 2**18  # three buckets, of which two can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
@@ -162,7 +162,7 @@ def report(results: Sequence[dict]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m ed_lib.parallel.data_parallel.training")
+    parser = argparse.ArgumentParser(prog="python -m ed_lib.parallel.train")
     networks = parser.add_subparsers(required=True)
     functions: dict[str, Callable] = {"lenet": train, "gpt": train_sharded}
     for name, function in functions.items():

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check, timing
-from ed_lib.parallel.ranks.collectives import ALGORITHMS, Traffic, Wire
-from ed_lib.parallel.ranks.launcher import device
+from ed_lib.parallel.collectives import ALGORITHMS, Traffic, Wire
+from ed_lib.parallel.launcher import device
 
 
 @dataclass(frozen=True)
