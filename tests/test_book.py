@@ -134,6 +134,16 @@ def test_an_interrupted_chapter_leaves_no_kernel(chapter, tmp_path):
     assert errors.endswith("KeyboardInterrupt\n") and not psutil.pid_exists(int(pid.read_text()))
 
 
+def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path):
+    pid, other = tmp_path / "pid", Path("other.ipynb")
+    chapter(f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)")
+    (tmp_path / PATH).rename(tmp_path / other)
+    chapter(f"import os, time\nwhile not os.path.exists({str(pid)!r}):\n    time.sleep(0.1)\n1 / 0")
+    with pytest.raises(SystemExit, match=r"(?s)chapter\.ipynb: a cell failed.*ZeroDivisionError"):
+        list(book.prepared([other, PATH], render_only=False))
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
 def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tmp_path, monkeypatch):
     chapter("from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)")
     before, waited = (tmp_path / PATH).read_text(), []

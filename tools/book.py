@@ -16,9 +16,11 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nbformat
+import psutil
 import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -74,11 +76,7 @@ def build(need_data, render_only):
         sys.exit(f"No book: {problem}")
     stage()
     left_out = 0
-    for number, path in enumerate(chapters, 1):
-        try:
-            done = prepare(path, render_only)
-        except (CellExecutionError, DeadKernelError) as error:
-            sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
+    for number, (path, done) in enumerate(prepared(chapters, render_only), 1):
         left_out += done.startswith("not executed")
         print(f"chapter {number} of {len(chapters)}, {path.stem}: {done}", flush=True)
     render()
@@ -134,7 +132,35 @@ def configuration():
     return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
 
 
-def prepare(path, render_only=False):
+def prepared(chapters, render_only):
+    """Prepares the chapters, first, by two, those that time nothing → (path, what was done), as each ends."""
+    by_two = [] if render_only else [path for path in chapters if times_nothing(path)]
+    path = None
+    try:
+        with ThreadPoolExecutor(2) as pool:  # a chapter computes in its kernel, which is a process
+            jobs = {pool.submit(prepare, path, OMP_NUM_THREADS="1"): path for path in by_two}
+            try:
+                for job in as_completed(jobs):
+                    path = jobs[job]
+                    yield path, job.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in psutil.Process().children():
+                    if "ipykernel_launcher" in child.cmdline():
+                        child.kill()
+        for path in [path for path in chapters if path not in by_two]:
+            yield path, prepare(path, render_only)
+    except (CellExecutionError, DeadKernelError) as error:
+        sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
+
+
+def times_nothing(path):
+    """Whether a chapter, where there is no GPU, neither measures a time nor starts processes."""
+    cells = [cell.source for cell in code_cells(notebooks.read(ROOT / path))]
+    return not any(re.search(r"^(?!%%gpu)(?s:.*)(\btiming\b|\blaunch\()", cell) for cell in cells)
+
+
+def prepare(path, render_only=False, **environment):
     """Puts a chapter into _build/source as a page; executes it if something has changed → what it did."""
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read_copy(copy)
@@ -150,7 +176,7 @@ def prepare(path, render_only=False):
         page(nb, path, BANNER.format(problem=why, **nb.metadata.ed_lib))
         return "not executed: committed outputs" if problem else "committed outputs"
     start = time.monotonic()
-    made = notebooks.execute(nb, path)
+    made = notebooks.execute(nb, path, **environment)
     made.metadata["made_on"] = made_on
     notebooks.write(made, copy)
     page(made, path)
