@@ -30,16 +30,13 @@ def test_the_picture_is_that_of_the_records():
 def test_the_sentences_hold():
     """The words of front.md, where other numbers would make them wrong."""
     n = front.numbers()
-    assert n.published_ms < n.floor_ms, "the clock did not see all of the work"
-    assert 0.5 < n.at_once < 2, "update and forward pass take alike"
-    assert n.step > 1.2, "what ED does save"
-    assert n.wait_slow / n.wait < n.free_slow / n.free, "all of them, or none"
+    assert n.published_limit < 3000, "its clock missed most of the work"
+    assert n.at_once < 2, "ours waits"
+    assert n.wait < 0.3 and n.free > 0.7, "waits for all, waits for none"
     assert n.no_barrier <= n.no_barrier_limit
-    assert n.small < 1 < n.bert < n.large <= n.bits_limit, "small work gets slower"
-    assert n.float16 < 0.8 * n.large, "float16 is not the same"
-    assert 0.5 <= n.activations < 0.7, "the activations shrink"
-    assert n.one_layer < n.climb <= n.climb_limit, "one layer gained less"
-    assert 1 < n.cpu_climb < 1.5 < n.cpu_torch <= n.cpu_limit, "a CPU loses its time elsewhere"
+    assert n.small < 1 < n.large <= n.bits_limit, "with one, and with 4,096"
+    assert n.one_layer < n.climb <= n.climb_limit, "layer for layer it gained less"
+    assert 1 < n.cpu_climb < n.cpu_torch <= n.cpu_limit
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -49,9 +46,16 @@ def test_links_and_pictures_lead_to_files(page):
     assert len(local) > 5 and [target for target in local if not (ROOT / target).is_file()] == []
 
 
+def test_a_finding_has_forty_words_at_most():
+    for finding in front.blocks()["findings"].strip().splitlines():
+        words = re.sub(r"^\d\. |\]\([^)]*\)|\*\([^()]*\)\*$", " ", finding).split()
+        assert 20 < len(words) <= 40, finding
+
+
 def test_every_chapter_is_on_the_front_page():
-    listed = re.findall(r"^- \[\*\*.*?\]\((.*?)\) .*\? \*\d+ min\*$", text_of("index.md"), re.M)
-    assert listed == [path.as_posix() for path in notebooks.chapters()]
+    listed = re.findall(r"^- \[(\**).*?\]\((.*?)\) .*\? \*\d+ min\*$", text_of("index.md"), re.M)
+    assert [path for _, path in listed] == [path.as_posix() for path in notebooks.chapters()]
+    assert sum(bold == "**" for bold, _ in listed) == len(front.CORE) == 10
 
 
 def test_the_citation_and_the_forms_for_issues_are_complete():

@@ -135,23 +135,16 @@ def configuration():
 def prepared(chapters, render_only):
     """Prepares the chapters, first, by two, those that time nothing → (path, what was done), as each ends."""
     by_two = [] if render_only else [path for path in chapters if times_nothing(path)]
-    path = None
-    try:
-        with ThreadPoolExecutor(2) as pool:  # a chapter computes in its kernel, which is a process
-            jobs = {pool.submit(prepare, path, OMP_NUM_THREADS="1"): path for path in by_two}
-            try:
-                for job in as_completed(jobs):
-                    path = jobs[job]
-                    yield path, job.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for child in psutil.Process().children():
-                    if "ipykernel_launcher" in child.cmdline():
-                        child.kill()
-        for path in [path for path in chapters if path not in by_two]:
-            yield path, prepare(path, render_only)
-    except (CellExecutionError, DeadKernelError) as error:
-        sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
+    with ThreadPoolExecutor(2) as pool:  # a chapter computes in its kernel, which is a process
+        jobs = {pool.submit(prepare, path, OMP_NUM_THREADS="1"): path for path in by_two}
+        try:
+            yield from ((jobs[job], job.result()) for job in as_completed(jobs))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in psutil.Process().children():
+                if "ipykernel_launcher" in child.cmdline():
+                    child.kill()
+    yield from ((path, prepare(path, render_only)) for path in chapters if path not in by_two)
 
 
 def times_nothing(path):
@@ -176,7 +169,10 @@ def prepare(path, render_only=False, **environment):
         page(nb, path, BANNER.format(problem=why, **nb.metadata.ed_lib))
         return "not executed: committed outputs" if problem else "committed outputs"
     start = time.monotonic()
-    made = notebooks.execute(nb, path, **environment)
+    try:
+        made = notebooks.execute(nb, path, **environment)
+    except (CellExecutionError, DeadKernelError) as error:
+        sys.exit(f"\n{path}: a cell failed, so there is no new book.\n{notebooks.plain(error)}")
     made.metadata["made_on"] = made_on
     notebooks.write(made, copy)
     page(made, path)
@@ -192,8 +188,9 @@ def page(nb, path, banner=None):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     nb.cells = joined(figure_first(nb.cells))
-    if banner:
-        nb.cells.insert(1, nbformat.v4.new_markdown_cell(banner, id="banner"))
+    if banner:  # under the first screen's figure
+        place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
+        nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
     if notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
 

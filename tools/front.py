@@ -15,10 +15,14 @@ from tools.pages import ROOT, by_part
 
 TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front.png"
 PAGES, INK = ("index.md", "README.md"), "#7a7a7a"
-# The article of 2024 (qiita2024): seconds of a forward pass and of an update of all layers, on an RTX 3070 in
-# float64, and the FLOP/s that the card's data sheet allows there (nvidia_ga102). GFLOP/s of the card that
-# NVIDIA's ladder was climbed on: cores, FMA, GHz (nvidia_m40).
-FORWARD, UPDATE, RTX_3070, M40 = 3.02, 1.10e-3, 0.317e12, 3072 * 2 * 1.114
+# Of what is drawn: published, its limit, measured, its limit
+COLOURS = [figures.ORANGE] * 2 + [figures.BLUE] * 2
+# The chapters that one reads first
+CORE = "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work data_parallel"
+CORE = f"{CORE} ten_thousand_devices mixed_precision one_token_at_a_time many_steps".split()
+# qiita2024: its forward pass in seconds, and its GPU's float64 FLOP/s by the data sheet; NVIDIA's M40
+# (nvidia_m40): cores, FMA, GHz
+FORWARD, RTX_3070, M40 = 3.02, 0.317e12, 3072 * 2 * 1.114
 
 
 @cache
@@ -34,45 +38,30 @@ def at(benchmark, column="seconds", **case):
 
 def numbers():
     """All numbers that the findings and the figure say, not yet rounded."""
-    n = SimpleNamespace(published_s=FORWARD, published_ms=1e3 * UPDATE)
     ours = partial(at, "ed", depth=4096, table="paths", how="kernel", threads=2)
-    n.forward_ms, n.update_ms = 1e3 * ours(what="forward"), 1e3 * ours(what="update")
-    n.floor_ms = 1e3 * ours("floor_flops", what="update") / RTX_3070
-    n.published_limit, n.at_once = 1e3 * FORWARD / n.floor_ms, n.forward_ms / n.update_ms
-    hand = partial(at, "ed", depth=4096, table="by hand", threads=1)
-    first = hand(how="ED, layers", what="forward")  # the same in both
-    back = hand(how="by hand", what="chain") + hand(how="by hand", what="update")
-    n.step = (first + back) / (first + hand(how="ED, layers", what="update"))
-
-    wait, free = ({"server": f"{kind}synchronous"} for kind in ("", "a"))
-    even, slow = {"workers": "even"}, {"workers": "one slow by 5×"}
-    work = partial(at, "parallel", table="asynchronous, throughput")
-    n.wait, n.wait_slow = 1 / work(**wait, **even), 1 / work(**wait, **slow)  # gradients a second
-    n.free, n.free_slow = 1 / work(**free, **even), 1 / work(**free, **slow)
-    n.late = max(work("mean_staleness", **free, **slow))
-    n.no_barrier = n.free_slow / n.wait_slow
-    n.no_barrier_limit = work("floor", **wait, **slow) / work("floor", **free, **slow)
-
-    step, gain = partial(at, "precision", table="training step", how="eager"), "against float32"
-    bert, large = {"model": "encoder", "batch": 2}, {"model": "MLP", "batch": 4096}
-    n.small = step(gain, model="MLP", batch=1, format="bfloat16")
-    n.bert, n.large = (step(gain, **model, format="bfloat16") for model in (bert, large))
-    n.float16 = step(gain, **large, format="float16")
-    sixteen, full = {"format": "bfloat16"}, {"format": "float32"}
-    n.activations = step("activations", **bert, **sixteen) / step("activations", **bert, **full)
-    n.bits_limit = step("floor", **large, **full) / step("floor", **large, **sixteen)
-    runs = records.rows(on_cpu("precision_accuracy"), table="accuracy of formats")
-    runs = runs[runs["format"].isin(["float16", "bfloat16"])]
-    n.points = max(abs(points) for seeds in runs["points"] for points in seeds)
-
+    work = partial(at, "parallel", table="asynchronous, throughput")  # seconds a gradient
+    wait, free, even, slow = "synchronous", "asynchronous", "even", "one slow by 5×"
+    step = partial(at, "precision", table="training step", how="eager", model="MLP")
     four, one = (records.rows(on_cpu("lstm"), table="ladder", layers=k).set_index("what") for k in (4, 1))
     start, published = four["seconds"]["baseline"], one["published"]
-    n.climb = four["published"]["wavefront"] / published["baseline"]
-    n.climb_limit, n.one_layer = (m / published["baseline"] for m in (M40, published["combined_inputs"]))
-    ours, torchs = four["seconds"].drop("nn.LSTM").min(), four["seconds"]["nn.LSTM"]
-    n.cpu_climb, n.cpu_torch = start / ours, start / torchs
-    n.cpu_limit = start / min(four["floor"].min(), four["seconds"].min())  # a time below the floor moves it
-    return n
+    late = work(server=wait, workers=slow)
+    return SimpleNamespace(
+        published_limit=FORWARD * RTX_3070 / ours("floor_flops", what="update"),
+        at_once=ours(what="forward") / ours(what="update"),
+        wait=work(server=wait, workers=even) / late,
+        free=work(server=free, workers=even) / work(server=free, workers=slow),
+        no_barrier=late / work(server=free, workers=slow),
+        no_barrier_limit=work("floor", server=wait, workers=slow) / work("floor", server=free, workers=slow),
+        small=step("against float32", batch=1, format="bfloat16"),
+        large=step("against float32", batch=4096, format="bfloat16"),
+        bits_limit=step("floor", batch=4096, format="float32") / step("floor", batch=4096, format="bfloat16"),
+        climb=four["published"]["wavefront"] / published["baseline"],
+        one_layer=published["combined_inputs"] / published["baseline"],
+        climb_limit=M40 / published["baseline"],
+        cpu_climb=start / four["seconds"].drop("nn.LSTM").min(),
+        cpu_torch=start / four["seconds"]["nn.LSTM"],
+        cpu_limit=start / min(four["floor"].min(), four["seconds"].min()),  # what is faster moves it
+    )
 
 
 def chapters():
@@ -84,7 +73,8 @@ def chapters():
             title, question = cells[0].removeprefix("# ").split("\n\n")[:2]
             time = re.search(r"\*\*Time:\*\* (\d+) min", "\n".join(cells))[1]
             lines += ["", f"### {part}", ""] * (part != last)
-            lines.append(f"- [**{title}**]({name}.ipynb) {question.strip('*')} *{time} min*")
+            bold = "**" if path.stem in CORE else ""
+            lines.append(f"- [{bold}{title}{bold}]({name}.ipynb) {question.strip('*')} *{time} min*")
             last = part
     return "\n".join(lines)
 
@@ -93,8 +83,9 @@ def blocks():
     """{name of a block: its text}: what the command writes into index.md and README.md."""
     parts = "ed", "parallel", "precision", "lstm"
     labels = {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
+    alt = "; ".join(f"{title}: {said(published, measured)}" for title, published, _, measured, _ in drawn())
     return {
-        "figure": f'<img src="book/_static/front.png" alt="{alt()}" width="560px" class="dark-light">',
+        "figure": f'<img src="book/_static/front.png" alt="How many times as fast: {alt}." width="560px" class="dark-light">',
         "findings": TEXTS.read_text().format(**vars(numbers()), **labels),
         "chapters": chapters(),
     }
@@ -111,7 +102,7 @@ def filled(page):
 
 
 def drawn():
-    """The figure's rows: (title, published, its limit, [slowest, fastest measured], their limit)."""
+    """The figure's rows: (title, published, its limit, measured, its limit)."""
     n = numbers()
     return [
         ("All layers at once", [3000], [n.published_limit], [n.at_once], []),
@@ -127,35 +118,21 @@ def said(published, measured):
     return f"{first}{'–'.join(f'{value:.1f}' for value in measured)}× measured"
 
 
-def alt():
-    """What the figure shows, in words."""
-    rows = []
-    for title, published, its_limit, measured, limit in drawn():
-        most = [f", at most {most:,.{int(most < 100)}f}× where it was published" for most in its_limit]
-        most += [f", at most {most:,.1f}× where we measured" for most in limit]
-        rows.append(f"{title}: {said(published, measured)}{''.join(most)}")
-    return f"How many times as fast, on a logarithmic scale. {'; '.join(rows)}."
-
-
 def draw():
     """Draws the rows, in ink for light and dark pages alike. The picture's metadata tell them, to a test."""
-    with plt.rc_context(
-        figures.STYLE | {key: INK for key, ink in figures.STYLE.items() if ink == figures.INK}
-    ):
+    ink = {key: INK for key, colour in figures.STYLE.items() if colour == figures.INK}
+    with plt.rc_context(figures.STYLE | ink):
         fig, ax = plt.subplots(figsize=(4.3, 3.15))
-        ring = {"marker": "o", "ms": 11, "mfc": "none", "mew": 2}
-        dot, bar = {"marker": "o", "ms": 8}, {"marker": "|", "ms": 18, "mew": 1.6}
-        for y, (title, published, its_limit, measured, limit) in enumerate(drawn()):
+        for y, (title, *values) in enumerate(drawn()):
             beside = {"y": y - 0.36, "transform": ax.get_yaxis_transform()}
             ax.text(0, s=title, weight="bold", **beside)
-            ax.text(1, s=said(published, measured), size=9, ha="right", **beside)
-            orange, blue = [(published, ring), (its_limit, bar)], [(measured, dot), (limit, bar)]
-            for colour, kinds in ((figures.ORANGE, orange), (figures.BLUE, blue)):
-                for values, style in kinds:
-                    ax.plot(values, [y] * len(values), color=colour, ls="", **style)
+            ax.text(1, s=said(values[0], values[2]), size=9, ha="right", **beside)
+            for x, colour, marker in zip(values, COLOURS, "o|o|", strict=True):
+                face, size = colour if colour == figures.BLUE else "none", 10 if marker == "o" else 18
+                ax.plot(x, [y] * len(x), marker, color=colour, mfc=face, ms=size, mew=1.8)
         ax.set(xscale="log", xlim=(0.3, 5000), ylim=(3.4, -0.8), yticks=[], facecolor="none")
         ax.set_xticks([1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
-        ax.set_xlabel("times as fast, published (○) and measured (●)", size=9.5)
+        ax.set_xlabel("times as fast, published (○) and measured (●); limits (|)", size=9.5)
         about = {"Software": None, "Description": json.dumps(drawn())}
         fig.savefig(PICTURE, dpi=200, transparent=True, metadata=about)
         plt.close(fig)
