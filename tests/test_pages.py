@@ -103,6 +103,7 @@ def page(request, browser, site):
     page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
     yield page
     page.close()
+    assert page.faults == [], page.name
 
 
 @cache
@@ -115,12 +116,11 @@ def status_and_ids(url):
         return error.code, set()
 
 
-def test_formulas_are_rendered_and_no_tab_stops(page):
+def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
     assert page.evaluate(FORMULAS) == [] and page.locator('mjx-container[tabindex="0"]').count() == 0
-
-
-def test_images_have_words(page):
     assert page.evaluate(WORDLESS) == []
+    ids = page.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
+    assert sorted({one for one in ids if ids.count(one) > 1}) == []
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
@@ -133,11 +133,6 @@ def test_nothing_scrolls_sideways_and_no_printed_result_is_cut_off(page, width):
 def test_text_stands_out(page, theme):
     show(page, theme, DESK)
     assert page.evaluate(PALE, CONTRAST) == []
-
-
-def test_ids_are_unique(page):
-    ids = page.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
-    assert sorted({one for one in ids if ids.count(one) > 1}) == []
 
 
 def test_links_inside_the_book_lead_somewhere(page, site):
@@ -167,11 +162,6 @@ def test_axe_finds_no_fault(page, theme):
     formulas = {"exclude": [["th:has(mjx-container)"]]}  # axe takes a formula in a header for nothing
     found = axe.run(page, context=formulas, options=options).response["violations"]
     assert [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]] == []
-
-
-def test_page_is_complete_and_reports_no_error(page):
-    """The last test of each page, so that it hears of what the others caused."""
-    assert page.faults == []
 
 
 def test_search_finds_a_word_and_a_fold_opens(tab, site):

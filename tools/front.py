@@ -17,9 +17,8 @@ TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front
 PAGES, INK = ("index.md", "README.md"), "#7a7a7a"
 # Of what is drawn: published, its limit, measured, its limit
 COLOURS = [figures.ORANGE] * 2 + [figures.BLUE] * 2
-# The chapters that one reads first
-CORE = "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work data_parallel"
-CORE = f"{CORE} ten_thousand_devices mixed_precision one_token_at_a_time many_steps".split()
+CORE = "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work data_parallel "
+CORE += "ten_thousand_devices mixed_precision one_token_at_a_time many_steps"  # what one reads first
 # qiita2024: its forward pass in seconds, and its GPU's float64 FLOP/s by the data sheet; NVIDIA's M40
 # (nvidia_m40): cores, FMA, GHz
 FORWARD, RTX_3070, M40 = 3.02, 0.317e12, 3072 * 2 * 1.114
@@ -73,7 +72,7 @@ def chapters():
             title, question = cells[0].removeprefix("# ").split("\n\n")[:2]
             time = re.search(r"\*\*Time:\*\* (\d+) min", "\n".join(cells))[1]
             lines += ["", f"### {part}", ""] * (part != last)
-            bold = "**" if path.stem in CORE else ""
+            bold = "**" if path.stem in CORE.split() else ""
             lines.append(f"- [{bold}{title}{bold}]({name}.ipynb) {question.strip('*')} *{time} min*")
             last = part
     return "\n".join(lines)
@@ -83,9 +82,10 @@ def blocks():
     """{name of a block: its text}: what the command writes into index.md and README.md."""
     parts = "ed", "parallel", "precision", "lstm"
     labels = {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
-    alt = "; ".join(f"{title}: {said(published, measured)}" for title, published, _, measured, _ in drawn())
+    rows = "; ".join(f"{row[0]}: {said(row[1], row[3])}" for row in drawn())
+    alt = f'alt="How many times as fast: {rows}."'
     return {
-        "figure": f'<img src="book/_static/front.png" alt="How many times as fast: {alt}." width="560px" class="dark-light">',
+        "figure": f'<img src="book/_static/front.png" {alt} width="560px" class="dark-light">',
         "findings": TEXTS.read_text().format(**vars(numbers()), **labels),
         "chapters": chapters(),
     }
