@@ -1,5 +1,5 @@
 """Does depth help? Even against odd by depth, for ED and for backpropagation: in ED's own network of dense
-layers, with skip connections, and in an ordinary network from two starts.
+layers from two starts, with skip connections, and in an ordinary network from two starts.
 
 Of each the rate is chosen by one run each on 50,000 training images, held to account on the 10,000 kept out;
 the grid grows until the best is at no edge. At that rate three seeds learn from all 60,000, in one pass.
@@ -20,6 +20,7 @@ from ed_lib.ed.learner import Learner
 CASES = [("dense", rule) for rule in ("kaneko", "signed", "cross_entropy", "squared")]
 CASES += [("skips", rule) for rule in ("signed", "signed, stack frozen", "cross_entropy", "squared")]
 CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy")]
+GAIN_1 = [("dense, gain 1", rule) for rule in ("kaneko", "signed", "cross_entropy")]
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ TINY = Size((0, 3), (CASES[0], CASES[2], CASES[4], CASES[-1]), 4, (1e-3, 3e-3, 1
             LADDER[3:-3], 256, 200, **REHEARSAL | {"seeds": 1})  # fmt: skip
 
 
-def by_depth(size, device):
+def by_depth(size, device, cases=None):
     """Results: "kept" and "test", shares of images that are right."""
     options = {"score": "test", "workers": size.workers, "size": size}
     for depth in size.depths:
-        for network, rule in size.cases:
+        for network, rule in cases or size.cases:
             rates, ladder = (size.sgd, LADDER) if rule == "kaneko" else (size.rates, size.ladder)
             case = {"network": network, "rule": rule, "depth": depth}
             yield from search(even_or_odd, [case], rates, size.seeds, ladder=ladder, **options)
@@ -63,9 +64,10 @@ def pupil(network, rule, depth, rate, seed, width, inputs, steps):
     if network == "skips":
         options = {"stack": "frozen" not in rule, "steps": steps, "seed": seed}
         return Residual(inputs, width, depth, "ed" if "signed" in rule else rule, rate, **options)
-    if network == "dense":
+    if network.startswith("dense"):
         learns = rule if rule in ("kaneko", "signed") else "signed"
         net = EDNetwork(inputs, width, depth, rule=learns, init="fan_in", seed=seed, backend="torch")
+        net.parameters["hidden.weight"] /= 8 if "gain 1" in network else 1  # of width 32 the gain is 8
         method, optimizer = ("ed" if rule == learns else rule), ("sgd" if rule == "kaneko" else "adam")
         return Learner(net, method, optimizer, rate, steps=steps)
     net = Ordinary((inputs, *[2 * width] * (depth + 1), 1), "adam", rate, steps=steps, seed=seed)
@@ -77,5 +79,5 @@ def pupil(network, rule, depth, rate, seed, width, inputs, steps):
     return net
 
 
-TABLES = {"depth": by_depth}
+TABLES = {"depth": by_depth, "gain 1": partial(by_depth, cases=GAIN_1)}
 context = partial(one_thread, flush_denormal=True)
