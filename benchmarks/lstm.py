@@ -14,10 +14,10 @@ import torch
 from benchmarks import formats, harness
 from benchmarks.formats import deviation
 from benchmarks.harness import Version
-from ed_lib.lstm import BEYOND, LSTM, RUNGS, graphs, ladder
+from ed_lib.lstm import LSTM, RUNGS, gpu, ladder
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
-WHATS = *RUNGS, *BEYOND, NN
+WHATS = *RUNGS, NN
 TOLERANCE = 5e-5  # relative, as in `deviation`: less than TF32 needs
 
 
@@ -41,7 +41,7 @@ class Subject:
         return (training(module, x, dy) if trained else forward(module, x))()
 
     def version(self, what, **options):
-        """The :class:`Version` of a pass forward by one of RUNGS or BEYOND, or NN. options: of ours."""
+        """The :class:`Version` of a pass forward by one of RUNGS, or NN. options: of ours."""
         module = self.module if what == NN else LSTM.from_torch(self.module, rung=what, **options)
         return self.checked(self.case(what) | options, forward(module, self.x))
 
@@ -58,7 +58,7 @@ class Subject:
         """The same as a CUDA graph; None, and said why, if it cannot be recorded."""
         kept, case = [], version.case | {"how": "CUDA graph"}
         try:
-            replay = graphs.capture(lambda: kept.append(version.call()), self.x)
+            replay = gpu.capture(lambda: kept.append(version.call()))
         except RuntimeError as error:
             print(f"{case}: left out, {str(error).splitlines()[0]}", flush=True)
             return None
@@ -122,7 +122,7 @@ context, ceilings = formats.restored, formats.ceilings
 
 
 def climb(size, device):
-    """Every rung, those beyond and nn.LSTM, beside what NVIDIA "published" for the rung, in GFLOP/s."""
+    """Every rung and nn.LSTM, beside what NVIDIA "published" for the rung, in GFLOP/s."""
     for layers, rounds in zip(size.layers, size.rounds, strict=True):
         subject = size.subject(device, layers)
         for row in measured(subject, [subject.version(what) for what in WHATS], size.seconds, rounds):

@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks import harness
 from benchmarks.formats import deviation
 from ed_lib import data, timing
-from ed_lib.lstm import minimal, scans
+from ed_lib.lstm import scans
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Size:
 
 
 SIZE, TINY = Size(), Size(8, (2, 3), 0.001, 4, 2, 4, 2, 2, (1e-3, 3e-3), 3, (4, 5))
-NETWORKS = {"LSTM": nn.LSTM, "minGRU, 2 layers": minimal.Stack}
+NETWORKS = {"LSTM": nn.LSTM, "minGRU, 2 layers": scans.Stack}
 
 
 def scanned(size, device):

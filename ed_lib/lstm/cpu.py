@@ -1,68 +1,58 @@
 """An LSTM on a CPU, for one sequence or few: a ladder of which each rung removes a cause of its time.
 
 ``compiled_cell``: a call for each pointwise operation. ``all_inputs``: an input product at each step.
-``one_call``: Python between steps. :class:`Packed` lays the weights once in the order in which they are read.
-Its ``threads`` keep a part of them each and meet at a barrier after each step: the persistent kernel of
+:class:`Packed` runs the whole sequence in one call, and lays the weights once in the order in which they are
+read. Its ``threads`` keep a part of them each and meet at a barrier after each step: the persistent kernel of
 Diamos et al. (2016), on cores. Its ``bits=8`` make four products in a lane at once, where there is VNNI.
 
-Letters: T steps, B batch, I inputs, H hidden, P: H rounded up to whole vectors. Gates: i, f, g, o. A block is
-LANES hidden numbers with their four gates, so that a sample's sums fill four vector registers.
+Letters: T steps, B batch, I inputs, H hidden, P: H rounded up to whole vectors, N = P / LANES blocks: LANES
+hidden numbers with their four gates, i, f, g, o, so that a sample's sums fill four vector registers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import get_num_threads, njit, prange, types
+from numba.extending import intrinsic
 from torch.nn.functional import pad
 
 from ed_lib import check
-from ed_lib.lstm.ladder import Layer, Weights
-from ed_lib.lstm.module import check_module, check_on_cpu, check_threads, checked
-from ed_lib.lstm.vectors import FAST, LANES, VNNI, F, barrier, product, sigmoid, tanh
+from ed_lib.lstm.ladder import Weights
+from ed_lib.lstm.module import check_module, checked
+from ed_lib.lstm.vectors import FAST, LANES, VNNI, F, product, sigmoid, tanh
 
 PHASES = {"input product": 1, "recurrent product": 2, "cell": 4, "waiting": 8}  # a pass is their sum
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
 
 
-def compiled_cell(layer: Layer) -> None:
-    """All pointwise work of a step in one compiled call; its two products are PyTorch's."""
-    bias = layer.b_ih + layer.b_hh
-    for t in range(len(layer.x)):
-        torch.addmm(bias, layer.x[t], layer.w_ih.t(), out=layer.gates[t])  # (B, I) (I, 4H) → (B, 4H)
-        step(layer, t)
-    layer.output.copy_(layer.hidden[1:])
+@torch.no_grad()
+def compiled_cell(module: torch.nn.LSTM, x: torch.Tensor) -> tuple:
+    """All pointwise work of a step in one compiled call; its two products are PyTorch's. x (T, B, I), of one
+    layer → as the module.
+    """
+    w_ih, _, b_ih, b_hh = module.all_weights[0]
+    return steps(module, (torch.addmm(b_ih + b_hh, now, w_ih.t()) for now in x), x)  # (B, I) (I, 4H) each
 
 
-def all_inputs(layer: Layer) -> None:
-    """One input product for all steps, since it waits for none of them."""
-    x, gates = layer.x.flatten(0, 1), layer.gates.flatten(0, 1)
-    torch.addmm(layer.b_ih + layer.b_hh, x, layer.w_ih.t(), out=gates)  # (T · B, I) (I, 4H) → (T · B, 4H)
-    for t in range(len(layer.x)):
-        step(layer, t)
-    layer.output.copy_(layer.hidden[1:])
+@torch.no_grad()
+def all_inputs(module: torch.nn.LSTM, x: torch.Tensor) -> tuple:
+    """The same with one input product for all steps, since it waits for none of them."""
+    w_ih, _, b_ih, b_hh = module.all_weights[0]
+    gates = torch.addmm(b_ih + b_hh, x.flatten(0, 1), w_ih.t())  # (T · B, I) (I, 4H) → (T · B, 4H)
+    return steps(module, gates.unflatten(0, x.shape[:2]), x)
 
 
-def step(layer: Layer, t: int) -> None:
-    """The recurrent product of a step, and the rest in one compiled call."""
-    torch.mm(layer.hidden[t], layer.w_hh.t(), out=layer.recurrent)  # (B, H) (H, 4H) → (B, 4H)
-    pointwise(layer, t)
-
-
-def pointwise(layer: Layer, t: int) -> None:
-    """The pointwise work of a step, biases apart, in one compiled call; the gates are left summed."""
-    arrays = layer.gates[t], layer.recurrent, layer.cells[t], layer.cells[t + 1], layer.hidden[t + 1]
-    whole_cell(*(array.numpy() for array in arrays))
-
-
-def one_call(layer: Layer) -> None:
-    """The loop over the steps compiled too: one call for the whole sequence."""
-    weights = pack((layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh))
-    size, made = layer.hidden.shape[-1], run(weights, layer.x, layer.hidden[0], layer.cells[0])
-    gates, layer.hidden, layer.cells = (torch.from_numpy(array)[..., :size] for array in made)
-    layer.gates = gates.reshape(layer.gates.shape)  # (T · B, 4, H) → (T, B, 4H)
-    layer.output.copy_(layer.hidden[1:])
+def steps(module: torch.nn.LSTM, gates: Iterable[torch.Tensor], x: torch.Tensor) -> tuple:
+    """The steps from their input products on, (B, 4H) each."""
+    w_hh = module.all_weights[0][1].t()
+    hidden, cells = x.new_zeros(2, len(x) + 1, x.shape[1], module.hidden_size)
+    for t, a in enumerate(gates):
+        recurrent = torch.mm(hidden[t], w_hh)  # (B, H) (H, 4H) → (B, 4H)
+        arrays = a, recurrent, cells[t], cells[t + 1], hidden[t + 1]
+        whole_cell(*(array.numpy() for array in arrays))
+    return hidden[1:], (hidden[-1:], cells[-1:])
 
 
 class Packed:
@@ -75,17 +65,15 @@ class Packed:
 
     def __init__(self, module: torch.nn.LSTM, *, threads: int = 1, bits: int = 32):
         check_module(module)
-        self.w_ih, self.size, self.threads = (
-            module.all_weights[0][0],
-            module.hidden_size,
-            check_threads(threads),
-        )
-        check_on_cpu(self.w_ih)
-        check.choice("module.bidirectional", module.bidirectional, (False,))
+        self.w_ih, self.size, most = module.all_weights[0][0], module.hidden_size, get_num_threads()
+        check.choice("the weights' device", self.w_ih.device.type, ("cpu",))
+        check.choice("the weights' dtype", self.w_ih.dtype, (torch.float32, torch.float64))
+        if check.count("threads", threads) > most:  # they would wait for each other in turns
+            raise ValueError(f"threads is {threads}; wanted at most {most}, as many as Numba has")
         check.choice("bits", bits, (32, 8) if self.w_ih.dtype == torch.float32 else (32,))
         if bits == 8 and not VNNI:
             raise ValueError("bits is 8; wanted 32 on a processor without AVX-512 VNNI")
-        self.bits, self.phases = bits, sum(PHASES.values())
+        self.threads, self.bits, self.phases = int(threads), bits, sum(PHASES.values())
         self.layers = [pack(tuple(weights), bits) for weights in module.all_weights]  # type: ignore[arg-type]
 
     def __call__(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
@@ -94,20 +82,37 @@ class Packed:
         if self.bits == 8 and state and not h0.abs().max() <= 1:
             raise ValueError("h0 has a number beyond 1; with bits=8 wanted all in [−1, 1]")
         ends = []
-        for weights, h, c in zip(self.layers, h0, c0, strict=True):
-            made = run(weights, x, h, c, self.threads, self.phases)[1:]
-            x, cells = (torch.from_numpy(array[1:, :, : self.size]) for array in made)
+        for weights, h, c in zip(self.layers, h0.detach().numpy(), c0.detach().numpy(), strict=True):
+            made = self.run(weights, x.detach().numpy(), h, c)
+            x, cells = (torch.from_numpy(array)[1:, :, : self.size] for array in made)
             ends.append((x[-1], cells[-1]))
         return x, tuple(map(torch.stack, zip(*ends, strict=True)))
+
+    def run(self, weights: "Blocks", x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
+        """All steps of a layer: x (T, B, I), h and c (B, H) → hidden and cells (T + 1, B, P)."""
+        (steps, batch, inputs), padded = x.shape, LANES * len(weights.w_hh)
+        gates = np.empty((len(weights.w_hh), steps * batch, 4 * LANES), x.dtype)  # a thread's lie together
+        hidden, cells = np.empty((2, steps + 1, batch, padded), x.dtype)
+        for array, start in (hidden, h), (cells, c):
+            array[0, :, : self.size], array[0, :, self.size :] = start, 0
+        state, codes = hidden, None  # state: what the recurrent product reads
+        if self.bits == 8:
+            codes = np.empty(hidden.shape, np.uint8)  # of h
+            codes[0], state = np.rint(127 * hidden[0]) + 128, codes.view(np.int32)
+        counters = np.zeros((self.threads, 8), np.int64)  # of a cache line each
+        rows = np.ascontiguousarray(x).reshape(-1, inputs)
+        if not forward(rows, *weights, gates, state, hidden, codes, cells, counters, self.phases, PATIENCE):
+            raise RuntimeError("a thread did not come to the end of a step; the result is not whole")
+        return hidden, cells
 
 
 class Blocks(NamedTuple):
     """A layer's weights in the order in which they are read; what is beyond H is zero."""
 
-    w_ih: np.ndarray  # (P / LANES, I, 4 LANES)
-    bias: np.ndarray  # (4, P), both added
-    w_hh: np.ndarray  # (P / LANES, P, 4 LANES); of eight bits (P / LANES, P / 4, 4 LANES), four in an int32
-    scale: np.ndarray | None = None  # (4, P): what a unit of the product of eight bits is worth
+    w_ih: np.ndarray  # (N, I, 4 LANES)
+    bias: np.ndarray  # (N, 4 LANES), both added
+    w_hh: np.ndarray  # (N, P, 4 LANES); of eight bits (N, P / 4, 4 LANES), four in an int32
+    scale: np.ndarray  # (N, 4 LANES): what a unit of the recurrent product is worth, 1 but in eight bits
 
 
 def pack(weights: Weights, bits: int = 32) -> Blocks:
@@ -119,125 +124,120 @@ def pack(weights: Weights, bits: int = 32) -> Blocks:
     bias = pad((b_ih + b_hh).view(4, size), (0, more))  # (4, P)
     first = blocks(pad(w_ih.reshape(4, size, -1), (0, 0, 0, more))[..., None])
     if bits == 32:
-        return Blocks(first, bias.numpy(), blocks(w_hh[..., None]))
+        return Blocks(first, vectors(bias), blocks(w_hh[..., None]), vectors(torch.ones_like(bias)))
     unit = w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127  # (4, P), of a weight
     few, scale = (w_hh / unit[..., None]).round().to(torch.int8), unit / 127  # h has 127 units
     bias = bias - 128 * few.sum(2) * scale  # since its bytes count from 128
-    return Blocks(first, bias.numpy(), blocks(few.unflatten(2, (-1, 4))).view(np.int32), scale.numpy())
+    return Blocks(first, vectors(bias), blocks(few.unflatten(2, (-1, 4))).view(np.int32), vectors(scale))
 
 
 def blocks(w: torch.Tensor) -> np.ndarray:
-    """(4, P, K, n) → (P / LANES, K, 4 · LANES · n): a block's weights of each k side by side."""
-    w = w.unflatten(1, (-1, LANES)).permute(1, 3, 0, 2, 4)  # (P / LANES, K, 4, LANES, n)
+    """(4, P, K, n) → (N, K, 4 · LANES · n): a block's weights of each k side by side."""
+    w = w.unflatten(1, (-1, LANES)).permute(1, 3, 0, 2, 4)  # (N, K, 4, LANES, n)
     return w.flatten(2).contiguous().numpy()
 
 
-def run(
-    weights: Blocks, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, threads: int = 1, phases: int = 15
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All steps of a layer: x (T, B, I), h and c (B, H) → gates, summed, (T · B, 4, P), hidden and cells
-    (T + 1, B, P).
-    """
-    (steps, batch, _), size, padded = x.shape, h.shape[1], weights.bias.shape[1]
-    rows, few = x.detach().numpy().reshape(steps * batch, -1), None
-    gates = np.empty((len(rows), 4, padded), rows.dtype)
-    hidden, cells = np.empty((2, steps + 1, batch, padded), rows.dtype)
-    hidden[0], cells[0] = (pad(start.detach(), (0, padded - size)).numpy() for start in (h, c))
-    if weights.scale is not None:
-        codes = np.empty(hidden.shape, np.uint8)  # of h
-        codes[0] = np.rint(127 * hidden[0]) + 128
-        few = weights.scale, codes
-    counters = np.zeros((threads, 8), np.int64)  # of a cache line each
-    arrays = rows, *weights[:3], few, gates, hidden, cells, counters, phases, PATIENCE
-    if not (forward(*arrays) if threads > 1 else part(0, *arrays)):
-        raise RuntimeError("a thread did not come to the end of a step; the result is not whole")
-    return gates, hidden, cells
+def vectors(numbers: torch.Tensor) -> np.ndarray:
+    """(4, P) → (N, 4 · LANES): those of a block side by side."""
+    return blocks(numbers[..., None, None])[:, 0]
 
 
 @njit(parallel=True, **FAST)
-def forward(x, w_ih, bias, w_hh, few, gates, hidden, cells, counters, phases, patience):
+def forward(x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience):
     """``part`` on each thread → whether all came to the end."""
     ended = np.zeros(len(counters), np.bool_)
     for n in prange(len(counters)):
-        ended[n] = part(n, x, w_ih, bias, w_hh, few, gates, hidden, cells, counters, phases, patience)
+        ended[n] = part(
+            n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
+        )
     return ended.all()
 
 
 @njit(**FAST)
-def part(n, x, w_ih, bias, w_hh, few, gates, hidden, cells, counters, phases, patience):
+def part(n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience):
     """What thread n does: its columns of both products, and their cells; False if another does not come."""
     batch, count, threads = hidden.shape[1], len(w_hh), len(counters)
     own = range(n * count // threads, (n + 1) * count // threads)  # blocks
     if phases & 1:  # the products of the inputs wait for nothing, and stay with the thread that uses them
-        inputs(x, w_ih, bias, gates, own)
+        for block in own:
+            gates[block] = bias[block]
+            product(x, w_ih[block], gates[block], scale[block])
     for t in range(len(hidden) - 1):
-        now = gates[t * batch : (t + 1) * batch]  # (B, 4, P)
-        if phases & 2:
-            recurrent(t, hidden, w_hh, few, now, own)
-        if phases & 4:
-            pointwise_part(t, now, cells, hidden, few, own)
+        for block in own:
+            now = gates[block, t * batch : (t + 1) * batch]  # (B, 4 LANES)
+            if phases & 2:
+                product(state[t], w_hh[block], now, scale[block])
+            if phases & 4:
+                block_cell(t, block, now, cells, hidden, codes)
         if phases & 8 and not barrier(n, t + 1, counters, patience):
             return False
     return True
 
 
 @njit(**FAST)
-def inputs(x, w_ih, bias, gates, own):
-    """gates = x W_ih + b in a thread's columns: x (T · B, I), gates (T · B, 4, P)."""
-    for block in own:
-        at = block * LANES
-        gates[:, :, at : at + LANES] = bias[:, at : at + LANES]
-        product(x, w_ih[block], gates, at, None)
-
-
-@njit(**FAST)
-def recurrent(t, hidden, w_hh, few, gates, own):
-    """gates += h W_hh in a thread's columns: hidden[t] (B, P), gates (B, 4, P)."""
-    if few is None:
-        for block in own:
-            product(hidden[t], w_hh[block], gates, block * LANES, None)
-    else:
-        scale, codes = few
-        for block in own:
-            product(codes[t].view(np.int32), w_hh[block], gates, block * LANES, scale)
-
-
-@njit(**FAST)
-def pointwise_part(t, gates, cells, hidden, few, own):
-    """The rest of step t in a thread's columns. h in (−1, 1) becomes a byte, round(127 h) + 128."""
-    first, last = own.start * LANES, own.stop * LANES
+def block_cell(t, block, gates, cells, hidden, codes):
+    """The rest of step t for a block. h in (−1, 1) becomes a byte as well, round(127 h) + 128."""
+    own = slice(block * LANES, (block + 1) * LANES)
     for b in range(len(gates)):
-        i, f, g, o = (
-            gates[b, 0, first:last],
-            gates[b, 1, first:last],
-            gates[b, 2, first:last],
-            gates[b, 3, first:last],
-        )
-        h = hidden[t + 1, b, first:last]
-        cell(i, f, g, o, cells[t, b, first:last], cells[t + 1, b, first:last], h)
-        if few is not None:
-            codes = few[1][t + 1, b, first:last]
-            for j in range(h.size):
-                codes[j] = np.uint8(np.int32(h[j] * F(127) + F(128.5)))
+        h = hidden[t + 1, b, own]
+        cell(gates[b], cells[t, b, own], cells[t + 1, b, own], h, LANES)
+        if codes is not None:
+            few = codes[t + 1, b, own]
+            for j in range(LANES):
+                few[j] = np.uint8(np.int32(h[j] * F(127) + F(128.5)))
 
 
 @njit(**FAST)
 def whole_cell(gates, recurrent, before, after, h):
     """A step from its products on: gates (B, 4H), left summed, recurrent (B, 4H), the rest (B, H)."""
-    n = h.shape[1]
     for b in range(len(h)):
-        a, r = gates[b], recurrent[b]
-        for j in range(a.size):
-            a[j] += r[j]
-        cell(a[:n], a[n : 2 * n], a[2 * n : 3 * n], a[3 * n :], before[b], after[b], h[b])
+        for j in range(gates.shape[1]):
+            gates[b, j] += recurrent[b, j]
+        cell(gates[b], before[b], after[b], h[b], h.shape[1])
 
 
 @njit(**FAST)
-def cell(i, f, g, o, before, after, h):
-    """One sample's step from the sums on, all (·,): i, f, g, o and the cell before → after and h. Two loops,
-    since a compiler makes vector instructions of a loop over few arrays only.
+def cell(gates, before, after, h, n):
+    """One sample's step from the sums on: gates (4n,), i, f, g, o; the cell before → after and h, (n,). Two
+    loops, since a compiler makes vector instructions of a loop over few arrays only.
     """
-    for j in range(h.size):
-        after[j] = sigmoid(f[j]) * before[j] + sigmoid(i[j]) * tanh(g[j])
-    for j in range(h.size):
-        h[j] = sigmoid(o[j]) * tanh(after[j])
+    for j in range(n):
+        after[j] = sigmoid(gates[n + j]) * before[j] + sigmoid(gates[j]) * tanh(gates[2 * n + j])
+    for j in range(n):
+        h[j] = sigmoid(gates[3 * n + j]) * tanh(after[j])
+
+
+@njit(**FAST)
+def barrier(n, step, counters, patience):
+    """Says that thread n has done ``step``, and waits until all have; False if one does not come."""
+    store_release(counters[n], step)
+    for other in range(len(counters)):
+        looks = 0
+        while load_acquire(counters[other]) < step:
+            looks += 1
+            if looks > patience:
+                return False
+    return True
+
+
+@intrinsic
+def store_release(typing, counter, value):
+    """counter[0] = value, after all that was written before it. counter: int64."""
+
+    def emit(context, builder, signature, arguments):
+        place = context.make_array(counter)(context, builder, arguments[0]).data
+        builder.store_atomic(arguments[1], place, "release", 8)
+        return context.get_dummy_value()
+
+    return types.none(counter, types.int64), emit
+
+
+@intrinsic
+def load_acquire(typing, counter):
+    """counter[0], before all that is read after it."""
+
+    def emit(context, builder, signature, arguments):
+        place = context.make_array(counter)(context, builder, arguments[0]).data
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(counter), emit

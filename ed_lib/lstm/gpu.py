@@ -1,25 +1,24 @@
 """All pointwise work of an LSTM's step as one launch, forward and backward: in Triton, with a plain twin.
 
 Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
-(which NVIDIA and Keras call c) and output. All arrays are PyTorch tensors of one dtype on one device,
-contiguous but for ``output``.
+(which NVIDIA and Keras call c) and output. All arrays are contiguous PyTorch tensors of one dtype and device.
 
     i, f, o = σ(a_i), σ(a_f), σ(a_o);  g = tanh(a_g);  c' = f c + i g;  h = o tanh(c')
 
 with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
 
-``cell`` and ``cell_backward`` are operators of PyTorch's, ``ed_lib::lstm_cell`` and its backward, so that
-whoever watches the dispatcher, as ``counters`` does, sees one launch. On a GPU they run the Triton kernel,
-elsewhere the plain twin.
+``cell`` and ``cell_backward`` are operators of PyTorch's, so that whoever watches its dispatcher, as
+``counters`` does, sees one launch. On a GPU they run the Triton kernel, elsewhere the plain twin. What is
+written, and not read, goes by keyword.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 try:
     import triton
@@ -31,63 +30,30 @@ except ImportError:  # as on macOS: the kernels can be read there, and not run
 BLOCK = 256  # numbers of h that one program computes
 
 
-def cell(
-    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
-    h: Tensor, output: Tensor | None = None,
-) -> None:  # fmt: skip
-    """One step from the products on, in place.
+def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output) -> None:
+    """``cell``, one step from the products on, in place: the twin of its kernel, in eleven operations.
 
     gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
-    b_ih, b_hh (4H,), or (n, 4H) for n layers at once, whose rows lie below each other in the other arrays.
-    c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the same numbers: for
-    the next step and, with any distance between its rows, for the layer above. output may be None.
+    b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the
+    same numbers: for the next step and for the layer above.
     """
-    step = torch.ops.ed_lib.lstm_cell if watched(gates) else triton_cell
-    # keywords alone: written, and not read
-    step(gates, recurrent, b_ih, b_hh, c_before, c_after=c_after, h=h, output=output)
-
-
-def cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
-    """The step backwards. gates (B, 4H) activated; c_before, c_after, dh (B, H) are read.
-
-    dc (B, H): the gradient of c_after that came from later steps before, that of c_before after.
-    dgates (B, 4H) is written: the gradient of a.
-    """
-    step = torch.ops.ed_lib.lstm_cell_backward if watched(gates) else triton_cell_backward
-    step(gates, c_before, c_after, dh, dc, dgates=dgates)
-
-
-def watched(tensor: Tensor) -> bool:
-    """Whether work on this tensor goes through PyTorch's dispatcher: on a CPU, where that finds the twin, and
-    while a dispatch mode or a profiler looks on. Otherwise its time would be lost at each step.
-    """
-    return not tensor.is_cuda or bool(_get_current_dispatch_mode()) or torch.autograd._profiler_enabled()
-
-
-def plain_cell(
-    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
-    h: Tensor, output: Tensor | None = None,
-) -> None:  # fmt: skip
-    """The twin of ``cell_kernel``, in eleven of PyTorch's own operations."""
     size = h.shape[1]
-    bias = (b_ih + b_hh).view(-1, 1, 4 * size)  # (n, 1, 4H)
-    gates.add_(recurrent).view(len(bias), -1, 4 * size).add_(bias)
+    gates.add_(recurrent).add_(b_ih + b_hh)
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     gates[:, : 2 * size].sigmoid_()  # i and f lie side by side
     g.tanh_()
     o.sigmoid_()
     torch.mul(f, c_before, out=c_after).addcmul_(i, g)
     torch.tanh(c_after, out=h).mul_(o)
-    if output is not None:
-        output.copy_(h)
+    output.copy_(h)
 
 
-def plain_cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
-    """The twin of ``cell_backward_kernel``; σ' = σ(1 − σ) and tanh' = 1 − tanh²."""
+def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
+    """``cell_backward``, the step backwards; σ' = σ(1 − σ) and tanh' = 1 − tanh².
+
+    gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of c_after that
+    came from later steps before, that of c_before after. dgates (B, 4H) is written: the gradient of a.
+    """
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
     tanh_c = c_after.tanh()
@@ -99,31 +65,25 @@ def plain_cell_backward(
     dc.mul_(f)
 
 
-def triton_cell(
-    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
-    h: Tensor, output: Tensor | None = None,
-) -> None:  # fmt: skip
+def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output) -> None:
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
-    size, layers = h.shape[1], b_ih.numel() // gates.shape[1]
-    distance = 0 if output is None else output.stride(0)
-    arrays = gates, recurrent, b_ih, b_hh, c_before, c_after, h, output
-    launch(cell_kernel, h, *arrays, h.numel(), size, layers, distance)
+    launch(cell_kernel, h, gates, recurrent, b_ih, b_hh, c_before, c_after, h, output)
 
 
-def triton_cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
+def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
     """``cell_backward`` by ``cell_backward_kernel``, likewise."""
-    launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates, dh.numel(), dh.shape[1])
+    launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates)
 
 
-def launch(kernel: Any, like: Tensor, *arguments: Any) -> None:
-    """A thread of ``kernel`` for each number of ``like``; they compute in float32, or float64 as ``like``."""
+def launch(kernel: Any, like: Tensor, *arrays: Tensor) -> None:
+    """A thread of ``kernel`` for each number of ``like`` (B, H); it computes in float32, or in float64."""
     if triton is None:
         raise ImportError("the fused step on a GPU needs triton: pip install triton")
     wide = tl.float64 if like.dtype == torch.float64 else tl.float32
     with torch.cuda.device_of(like):
-        kernel[-(-like.numel() // BLOCK),](*arguments, IN=wide, BLOCK=BLOCK, enable_fp_fusion=True)
+        kernel[-(-like.numel() // BLOCK),](
+            *arrays, like.numel(), like.shape[1], IN=wide, BLOCK=BLOCK, enable_fp_fusion=True
+        )
 
 
 @jit
@@ -133,7 +93,10 @@ def sigmoid(x):
 
 @jit
 def tanh(x):
-    return 2 / (1 + tl.exp(-2 * x)) - 1
+    """2σ(2x) − 1, and where its digits cancel the first six terms of the series."""
+    z = x * x
+    tail = -17 / 315 + z * (62 / 2835 - z * (1382 / 155925))
+    return tl.where(z < 0.02, x + x * z * (-1 / 3 + z * (2 / 15 + z * tail)), 2 / (1 + tl.exp(-2 * x)) - 1)
 
 
 @jit
@@ -147,21 +110,17 @@ def preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN: tl.constex
 @jit
 def cell_kernel(
     gates, recurrent, b_ih, b_hh, c_before, c_after, h, output,
-    numbers, size, layers, distance, IN: tl.constexpr, BLOCK: tl.constexpr,
+    numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One thread for each number of h; its four gates lie H apart. IN: the type
-    to compute in.
-    """
+    """One thread for each number of h; its four gates lie H apart. IN: the type to compute in."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
-    inside, b, j = n < numbers, n // size, n % size
-    at = b * 4 * size + j  # where the input gate is
-    k = n // (numbers // layers) * 4 * size + j  # and its bias
+    inside, j = n < numbers, n % size
+    at = n // size * 4 * size + j  # where the input gate is; its bias is at j
     at_f, at_g, at_o = at + size, at + 2 * size, at + 3 * size
-    k_f, k_g, k_o = k + size, k + 2 * size, k + 3 * size
-    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, k, inside, IN))
-    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, k_f, inside, IN))
-    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, k_g, inside, IN))
-    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, k_o, inside, IN))
+    i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, j, inside, IN))
+    f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, j + size, inside, IN))
+    g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, j + 2 * size, inside, IN))
+    o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, j + 3 * size, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
     tl.store(gates + at, i, inside)
@@ -170,8 +129,7 @@ def cell_kernel(
     tl.store(gates + at_o, o, inside)
     tl.store(c_after + n, c, inside)
     tl.store(h + n, y, inside)
-    if output is not None:
-        tl.store(output + b * distance + j, y, inside)
+    tl.store(output + n, y, inside)
 
 
 @jit
@@ -195,10 +153,26 @@ def cell_backward_kernel(
     tl.store(dc + n, carried * f, inside)
 
 
+def capture(call: Callable[[], object]) -> Callable[[], None]:
+    """``call`` as a CUDA graph: what is returned launches all its work as one, on the tensors that the call
+    used, at their addresses; so it keeps the call, and all that this refers to.
+    """
+    call()  # so that cuBLAS takes its workspace, and Triton compiles, outside the graph
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+
+    def replay(keeps: Callable = call) -> None:
+        graph.replay()
+
+    return replay
+
+
 OPERATORS = torch.library.Library("ed_lib", "FRAGMENT")
 OPERATORS.define(
     "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, *, "
-    "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!)? output=None) -> ()"
+    "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!) output) -> ()"
 )
 OPERATORS.define(
     "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, *, "
@@ -208,3 +182,4 @@ OPERATORS.impl("lstm_cell", plain_cell, "CPU")
 OPERATORS.impl("lstm_cell", triton_cell, "CUDA")
 OPERATORS.impl("lstm_cell_backward", plain_cell_backward, "CPU")
 OPERATORS.impl("lstm_cell_backward", triton_cell_backward, "CUDA")
+cell, cell_backward = torch.ops.ed_lib.lstm_cell, torch.ops.ed_lib.lstm_cell_backward

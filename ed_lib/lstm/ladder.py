@@ -5,15 +5,18 @@ and the program that goes with it. The seventh rung, over several layers, is ``w
 
 Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o. Everything
 is written into memory allocated before; none of it is recorded by autograd (``module`` goes back by hand).
+Memory that streams work on lives until they join: the allocator knows only the stream it was made on.
 """
 
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ed_lib.lstm import gpu
-from ed_lib.lstm.graphs import fork, on
 
 # GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one layer but for
 # the last, which is of four. The paper, and the blog of the same year.
@@ -27,13 +30,12 @@ PUBLISHED = {
     "wavefront": 3898,
 }
 
-Step = tuple[int, int, int]  # t, and where hidden and cells hold the state before it and after
 Pair = tuple[torch.Tensor, torch.Tensor]  # W_ih (I, 4H) and W_hh (H, 4H)
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # W_ih, W_hh, b_ih, b_hh
 
 
 class Kept(NamedTuple):
-    """What the way back needs of a layer in one direction."""
+    """What the way back needs of a layer."""
 
     x: torch.Tensor  # (T, B, I)
     w_ih: torch.Tensor  # (4H, I)
@@ -45,10 +47,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Layer:
-    """One layer in one direction, and the memory that its steps fill. h, c (B, H): the state to start from.
-    output (T, B, H): a part of what the layer above reads, so its rows may lie apart. reverse: from the last
-    step to the first.
-    """
+    """One layer, and the memory that its steps fill. h, c (B, H): the state to start from."""
 
     x: torch.Tensor  # (T, B, I)
     w_ih: torch.Tensor  # (4H, I)
@@ -57,8 +56,7 @@ class Layer:
     b_hh: torch.Tensor  # (4H,)
     h: InitVar[torch.Tensor]
     c: InitVar[torch.Tensor]
-    output: torch.Tensor
-    reverse: bool = False
+    output: torch.Tensor = field(init=False)  # (T, B, H): h of each step again, for the layer above
     gates: torch.Tensor = field(init=False)  # (T, B, 4H)
     hidden: torch.Tensor = field(init=False)  # (T + 1, B, H), with the state before the first step
     cells: torch.Tensor = field(init=False)  # (T + 1, B, H), likewise
@@ -67,54 +65,46 @@ class Layer:
 
     def __post_init__(self, h, c):
         (steps, batch, _), size = self.x.shape, h.shape[1]
+        self.output = self.x.new_empty(steps, batch, size)
         self.gates = self.x.new_empty(steps, batch, 4 * size)
         self.hidden, self.cells = self.x.new_empty(2, steps + 1, batch, size)
         self.recurrent = self.x.new_empty(batch, 4 * size)
         self.spare = self.x.new_empty(2, batch, size)
-        self.hidden[-1 if self.reverse else 0] = h
-        self.cells[-1 if self.reverse else 0] = c
+        self.hidden[0], self.cells[0] = h, c
 
     @property
     def kept(self) -> Kept:
         return Kept(self.x, self.w_ih, self.w_hh, self.gates, self.hidden, self.cells)
 
-    def steps(self) -> list[Step]:
-        return steps(len(self.x), self.reverse)
+    def steps(self) -> range:
+        return range(len(self.x))
 
-    def blocks(self, length: int) -> list[list[Step]]:
+    def blocks(self, length: int) -> list[range]:
         """The steps in blocks of ``length``, the last one perhaps shorter."""
-        found = self.steps()
-        return [found[start : start + length] for start in range(0, len(found), length)]
-
-
-def steps(count: int, reverse: bool) -> list[Step]:
-    """Each :data:`Step` in order."""
-    if reverse:
-        return [(t, t + 1, t) for t in reversed(range(count))]
-    return [(t, t, t + 1) for t in range(count)]
+        return [self.steps()[start : start + length] for start in range(0, len(self.x), length)]
 
 
 def baseline(layer: Layer) -> None:
     """Rung 1: the formula as it stands, eight products and 23 pointwise launches."""
     w_ih, w_hh = layer.w_ih.chunk(4), layer.w_hh.chunk(4)  # (H, I) and (H, H), four each
-    for t, before, after in layer.steps():
+    for t in layer.steps():
         # four times (B, I) (I, H) → (B, H)
         for w, gate in zip(w_ih, layer.gates[t].chunk(4, 1), strict=True):
             torch.mm(layer.x[t], w.t(), out=gate)
         # four times (B, H) (H, H) → (B, H)
         for w, gate in zip(w_hh, layer.recurrent.chunk(4, 1), strict=True):
-            torch.mm(layer.hidden[before], w.t(), out=gate)
-        separate_cell(layer, t, before, after)
+            torch.mm(layer.hidden[t], w.t(), out=gate)
+        separate_cell(layer, t)
 
 
 def combined_gemms(layer: Layer) -> None:
     """Rung 2: one product for four gates, since they have the same input."""
-    for t, before, after in layer.steps():
+    for t in layer.steps():
         # (B, I) (I, 4H) → (B, 4H)
         torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
         # (B, H) (H, 4H) → (B, 4H)
-        torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
-        separate_cell(layer, t, before, after)
+        torch.mm(layer.hidden[t], layer.w_hh.t(), out=layer.recurrent)
+        separate_cell(layer, t)
 
 
 def streamed_gemms(layer: Layer) -> None:
@@ -122,16 +112,16 @@ def streamed_gemms(layer: Layer) -> None:
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         with on(inputs):
-            for t, _, _ in layer.steps():
+            for t in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
                 ready[t] = inputs.record_event()
         with on(recurrence):
-            for t, before, after in layer.steps():
+            for t in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
-                torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
+                torch.mm(layer.hidden[t], layer.w_hh.t(), out=layer.recurrent)
                 recurrence.wait_event(ready[t])
-                separate_cell(layer, t, before, after)
+                separate_cell(layer, t)
 
 
 def fused_pointwise(layer: Layer) -> None:
@@ -139,16 +129,16 @@ def fused_pointwise(layer: Layer) -> None:
     ready = {}
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         with on(inputs):
-            for t, _, _ in layer.steps():
+            for t in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], layer.w_ih.t(), out=layer.gates[t])
                 ready[t] = inputs.record_event()
         with on(recurrence):
-            for t, before, after in layer.steps():
+            for t in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
-                torch.mm(layer.hidden[before], layer.w_hh.t(), out=layer.recurrent)
+                torch.mm(layer.hidden[t], layer.w_hh.t(), out=layer.recurrent)
                 recurrence.wait_event(ready[t])
-                fused_cell(layer, t, before, after)
+                fused_cell(layer, t)
 
 
 def pretransposed(layer: Layer) -> None:
@@ -157,16 +147,16 @@ def pretransposed(layer: Layer) -> None:
     with fork(layer.x.device, 0, -1) as (inputs, recurrence):
         w_ih, w_hh = transposed(layer, inputs, recurrence)  # (I, 4H), (H, 4H)
         with on(inputs):
-            for t, _, _ in layer.steps():
+            for t in layer.steps():
                 # (B, I) (I, 4H) → (B, 4H)
                 torch.mm(layer.x[t], w_ih, out=layer.gates[t])
                 ready[t] = inputs.record_event()
         with on(recurrence):
-            for t, before, after in layer.steps():
+            for t in layer.steps():
                 # (B, H) (H, 4H) → (B, 4H)
-                torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
+                torch.mm(layer.hidden[t], w_hh, out=layer.recurrent)
                 recurrence.wait_event(ready[t])
-                fused_cell(layer, t, before, after)
+                fused_cell(layer, t)
 
 
 def combined_inputs(layer: Layer, combine: int = 2) -> None:
@@ -177,20 +167,20 @@ def combined_inputs(layer: Layer, combine: int = 2) -> None:
             run_block(layer, block, weights, *streams)
 
 
-def run_block(layer: Layer, block: list[Step], weights: Pair, inputs: Any, recurrence: Any) -> Any:
+def run_block(layer: Layer, block: range, weights: Pair, inputs: Any, recurrence: Any) -> Any:
     """A block's input product, then its steps → the event that they are done."""
     w_ih, w_hh = weights
-    now = slice(min(block)[0], max(block)[0] + 1)  # k steps
+    now = slice(block.start, block.stop)  # k steps
     with on(inputs):
         x, a = layer.x[now].flatten(0, 1), layer.gates[now].flatten(0, 1)
         torch.mm(x, w_ih, out=a)  # (k · B, I) (I, 4H) → (k · B, 4H)
         ready = inputs.record_event()
     with on(recurrence):
         recurrence.wait_event(ready)
-        for t, before, after in block:
+        for t in block:
             # (B, H) (H, 4H) → (B, 4H)
-            torch.mm(layer.hidden[before], w_hh, out=layer.recurrent)
-            fused_cell(layer, t, before, after)
+            torch.mm(layer.hidden[t], w_hh, out=layer.recurrent)
+            fused_cell(layer, t)
         return recurrence.record_event()
 
 
@@ -202,7 +192,38 @@ def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
         return w_ih, layer.w_hh.t().contiguous()
 
 
-def separate_cell(layer: Layer, t: int, before: int, after: int) -> None:
+@contextmanager
+def fork(device: torch.device, *priorities: int) -> Iterator[list[Any]]:
+    """Streams that start after the current stream's work; what that is given later waits for theirs. Those of
+    priority −1 go before those of 0. On a CPU they are PyTorch's, which do nothing.
+    """
+    if device.type == "cpu":
+        yield [torch.cpu.Stream() for _ in priorities]
+        return
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        streams = [_cuda_stream(device, priority, n) for n, priority in enumerate(priorities)]
+        for stream in streams:
+            stream.wait_stream(current)
+        try:
+            yield streams
+        finally:
+            for stream in streams:
+                current.wait_stream(stream)
+
+
+@functools.cache
+def _cuda_stream(device, priority, number):
+    """The same stream at every call: each that is used keeps a workspace for its products."""
+    return torch.cuda.Stream(device, priority=priority)
+
+
+def on(stream: Any) -> AbstractContextManager:
+    """The context in which calls are queued on a stream."""
+    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
+
+
+def separate_cell(layer: Layer, t: int) -> None:
     """The pointwise work of step t in 23 launches, each of one operation."""
     gates, (kept, c) = layer.gates[t].chunk(4, 1), layer.spare  # (B, H) each
     others = (array.chunk(4, -1) for array in (layer.recurrent, layer.b_ih, layer.b_hh))
@@ -213,42 +234,35 @@ def separate_cell(layer: Layer, t: int, before: int, after: int) -> None:
     f.sigmoid_()
     g.tanh_()
     o.sigmoid_()
-    torch.mul(f, layer.cells[before], out=kept)
+    torch.mul(f, layer.cells[t], out=kept)
     torch.mul(i, g, out=c)
     c.add_(kept)
-    layer.cells[after].copy_(c)
+    layer.cells[t + 1].copy_(c)
     c.tanh_()
-    torch.mul(o, c, out=layer.hidden[after])
+    torch.mul(o, c, out=layer.hidden[t + 1])
     torch.mul(o, c, out=layer.output[t])
 
 
-def fused_cell(layer: Layer, t: int, before: int, after: int) -> None:
+def fused_cell(layer: Layer, t: int) -> None:
     """The same in one launch."""
-    gpu.cell(
-        layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[before],
-        layer.cells[after], layer.hidden[after], layer.output[t],
-    )  # fmt: skip
+    written = {"c_after": layer.cells[t + 1], "h": layer.hidden[t + 1], "output": layer.output[t]}
+    gpu.cell(layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[t], **written)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a run; the defaults are those of the published measurements. L layers, D directions;
-    itemsize: bytes a number.
-    """
+    """The sizes of a run in float32; the defaults are those of the published measurements. L layers."""
 
     steps: int = 100
     batch: int = 64
     inputs: int = 512
     hidden: int = 512
     layers: int = 1
-    directions: int = 1
-    itemsize: int = 4
 
     @property
     def weights(self) -> int:
-        """Numbers in all weights and biases: 4H (I + H + 2) for each layer and direction."""
-        inputs = self.inputs + (self.layers - 1) * self.directions * self.hidden  # of all layers
-        return self.directions * 4 * self.hidden * (inputs + self.layers * (self.hidden + 2))
+        """Numbers in all weights and biases: 4H (I + H + 2) for each layer, where I is H above the first."""
+        return 4 * self.hidden * (self.inputs + self.hidden * (2 * self.layers - 1) + 2 * self.layers)
 
     @property
     def flops(self) -> int:
@@ -260,5 +274,4 @@ class Shape:
     @property
     def least_bytes(self) -> int:
         """All weights and the input once, the output once; nothing in between need leave the chip."""
-        rows = self.steps * self.batch
-        return self.itemsize * (self.weights + rows * (self.inputs + self.directions * self.hidden))
+        return 4 * (self.weights + self.steps * self.batch * (self.inputs + self.hidden))

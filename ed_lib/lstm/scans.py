@@ -1,19 +1,23 @@
-"""A linear recurrence, h_t = a_t h_{t−1} + b_t, step by step and as scans that need not wait for each step.
+"""A linear recurrence, h_t = a_t h_{t−1} + b_t, as scans that need not wait for each step; and minGRU and
+minLSTM, whose gates do not look at the state, so that their recurrence is one.
 
 Two steps in a row are one step of the same kind: (a, b) and then (a', b') is (a' a, a' b + b'). This ∘ is
 associative, so the steps may be put together in any grouping (G. Blelloch, "Prefix sums and their
 applications", 1990; E. Martin and C. Cundy, "Parallelizing linear recurrent neural nets over sequence
-length", 2018).
+length", 2018; L. Feng et al., "Were RNNs all we needed?", 2024, without its logarithms).
 
-All functions take a and b (T, …), elementwise, and h (…), the state before the first step → all states,
-(T, …).
+Scans take a and b (T, …), elementwise, and h (…), the state before the first step → all states, (T, …).
+Letters: T time steps, B batch, I inputs, H hidden.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
 
 
 def step_by_step(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -54,42 +58,28 @@ def halving(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     return states
 
 
-def chunked(a: Tensor, b: Tensor, h: Tensor, chunk: int = 16) -> Tensor:
-    """chunk + T / chunk steps that wait: inside all chunks side by side, then from chunk to chunk.
-
-    What a processor with few lanes does: little more work than step by step, in fewer, wider steps.
-    """
-    steps = len(a)
-    missing = -steps % chunk
-    if missing:
-        rest = (missing, *a.shape[1:])
-        a, b = torch.cat([a, a.new_ones(rest)]), torch.cat([b, b.new_zeros(rest)])
-    a, b = (array.unflatten(0, (-1, chunk)) for array in (a, b))  # (T / chunk, chunk, …)
-    gain, local = torch.empty_like(a), torch.empty_like(b)  # since the chunk's start
-    gain[:, 0], local[:, 0] = a[:, 0], b[:, 0]
-    for k in range(1, chunk):
-        gain[:, k] = a[:, k] * gain[:, k - 1]
-        local[:, k] = a[:, k] * local[:, k - 1] + b[:, k]
-    ends = step_by_step(gain[:, -1], local[:, -1], h)
-    starts = torch.cat([h[None], ends[:-1]])  # (T / chunk, …)
-    return (gain * starts[:, None] + local).flatten(0, 1)[:steps]
-
-
 def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there is."""
-    from ed_lib.lstm import vectors  # with Numba, which not every machine with a GPU has
-
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
     flat = (x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy() for x in (a, b, h, states))
-    if h.numel() > 512:
-        vectors.scan(*flat)
-    else:
-        vectors.scan_part(*flat, 0)  # on this thread: the others need not be woken
+    loop(*flat)
     return states
 
 
-SCANS = {"step by step": step_by_step, "doubling": doubling, "halving": halving, "chunked": chunked,
-         "compiled": compiled}  # fmt: skip
+@numba.njit(fastmath={"contract"}, cache=True)
+def loop(a, b, h, states):
+    """a, b, states (T, N), h (N,). 512 numbers of the state at a time stay in the nearest cache."""
+    for first in range(0, h.size, 512):
+        part = slice(first, min(first + 512, h.size))
+        before = h[part]
+        for t in range(len(a)):
+            gain, gift, after = a[t, part], b[t, part], states[t, part]
+            for j in range(after.size):
+                after[j] = gain[j] * before[j] + gift[j]
+            before = after
+
+
+SCANS = {"step by step": step_by_step, "doubling": doubling, "halving": halving, "compiled": compiled}
 
 
 class Recurrence(torch.autograd.Function):
@@ -107,6 +97,7 @@ class Recurrence(torch.autograd.Function):
         return states
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
         """The gradients of a, b and h, by the same."""
         a, states, h = ctx.saved_tensors
@@ -118,11 +109,67 @@ class Recurrence(torch.autograd.Function):
 def solve(a: Tensor, b: Tensor, h: Tensor, scan: str = "halving") -> Tensor:
     """All states of h_t = a_t h_{t−1} + b_t by one of SCANS, with gradients.
 
-    a, b (T, …), h (…): floats of one dtype. ValueError where shapes do not fit, T is 0, or scan is another.
+    a, b (T, …), h (…): floats of one dtype, for "compiled" float32 or float64 on a CPU. ValueError where
+    shapes or dtypes do not fit, T is 0, or scan is another.
     """
     if scan not in SCANS:
         raise ValueError(f"scan is {scan!r}; wanted one of {', '.join(SCANS)}")
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")
+    for kind in {(x.dtype, x.device.type) for x in (a, b, h)} if scan == "compiled" else ():
+        if kind not in ((torch.float32, "cpu"), (torch.float64, "cpu")):
+            raise ValueError(f"a, b, h are {kind[0]} on {kind[1]}; wanted float32 or float64 on a CPU")
     return Recurrence.apply(a, b, h, SCANS[scan])
+
+
+class MinGRU(nn.Module):
+    """h_t = (1 − z_t) h_{t−1} + z_t h̃_t, with z = σ(W_z x + b_z) and h̃ = W_h x + b_h.
+
+    Called as ``torch.nn.GRU`` is, sequence first: x (T, B, I), h0 (1, B, H) or None for zeros → output
+    (T, B, H) and h_n (1, B, H). scan: one of SCANS; all give the same numbers.
+    """
+
+    gates = 2
+
+    def __init__(self, input_size: int, hidden_size: int, *, scan: str = "halving"):
+        super().__init__()
+        self.hidden_size, self.scan = hidden_size, scan
+        self.inputs = nn.Linear(input_size, self.gates * hidden_size)
+
+    def forward(self, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        a, b = self.recurrence(self.inputs(x))  # (T, B, H) each, from one matrix product for all steps
+        h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0[0]
+        states = solve(a, b, h, self.scan)
+        return states, states[-1:]
+
+    @staticmethod
+    def recurrence(gates: Tensor) -> tuple[Tensor, Tensor]:
+        """(T, B, 2H) → a and b of h_t = a_t h_{t−1} + b_t."""
+        z, new = gates.chunk(2, -1)
+        return torch.sigmoid(-z), torch.sigmoid(z) * new
+
+
+class MinLSTM(MinGRU):
+    """h_t = f' h_{t−1} + i' h̃_t, with f' = f / (f + i) and i' = i / (f + i): shares that add up to one."""
+
+    gates = 3
+
+    @staticmethod
+    def recurrence(gates: Tensor) -> tuple[Tensor, Tensor]:
+        """(T, B, 3H) → a and b of h_t = a_t h_{t−1} + b_t."""
+        f, i, new = gates.chunk(3, -1)
+        odds = logsigmoid(f) - logsigmoid(i)  # f' = σ of it, also where f and i underflow
+        return torch.sigmoid(odds), torch.sigmoid(-odds) * new
+
+
+class Stack(nn.Module):
+    """Two layers of minGRU, called as one is; a gate above knows the past from below."""
+
+    def __init__(self, input_size: int, hidden_size: int):
+        super().__init__()
+        self.below = MinGRU(input_size, hidden_size, scan="compiled")
+        self.above = MinGRU(hidden_size, hidden_size, scan="compiled")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.above(self.below(x)[0])

@@ -8,11 +8,13 @@ parameters     PyTorch's: {"weight_ih_l0": (G·H, I), "weight_hh_l0": (G·H, H),
 gates          one array for each gate: {"weight_ih_l0.i": (H, I), "bias_hh_l0.o": (H,), …}
 flat buffer    all gates in one vector, as cuDNN takes them; a table of offsets says where
 Keras          kernel (I, G·H), recurrent kernel (H, G·H), and a bias of its own shape for each cell
+ONNX           W (D, G·H, I), R (D, G·H, H) and B (D, 2·G·H), D directions
 =============  ====================================================================================
 
-I inputs, H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
-The order of cuDNN's buffer, which it calls opaque, is the one that JAX's documentation describes
-(jax.experimental.rnn); on a GPU a test compares PyTorch's views with it.
+I inputs, H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU. With
+``bias=False`` the biases are not there, in each of the forms. The order of cuDNN's buffer, which it calls
+opaque, is the one that JAX's documentation describes (jax.experimental.rnn); on a GPU a test compares
+PyTorch's views with it.
 """
 
 import itertools
@@ -30,6 +32,7 @@ ORDERS = {  # of the gates
     "cudnn": {"lstm": "ifgo", "gru": "rzn"},  # PyTorch's as well
     "keras": {"lstm": "ifgo", "gru": "zrn"},
     "miopen": {"lstm": "ifog", "gru": "zrn"},  # AMD's library
+    "onnx": {"lstm": "iofg", "gru": "zrn"},
 }
 CELLS = ("lstm", "gru")
 KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -49,7 +52,7 @@ class Piece(NamedTuple):
 
 
 def layout(
-    cell: str, input_size: int, hidden_size: int, num_layers: int = 1, directions: int = 1
+    cell: str, input_size: int, hidden_size: int, num_layers: int = 1, directions: int = 1, bias: bool = True
 ) -> list[Piece]:
     """The table of cuDNN's flat buffer for a cell, "lstm" or "gru", in order.
 
@@ -64,7 +67,7 @@ def layout(
     check.choice("directions", directions, (1, 2))
     pieces: list[Piece] = []
     offset, ways = 0, ("", "_reverse")[:directions]
-    for kind, layer, suffix in itertools.product(("weight", "bias"), layers, ways):
+    for kind, layer, suffix in itertools.product(("weight", "bias")[: 1 + bias], layers, ways):
         inputs = i if layer == 0 else directions * h
         for side, gate in itertools.product(("ih", "hh"), ORDERS["cudnn"][cell]):
             shape = (h,) if kind == "bias" else (h, inputs if side == "ih" else h)
@@ -115,19 +118,26 @@ def reorder(cell: str, stacked: torch.Tensor, source: str, target: str) -> torch
 def from_keras(cell: str, weights: Sequence[np.ndarray], suffix: str = "l0") -> dict[str, torch.Tensor]:
     """Parameters of one layer and direction from a Keras layer's ``get_weights()``.
 
-    ``weights``: kernel (I, G·H), recurrent kernel (H, G·H), and a bias: (4·H,) for an
-    LSTM, which becomes the input's beside a zero, (2, 3·H) for a GRU. ``suffix`` ends
-    the parameters' names: "l0", "l1_reverse". A GRU made with ``reset_after=False``
-    has one bias as well, and is refused: cuDNN has no such cell.
+    ``weights``: kernel (I, G·H), recurrent kernel (H, G·H), and a bias, unless the layer has none: (4·H,) for
+    an LSTM, which becomes the input's beside a zero, (2, 3·H) for a GRU. ``suffix`` ends the parameters'
+    names: "l0", "l1_reverse". A GRU made with ``reset_after=False`` has one bias as well, and is refused:
+    cuDNN has no such cell.
     """
-    kernel, recurrent, bias = (torch.as_tensor(array) for array in weights)
+    kernel, recurrent, *bias = (torch.as_tensor(array) for array in weights)
     h, rows = len(recurrent), len(ORDERS["keras"][cell]) * len(recurrent)  # H, G·H
     check.shape("the kernel", tuple(kernel.shape), ("I", rows))
     check.shape("the recurrent kernel", tuple(recurrent.shape), (h, rows))
-    check.shape("the bias", tuple(bias.shape), (rows,) if cell == "lstm" else (2, rows))
-    if cell == "lstm":
-        bias = torch.stack([bias, torch.zeros_like(bias)])  # (2, G·H)
-    stacked = zip(KINDS, (kernel.T, recurrent.T, *bias), strict=True)
+    if bias and cell == "lstm":
+        if bias[0].shape == (2 * rows,):
+            raise ValueError(
+                f"the bias has {2 * rows} numbers, a CuDNNLSTM's two; wanted {rows}: add its halves"
+            )
+        check.shape("the bias", tuple(bias[0].shape), (rows,))
+        bias = [bias[0], torch.zeros_like(bias[0])]
+    elif bias:
+        check.shape("the bias", tuple(bias[0].shape), (2, rows))
+        bias = [*bias[0]]
+    stacked = zip(KINDS, (kernel.T, recurrent.T, *bias), strict=False)
     return {f"{name}_{suffix}": reorder(cell, array, "keras", "cudnn") for name, array in stacked}
 
 
@@ -135,78 +145,45 @@ def to_keras(cell: str, parameters: Tensors, suffix: str = "l0") -> list[np.ndar
     """[kernel, recurrent kernel, bias] for ``set_weights`` of a Keras layer: the inverse of
     :func:`from_keras`, for the one layer and direction that ``suffix`` names. An LSTM's biases are added.
     """
-    found = (parameters[f"{name}_{suffix}"].detach() for name in KINDS)
-    w, u, b_i, b_h = (reorder(cell, array, "cudnn", "keras") for array in found)
-    bias = b_i + b_h if cell == "lstm" else torch.stack([b_i, b_h])
-    return [tensor.contiguous().cpu().numpy() for tensor in (w.T, u.T, bias)]
+    names = [f"{kind}_{suffix}" for kind in KINDS if f"{kind}_{suffix}" in parameters]
+    w, u, *b = (reorder(cell, parameters[name].detach(), "cudnn", "keras") for name in names)
+    bias = [sum(b) if cell == "lstm" else torch.stack(b)] if b else []
+    return [tensor.contiguous().cpu().numpy() for tensor in (w.T, u.T, *bias)]  # type: ignore[union-attr]
+
+
+def from_onnx(cell: str, weights: Sequence[np.ndarray], layer: int = 0) -> dict[str, torch.Tensor]:
+    """Parameters of one layer from the W, R and B of ONNX's operator LSTM or GRU, or from W and R alone. A
+    GRU's has to have ``linear_before_reset=1``: cuDNN has no other.
+    """
+    w, r, *bias = (torch.as_tensor(array) for array in weights)
+    check.shape("R", tuple(r.shape), ("D", len(ORDERS["onnx"][cell]) * r.shape[-1], "H"))
+    check.shape("W", tuple(w.shape), (*r.shape[:2], "I"))
+    for b in bias:
+        check.shape("B", tuple(b.shape), (len(r), 2 * r.shape[1]))
+    halves = bias[0].chunk(2, 1) if bias else ()  # of the input and of the state
+    found = {}
+    for kind, stacked in zip(KINDS, (w, r, *halves), strict=False):
+        for d, array in enumerate(stacked):
+            name = f"{kind}_l{layer}{('', '_reverse')[d]}"
+            found[name] = reorder(cell, array, "onnx", "cudnn")
+    return found
+
+
+def to_onnx(cell: str, parameters: Tensors, layer: int = 0) -> list[np.ndarray]:
+    """[W, R, B] for ONNX's operator, of all directions of one layer: the inverse of :func:`from_onnx`."""
+    of = []  # W, R and two biases, each (D, …)
+    for kind in KINDS:
+        names = [f"{kind}_l{layer}{way}" for way in ("", "_reverse")]
+        found = [parameters[name].detach().cpu() for name in names if name in parameters]
+        if found:
+            of.append(torch.stack([reorder(cell, array, "cudnn", "onnx") for array in found]))
+    w, r, *biases = of
+    return [array.numpy() for array in (w, r, *([torch.cat(biases, 1)] if biases else []))]
 
 
 def layout_of(module: nn.RNNBase) -> list[Piece]:
-    """The table for an ``nn.LSTM`` or ``nn.GRU`` with biases and without projection."""
-    if not module.bias or module.proj_size:
-        raise ValueError(f"module is {module}; wanted one with biases and without projection")
+    """The table for an ``nn.LSTM`` or ``nn.GRU`` without projection."""
+    if module.proj_size:
+        raise ValueError(f"module is {module}; wanted one without projection")
     sizes = module.input_size, module.hidden_size, module.num_layers
-    return layout(module.mode.lower(), *sizes, directions=2 if module.bidirectional else 1)
-
-
-def parameter_offsets(module: nn.RNNBase) -> dict[str, int]:
-    """Where each parameter of an ``nn.LSTM`` or ``nn.GRU`` begins in the flat buffer: {name: elements}."""
-    # where its first gate does, the last one to be written into the dict
-    return {piece.name.partition(".")[0]: piece.offset for piece in reversed(layout_of(module))}
-
-
-def is_flat(module: nn.RNNBase) -> bool:
-    """Whether the parameters of an ``nn.LSTM`` or ``nn.GRU`` lie in one storage, where the table says."""
-    parameters = dict(module.named_parameters())
-    one = len({p.untyped_storage().data_ptr() for p in parameters.values()}) == 1
-    return one and {name: p.storage_offset() for name, p in parameters.items()} == parameter_offsets(module)
-
-
-@torch.no_grad()
-def flatten(module: nn.RNNBase) -> torch.Tensor:
-    """Moves the parameters of an ``nn.LSTM`` or ``nn.GRU`` into one flat buffer, whose views they become, and
-    returns it: on any device what ``flatten_parameters()`` does on a GPU.
-    """
-    parameters = dict(module.named_parameters())
-    flat = pack(layout_of(module), split_gates(module.mode.lower(), parameters))
-    for name, begin in parameter_offsets(module).items():
-        p = parameters[name]
-        p.data = flat[begin : begin + p.numel()].view(p.shape)
-    return flat
-
-
-def why_not_persistent(module: nn.RNNBase, batch: int, dtype: torch.dtype, packed: bool = False) -> list[str]:
-    """Which of PyTorch's conditions for cuDNN's persistent kernel a call of an nn.LSTM
-    or nn.GRU misses: words. ``dtype``: what it computes in; ``packed``: whether the
-    input is a PackedSequence.
-
-    From PyTorch's aten/src/ATen/native/cudnn/RNN.cpp, for GPUs of compute capability
-    8.0 or more, not x.6, with 98 multiprocessors or more. Volta has rules of its own;
-    for all other GPUs PyTorch never asks for it.
-    """
-    h, i = module.hidden_size, module.input_size
-    conditions = {
-        "an LSTM": module.mode == "LSTM",
-        "float16": dtype == torch.float16,
-        "one layer": module.num_layers == 1,
-        "one direction": not module.bidirectional,
-        "no projection": module.proj_size == 0,
-        "not packed": not packed,
-        "hidden size 128, 256, … 1024": h % 128 == 0 and h <= 1024,
-        "input size a multiple of 128": i % 128 == 0,
-        "batch 8, 16, … 128": batch % 8 == 0 and batch <= 128,
-    }
-    return [name for name, met in conditions.items() if not met]
-
-
-def algorithm(
-    module: nn.RNNBase, batch: int, dtype: torch.dtype, packed: bool = False, backward: bool = False
-) -> str:
-    """What PyTorch asks cuDNN for in a forward or backward pass: "small persistent"
-    (compute capability 6.0 or more), "persistent" or "standard". The small one comes
-    first. Arguments and source: why_not_persistent.
-    """
-    allowed = dtype != torch.float64 and not packed and module.proj_size == 0
-    if allowed and module.hidden_size <= (128 if backward else 192):
-        return "small persistent"
-    return "standard" if why_not_persistent(module, batch, dtype, packed) else "persistent"
+    return layout(module.mode.lower(), *sizes, 2 if module.bidirectional else 1, bool(module.bias))

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from ed_lib.lstm import LSTM as Rungs
-from ed_lib.lstm import caches, cpu, scans, weights
+from ed_lib.lstm import cpu, scans, weights
 
 
-def scanned(steps, numbers, scan="halving"):
-    return scans.solve(torch.ones(steps, 2), torch.ones(4, 2), torch.ones(numbers), scan)
+def scanned(steps, numbers, scan="halving", dtype=torch.float32):
+    a, b, h = (torch.ones(shape, dtype=dtype) for shape in ((steps, 2), (4, 2), (numbers,)))
+    return scans.solve(a, b, h, scan)
 
 
 def packed_without_vnni():
@@ -31,16 +32,12 @@ GATES = weights.unpack(PIECES, FLAT)
 KERAS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # kernel, recurrent kernel, bias
 
 LSTM = [
-    ("cache_rate: threads", lambda: caches.cache_rate(1e6, 1000), ValueError, "threads is 1000; wanted at"),
-    ("cache_rate: size", lambda: caches.cache_rate(100), ValueError, "size is 100; wanted at least 1024"),
     ("LSTM: sizes", lambda: Rungs(0, 4), ValueError, "input_size is 0"),
     ("LSTM: floats", lambda: Rungs(3, 2.0), TypeError, "hidden_size is 2.0"),
     ("LSTM: combine", lambda: Rungs(3, 4, combine=0), ValueError, "combine is 0"),
     ("LSTM: rung", lambda: Rungs(3, 4, rung="eighth"), ValueError, "rung is 'eighth'; wanted one of"),
-    ("LSTM: directions", lambda: Rungs(3, 4, rung="all_inputs", bidirectional=True), ValueError,
-     "bidirectional is True; wanted False"),
-    ("LSTM: device", lambda: Rungs(3, 4, rung="one_call", device="meta")(SEQUENCE), ValueError,
-     "weights' device is 'meta'; wanted"),
+    ("from_torch: directions", lambda: Rungs.from_torch(nn.LSTM(3, 4, bidirectional=True)), ValueError,
+     "module has bidirectional=True; wanted bidirectional=False"),
     ("from_torch: a GRU", lambda: Rungs.from_torch(nn.GRU(3, 4)), TypeError, "module is a GRU; wanted"),
     ("from_torch: batch", lambda: Rungs.from_torch(nn.LSTM(3, 4, batch_first=True)), ValueError,
      "module has batch_first="),
@@ -63,19 +60,34 @@ LSTM = [
      "weights' dtype is torch.bfloat16; wanted one of torch.float32"),
     ("Packed: biases", lambda: cpu.Packed(nn.LSTM(3, 4, bias=False)), ValueError, "module has bias=False"),
     ("Packed: directions", lambda: cpu.Packed(nn.LSTM(3, 4, bidirectional=True)), ValueError,
-     "module.bidirectional is True"),
+     "module has bidirectional=True"),
+    ("Packed: device", lambda: cpu.Packed(nn.LSTM(3, 4, device="meta")), ValueError,
+     "weights' device is 'meta'; wanted"),
+    ("Packed: no steps", lambda: cpu.Packed(TWO_LAYERS)(SEQUENCE[:0]), ValueError,
+     "x has the shape (0, 2, 3); wanted"),
+    ("Packed: no samples", lambda: cpu.Packed(TWO_LAYERS)(SEQUENCE[:, :0]), ValueError,
+     "x has the shape (5, 0, 3); wanted"),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
+    ("scan: compiled half", lambda: scanned(4, 2, "compiled", torch.float16), ValueError,
+     "torch.float16 on cpu; wanted float32 or float64 on a CPU"),
     ("scan: unknown", lambda: scanned(4, 2, "fast"), ValueError, "scan is 'fast'; wanted one of step by"),
     ("layout: cell", lambda: weights.layout("rnn", 3, 5), ValueError, "cell is 'rnn'"),
     ("layout: directions", lambda: weights.layout("lstm", 3, 5, 1, 3), ValueError, "directions is 3"),
     ("layout: RNN", lambda: weights.layout_of(nn.RNN(2, 2)), ValueError, "cell is 'rnn_tanh'; wanted one of"),
-    ("layout: biases", lambda: weights.layout_of(nn.LSTM(2, 4, bias=False)), ValueError, "wanted one with"),
+    ("layout: projection", lambda: weights.layout_of(nn.LSTM(2, 4, proj_size=2)), ValueError,
+     "wanted one without projection"),
     ("pack: missing", lambda: weights.pack(PIECES[:-1], GATES), ValueError, "differ in bias_hh_l0.o; wanted"),
     ("pack: shape", lambda: weights.pack(PIECES, GATES | {"weight_hh_l0.g": FLAT[:20].view(4, 5)}),
      ValueError, "weight_hh_l0.g has the shape (4, 5); wanted (5, 5)"),
     ("unpack: length", lambda: weights.unpack(PIECES, FLAT[1:]), ValueError, "flat has the shape (199,);"),
     ("Keras: kernel", lambda: weights.from_keras("lstm", [KERAS[0][:, 1:], *KERAS[1:]]), ValueError,
      "the kernel has the shape (3, 19); wanted (I, 20)"),
+    ("Keras: CuDNNLSTM's bias", lambda: weights.from_keras("lstm", [*KERAS[:2], np.zeros(40)]), ValueError,
+     "the bias has 40 numbers, a CuDNNLSTM's two; wanted 20: add its halves"),
+    ("ONNX: R", lambda: weights.from_onnx("gru", [np.zeros((1, 12, 3)), np.zeros((1, 20, 4))]), ValueError,
+     "R has the shape (1, 20, 4); wanted (D, 12, H)"),
+    ("ONNX: B", lambda: weights.from_onnx("gru", [*np.zeros((2, 1, 12, 4)), np.zeros((1, 12))]), ValueError,
+     "B has the shape (1, 12); wanted (1, 24)"),
     ("Keras: a GRU of another kind", lambda: weights.from_keras("gru", [a[..., :15] for a in KERAS]),
      ValueError, "the bias has the shape (15,); wanted (2, 15)"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba")
 
-from ed_lib.lstm import LSTM, ON_CPU, cpu, vectors  # noqa: E402
+from ed_lib.lstm import cpu, vectors  # noqa: E402
 from ed_lib.lstm.cpu import Packed  # noqa: E402
 from ed_lib.lstm.vectors import LANES  # noqa: E402
 
@@ -16,6 +16,7 @@ SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
 FEWER = settings(max_examples=15)  # threads that wait for each other are slow where others want their cores
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6}
+RUNGS = [cpu.compiled_cell, cpu.all_inputs]
 VNNI = pytest.mark.skipif(not vectors.VNNI, reason="needs AVX-512 VNNI")
 
 
@@ -28,24 +29,15 @@ def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("rung", ON_CPU)
+@pytest.mark.parametrize("rung", RUNGS)
 @FEWER
 @given(
-    steps=st.integers(1, 6), batch=SIZE, inputs=SIZE, hidden=HIDDEN, layers=st.integers(1, 3),
-    dtype=st.sampled_from(list(CLOSE)), zeros=st.booleans(),
+    steps=st.integers(1, 6), batch=SIZE, inputs=SIZE, hidden=HIDDEN, dtype=st.sampled_from(list(CLOSE)),
 )  # fmt: skip
-def test_a_rung_equals_pytorch(rung, steps, batch, inputs, hidden, layers, dtype, zeros):
-    module, x, state = drawn(steps, batch, inputs, hidden, layers, dtype)
-    found = []
-    for one in (module, LSTM.from_torch(module, rung=rung)):
-        leaves = [leaf.clone().requires_grad_() for leaf in (x, *state)]
-        y, (h, c) = one(leaves[0], None if zeros else tuple(leaves[1:]))
-        loss = (y * x.sum(2, keepdim=True)).sum() + h.sin().sum() + (c * state[1]).sum()
-        wanted = [leaves[0], *([] if zeros else leaves[1:]), *one.parameters()]
-        found.append([y, h, c, *torch.autograd.grad(loss, wanted)])
-    for ours, theirs in zip(*found, strict=True):
-        tolerance = CLOSE[dtype] * max(1, theirs.detach().abs().max().item())
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+def test_a_rung_equals_pytorch(rung, steps, batch, inputs, hidden, dtype):
+    module, x, _ = drawn(steps, batch, inputs, hidden, dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(rung(module, x), module(x), rtol=0, atol=CLOSE[dtype])
 
 
 @pytest.mark.oracle
@@ -75,10 +67,9 @@ def test_a_product_is_numpys(rows, inputs, seed):
     random = np.random.default_rng(seed)
     for dtype, close in ((np.float32, 1e-5), (np.float64, 1e-13)):
         x, w = (random.normal(size=s).astype(dtype) for s in ((rows, inputs), (inputs, 4 * LANES)))
-        out = random.normal(size=(rows, 4, 3 * LANES)).astype(dtype)
-        right = out.copy()
-        right[:, :, LANES : 2 * LANES] += (x @ w).reshape(rows, 4, LANES)
-        vectors.product(x, w, out, LANES, None)
+        out = random.normal(size=(rows, 4 * LANES)).astype(dtype)
+        right = out + x @ w
+        vectors.product(x, w, out, np.ones(4 * LANES, dtype))
         np.testing.assert_allclose(out, right, rtol=0, atol=close)
 
 
@@ -89,12 +80,11 @@ def test_a_product_of_bytes_is_the_integers(rows, fours, seed):
     random = np.random.default_rng(seed)
     x = random.integers(0, 256, (rows, 4 * fours), np.uint8)
     w = random.integers(-128, 128, (fours, 4 * LANES, 4), np.int8)
-    scale = np.ones((4, LANES), np.float32)
-    scale[3] = 0.5
-    out = np.zeros((rows, 4, LANES), np.float32)
-    vectors.product(x.view(np.int32), w.reshape(fours, -1).view(np.int32), out, 0, scale)
+    scale = random.integers(1, 9, 4 * LANES).astype(np.float32)
+    out = np.zeros((rows, 4 * LANES), np.float32)
+    vectors.product(x.view(np.int32), w.reshape(fours, -1).view(np.int32), out, scale)
     exact = np.einsum("rkb,knb->rn", x.reshape(rows, fours, 4).astype(int), w.astype(int))
-    assert np.array_equal(out, exact.reshape(rows, 4, LANES) * scale)
+    assert np.array_equal(out, exact * scale)
 
 
 @pytest.mark.oracle
@@ -142,7 +132,7 @@ def test_a_thread_that_dies_is_not_waited_for_forever(monkeypatch):
         return cpu.part(0, *arrays[:-1], 1000)
 
     monkeypatch.setattr(cpu, "forward", alone)
-    monkeypatch.setattr(cpu, "check_threads", int)
+    monkeypatch.setattr(cpu, "get_num_threads", lambda: 2)
     with pytest.raises(RuntimeError, match="a thread did not come"):
         Packed(module, threads=2)(x)
     assert counters[0][:, 0].tolist() == [1, 0], "it did its first step, and no more"
@@ -171,19 +161,13 @@ def test_sigmoid_and_tanh_keep_their_digits(dtype, close):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("size", [1e-8, 1e-6, 1e-3, 1.0, 100.0])
-@pytest.mark.parametrize("rung", [*ON_CPU, "packed"])
-def test_small_inputs_keep_their_digits(rung, size):
-    """Forward, and the gradients of small outputs: without biases, of h in the order of x."""
+@pytest.mark.parametrize("rung", [*RUNGS, lambda module, x: Packed(module)(x)])
+def test_small_and_large_inputs_keep_their_digits(rung, size):
+    """Without biases, small outputs are in the order of x."""
     module, x, _ = drawn(5, 2, 6, 20, dtype=torch.float32)
     for bias in (module.bias_ih_l0, module.bias_hh_l0):
         torch.nn.init.zeros_(bias)
-    ours = Packed(module) if rung == "packed" else LSTM.from_torch(module, rung=rung)
     exact = torch.nn.LSTM(6, 20, dtype=torch.float64)
     exact.load_state_dict(module.state_dict())
-    found, right = ours(size * x)[0], exact(size * x.double())[0]
+    found, right = rung(module, size * x)[0], exact(size * x.double())[0]
     assert (found - right).abs().max() < 2e-6 * right.abs().max()
-    if rung != "packed":
-        grads = (torch.autograd.grad((y / size).square().sum(), one.weight_hh_l0)[0]
-                 for y, one in ((found, ours), (right, exact)))  # fmt: skip
-        ours, theirs = grads
-        assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ed_lib.lstm import minimal, scans
+from ed_lib.lstm import scans
 
 STEPS, SHAPE = st.integers(1, 40), st.lists(st.integers(1, 4), max_size=2)
 
@@ -32,13 +32,6 @@ def test_every_scan_is_the_loop(scan, steps, shape):
         torch.testing.assert_close(ours, autograd, rtol=1e-9, atol=1e-9)
 
 
-@given(steps=STEPS, chunk=st.integers(1, 50))
-def test_chunks_of_any_length(steps, chunk):
-    a, b, h = drawn(steps, [3])
-    found = scans.chunked(a, b, h, chunk)
-    torch.testing.assert_close(found, scans.step_by_step(a, b, h), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("scan, rounds", [("doubling", 5), ("halving", 5)])
 def test_rounds_are_logarithmic(scan, rounds, monkeypatch):
@@ -51,7 +44,7 @@ def test_rounds_are_logarithmic(scan, rounds, monkeypatch):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("network", [minimal.MinGRU, minimal.MinLSTM])
+@pytest.mark.parametrize("network", [scans.MinGRU, scans.MinLSTM])
 def test_networks_forget_and_learn_by_the_same_shares_under_every_scan(network):
     torch.manual_seed(0)
     net = network(3, 5).double()
@@ -69,3 +62,28 @@ def test_networks_forget_and_learn_by_the_same_shares_under_every_scan(network):
     constant = net.inputs.bias.detach()[-5:].expand(2, 5)[None]  # h̃, if x is 0
     output, _ = net(torch.zeros_like(x), constant)
     torch.testing.assert_close(output, constant.expand_as(output), msg="a state that is h̃ stays h̃")
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_shares_of_gates_that_underflow(dtype):
+    """Where σ(f) and σ(i) are 0 their shares are not: f' = 1 / (1 + e^(log σ(i) − log σ(f)))."""
+    gates = torch.tensor([[-90.0, -90.0, 1.0], [-18.0, -16.5, 1.0], [-200.0, -90.0, 1.0], [60.0, 90.0, 1.0]])
+    gates = gates.to(dtype).requires_grad_()
+    f, i = gates.detach().double()[:, :2].sigmoid().log().T
+    f, i = (
+        torch.where(log.isinf(), x, log) for log, x in zip((f, i), gates.detach().double().T, strict=False)
+    )
+    a, b = scans.MinLSTM.recurrence(gates)
+    right = torch.stack([1 / (1 + (i - f).exp()), 1 / (1 + (f - i).exp())], 1)
+    found = torch.cat([a, b], 1).detach().double()
+    torch.testing.assert_close(found, right, rtol=0, atol=2 * torch.finfo(dtype).eps)
+    (a.sum() + 2 * b.sum()).backward()
+    assert gates.grad.isfinite().all()
+
+
+def test_a_second_derivative_is_refused():
+    a, b, h = drawn(4, [2])
+    (g,) = torch.autograd.grad(scans.solve(a, b, h).square().sum(), a, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
