@@ -8,7 +8,7 @@ D. Narayanan et al. (2021), V. Korthikanti et al. (2022), A. Grattafiori et al. 
 from dataclasses import dataclass, replace
 
 from ed_lib import check
-from ed_lib.parallel import links
+from ed_lib.parallel.links import Link, two_levels
 
 
 @dataclass(frozen=True)
@@ -49,30 +49,26 @@ class Model:
         """FLOPs of a token's scores and weighted sums in one layer, forward."""
         return 4 * self.tokens * self.hidden * (0.5 if self.causal else 1)
 
-    def flops(self, passes: int = 3) -> float:
-        """Of one token, as publications count them: forward 1 pass, backward 2, recomputation 1 more."""
-        return passes * self.layers * (2 * self.weights + self.attention) + 6 * self.hidden * self.vocabulary
-
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of ``peak`` FLOP/s, whose large products reach ``rate``, with ``capacity`` bytes of memory at
-    ``memory`` bytes/s; ``server`` of them to a server, a link each ``inside`` one, and ``between`` servers.
+    """Devices whose large products reach ``rate`` FLOP/s, with ``capacity`` bytes of memory at ``memory``
+    bytes/s; ``server`` of them to a server, a link each ``inside`` one, and ``between`` servers.
     """
 
-    peak: float
     rate: float
     memory: float
     capacity: float
-    inside: links.Link
-    between: links.Link
+    inside: Link
+    between: Link
     server: int = 8
 
     def slower(self, products: float = 1.0, memory: float = 1.0, links: float = 1.0) -> "Machine":
         """One that reaches only these shares of its rate, of its memory's and of its links' bandwidth."""
         inside, between = (replace(link, beta=link.beta / links) for link in (self.inside, self.between))
-        rate, memory = self.rate * products, self.memory * memory
-        return replace(self, rate=rate, memory=memory, inside=inside, between=between)
+        return Machine(
+            self.rate * products, self.memory * memory, self.capacity, inside, between, self.server
+        )
 
     def together(self, ranks: int, stride: int) -> int:
         """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server."""
@@ -80,11 +76,20 @@ class Machine:
 
     def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
         """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
-        return links.two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
+        return two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
 
-    def link(self, span: int) -> links.Link:
+    def link(self, span: int) -> Link:
         """The slowest that a ring crosses which spans so many neighbouring devices."""
         return self.inside if span <= self.server else self.between
+
+
+# What a large 16-bit product reaches: S. Bekman, "Machine learning engineering" (stas00/ml-engineering,
+# compute/accelerator); memory's bandwidth, NVLink (one direction), network: data sheets; latencies: a guess,
+# of little effect. Capacity: 79.1 GiB, what CUDA offers of the 81,559 MiB (H100) or 81,920 (A100) of a card,
+# before its own context's and NCCL's buffers.
+A100 = Machine(271.2e12, 2.039e12, 84.9e9, Link(5e-6, 1 / 300e9), Link(10e-6, 1 / 25e9))
+H100 = Machine(794.5e12, 3.35e12, 84.9e9, Link(5e-6, 1 / 450e9), Link(10e-6, 1 / 50e9))
+REACHED = 0.761  # of ``rate``, by products: fitted in "To ten thousand devices", to five published runs
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,10 @@ class Layout:
         for name in ("devices", "tensor", "pipeline", "batch", "context", "micro", "chunks", "gradient"):
             check.count(name, getattr(self, name))
         check.choice("stage", self.stage, (0, 1, 2, 3))
-        copy = f"tensor {self.tensor} × context {self.context} × pipeline {self.pipeline}"
-        _whole("devices", self.devices, copy, self.copy)
-        _whole("batch", self.batch, f"copies {self.data} × micro {self.micro}", self.data * self.micro)
+        _whole("devices", self.devices, self.copy, "tensor × context × pipeline")
+        _whole("batch", self.batch, self.data * self.micro, "copies × micro")
         if self.chunks > 1:  # an interleaved pipeline goes by groups
-            _whole("micro-batches", self.microbatches, f"pipeline {self.pipeline}", self.pipeline)
+            _whole("micro-batches", self.microbatches, self.pipeline, "pipeline")
 
     @property
     def copy(self) -> int:
@@ -139,26 +143,17 @@ class Layout:
         """Layers in a chunk, and whether the first and the last device have one less, as in Llama 3.
         ValueError for a model that cannot be split so.
         """
-        _whole("heads", model.heads, f"tensor {self.tensor}", self.tensor)
-        _whole("tokens", model.tokens, f"context {self.context}", self.context)
+        _whole("heads", model.heads, self.tensor, "tensor")
+        _whole("tokens", model.tokens, self.context, "context")
         cuts, L = self.pipeline * self.chunks, model.layers
         short = L % cuts > 0 and (L + 2) % cuts == 0 and L > 2
-        _whole(
-            "layers", L + 2 * short, f"pipeline {self.pipeline} × chunks {self.chunks}", cuts, " or two less"
-        )
+        _whole("layers", L + 2 * short, cuts, "pipeline × chunks, or two less")
         return -(-L // cuts), short
 
-    def pieces(self, model: Model) -> tuple[int, int]:
-        """In how many pieces a device's weights are gathered and their gradients sent, and how many micro-
-        batches pass each in between: a chunk's after a group of p; without chunks a layer's after one.
-        """
-        return (self.chunks, self.pipeline) if self.chunks > 1 else (self.layers(model)[0], 1)
 
-
-def _whole(name, value, split, of, more=""):
+def _whole(name, value, of, what):
     if value % of:
-        wanted = f"wanted a multiple of {of}, such as {value // of * of + of}{more}"
-        raise ValueError(f"{name} is {value}, over {split}; {wanted}")
+        raise ValueError(f"{name} is {value}; wanted a multiple of {of}, {what}")
 
 
 def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
@@ -179,7 +174,7 @@ def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
         "products": (passes * products + attention / machine.rate) / t,
         "memory": (passes * n * moved + accumulation) / machine.memory,
         "tensor": sums * machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1)),
-        "context": 2 * (c - 1) * machine.link(t * c).seconds(4 * n * model.keys / t) if c > 1 else 0.0,
+        "context": 2 * (c - 1) * machine.link(t * c).seconds(4 * n * model.keys / t),
     }
 
 
@@ -212,14 +207,15 @@ def step(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
 
 def _copies(model, machine, layout, chunk):
     """Seconds of messages between the copies that nothing hides; ``chunk``: seconds of computing one."""
-    c, stage, t = layout.context, layout.stage, layout.tensor
+    c, t, p, v, stage = layout.context, layout.tensor, layout.pipeline, layout.chunks, layout.stage
+    # weights are gathered and gradients sent by chunks, after p micro-batches each; or by layers, after one
+    pieces, group = (v, p) if v > 1 else (layout.layers(model)[0], 1)
     each = machine.together(c, t)  # copies, and parts of a sequence, have the same weights
     each *= machine.together(layout.data, layout.copy) if each == c else 1
-    pieces, group = layout.pieces(model)
-    weights = model.parameters / (t * layout.pipeline * pieces)
+    weights = model.parameters / (t * p * pieces)
     halves = [machine.all_reduce(weights * size, layout.data * c, each) / 2 for size in (2, layout.gradient)]
     (gather, scatter), rounds = halves, layout.microbatches // group
-    forward = group * chunk / (3 + layout.recompute) / (1 if layout.chunks > 1 else pieces)  # of a piece
+    forward = group * chunk / (3 + layout.recompute) / (1 if v > 1 else pieces)  # of a piece
     backward = scatter + (scatter if stage == 0 else gather if stage == 3 else 0.0)
     window = layout.overlap * forward
     seconds = exposed(gather if stage else 0.0, window, pieces * (rounds if stage == 3 else 1))
@@ -229,11 +225,6 @@ def _copies(model, machine, layout, chunk):
 def exposed(message: float, computing: float, often: int) -> float:
     """Seconds left of so many messages if beside each of them, but one, a device computes for so long."""
     return often * message - (often - 1) * min(message, computing)
-
-
-def rate(model: Model, layout: Layout, seconds: float, passes: int = 3) -> float:
-    """FLOP/s of one device, of a step of so many seconds; recomputed ones count if ``passes`` is 4."""
-    return layout.batch * model.tokens * model.flops(passes) / seconds / layout.devices
 
 
 def memory(model: Model, layout: Layout) -> dict[str, float]:
@@ -248,19 +239,18 @@ def memory(model: Model, layout: Layout) -> dict[str, float]:
     count, short = layout.layers(model)
     layers = v * count - short  # of stage 0, which has the embedding too
     own = (layers * model.weights + model.vocabulary * model.hidden) / t
-    copies, pieces = layout.data * layout.context, layout.pieces(model)[0]
-    share = {
-        since: min(1.0, 1 / copies + (since - 1) / pieces) for since in (1, 2, 3) if since <= layout.stage
-    }
+    copies, pieces = layout.data * layout.context, v if v > 1 else count
+
+    def share(since):  # what a device has of what is sharded from this stage on
+        return min(1.0, 1 / copies + (since - 1) / pieces) if layout.stage >= since else 1
+
     n, narrow = layout.micro * model.tokens // layout.context, t if layout.sequence else 1
-    kept = (
-        2 * model.hidden / narrow + (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
-    )
-    kept = model.hidden / narrow if layout.recompute else kept
+    wide = (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
+    kept = model.hidden / narrow + (0 if layout.recompute else model.hidden / narrow + wide)
     ahead = min(m * v, 2 * (p - 1) + (v - 1) * p + 1) if v > 1 else min(m, p)  # chunks' micro-batches
     return {
-        "weights": 2 * own * share.get(3, 1),
-        "gradients": layout.gradient * own * share.get(2, 1),
-        "optimizer": 12 * own * share.get(1, 1),
+        "weights": 2 * own * share(3),
+        "gradients": layout.gradient * own * share(2),
+        "optimizer": 12 * own * share(1),
         "activations": 2 * kept * n * ahead * layers / v + (6 * n * model.vocabulary / t if p == 1 else 0),
     }
