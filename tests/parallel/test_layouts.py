@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ed_lib.parallel import layouts
-from ed_lib.parallel.dry import Collective
+from ed_lib.parallel.layouts import Collective
 
 needs_jax = pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="needs jax")
 
@@ -28,7 +28,7 @@ def test_collectives_are_read_with_the_bytes_of_all_their_parts():
   %all-reduce.5 = (f64[256,784]{1,0}, f32[16]{0}, f64[]) all-reduce(%dot.3, %f, %g), replica_groups={}
   ROOT %ag = bf16[64,2]{1,0} all-gather(%p), channel_id=2
   %rs = f32[4]{0} reduce-scatter(%q), dimensions={0}
-  %aa = (f32[2,3]{1,0}, f32[2,3]{1,0}) all-to-all(%s, %t), replica_groups={{0,1}}
+  %aa = (f32[2,3]{1,0}, f32[2,3]{1,0}) all-to-all(%s, %t), replica_groups=[1,8]<=[8]
   %cp = s32[7]{0} collective-permute(%r), source_target_pairs={{0,1}}
 """
     found = layouts.collectives(Compiled(text), 8)
@@ -36,6 +36,14 @@ def test_collectives_are_read_with_the_bytes_of_all_their_parts():
     names = "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"
     assert found == [Collective(name, size, 8) for name, size in zip(names, sizes, strict=True)]
     assert [one.sent for one in found[1:]] == [7 / 8 * 256, 7 / 8 * 128, 7 / 8 * 48, 28]
+
+
+@pytest.mark.parametrize(
+    "groups", ["{{0,4},{1,5}}", "[4,2]<=[8]", "[4,2]<=[2,4]T(1,0)", "mesh['a'=4,'b'=2] {'b'}"]
+)
+def test_along_one_axis_of_a_mesh_a_collective_is_among_its_ranks(groups):
+    text = f"%rs = f32[4]{{0}} reduce-scatter(%q), channel_id=1, replica_groups={groups}, dimensions={{0}}"
+    assert layouts.collectives(Compiled(text), 8) == [Collective("reduce_scatter", 2 * 16, 2)]
 
 
 def python(code):

@@ -4,8 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ed_lib.models import Block
 from ed_lib.parallel import ledger, mesh, schedules
@@ -164,3 +168,29 @@ def test_a_slower_machine_is_slower_in_what_it_says():
     assert machine.rate == mesh.H100.rate / 2 and machine.memory == mesh.H100.memory / 4
     assert machine.between.beta == pytest.approx(10 / 50e9) and machine.inside.alpha == 5e-6
     assert replace(mesh.H100, rate=1) == replace(mesh.H100.slower(0.3), rate=1)
+
+
+@pytest.mark.oracle
+def test_ddp_sums_every_gradient_once_in_buckets():
+    """What stage 0 counts. DDP sums in C++, where no mode sees it, but says so to its hook; of two steps the
+    second, since the first shows DDP in which order gradients come.
+    """
+    dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
+    try:
+        model, buckets = nn.Sequential(*[nn.Linear(1448, 1448) for _ in range(4)]), []
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=8)
+
+        def hook(_, bucket):
+            buckets.append(bucket.buffer().nbytes)
+            done: torch.futures.Future = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        ddp.register_comm_hook(None, hook)
+        for _ in range(2):
+            buckets.clear()
+            ddp(torch.randn(2, 1448)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert len(buckets) > 1
+    assert sum(buckets) == 4 * sum(p.numel() for p in model.parameters())
