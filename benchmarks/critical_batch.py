@@ -15,19 +15,21 @@ from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs
 from ed_lib import data, models, timing, training
 
 FIRST = {"SGD": 0.02, "Adam": 2.5e-4}  # the lowest rate; each other is twice the one before
+POWER, FROM = {"SGD": 1, "Adam": 0.5}, 32  # for batches below FROM the rates fall as this power of the batch
 
 
 @dataclass(frozen=True)
 class Size(Training):
-    """``samples`` and ``steps``: a run ends, without success, after so many of either, whichever are more."""
+    """A run ends, without success, after ``samples`` or ``steps``, whichever are more, or ``most`` steps."""
 
-    batches: tuple = (32, 128, 512, 2048, 8192)
+    batches: tuple = (2, 4, 8, 16, 32, 128, 512, 2048, 8192)
     grid: int = 8
     target: float = 0.8
     widths: tuple = (784, 64, 10)
     looks: int = 2000
     samples: int = 300_000
     steps: int = 300
+    most: int = 20_000
 
 
 SIZE, TINY = Size(), Size((8, 32), 4, 0.3, (784, 8, 10), 100, 600, 20, **REHEARSAL)
@@ -35,7 +37,8 @@ SIZE, TINY = Size(), Size((8, 32), 4, 0.3, (784, 8, 10), 100, 600, 20, **REHEARS
 
 def steps(size, device, optimizer):
     """A row for each batch and rate; results: "steps" of each seed, 0 if it never got there."""
-    cases = [{"batch": batch, "rate": FIRST[optimizer] * 2**n, "target": size.target}
+    first = {batch: FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer] for batch in size.batches}
+    cases = [{"batch": batch, "rate": float(f"{first[batch] * 2**n:.3g}"), "target": size.target}
              for batch in size.batches for n in range(size.grid)]  # fmt: skip
     return runs(reach, cases, size.seeds, workers=size.workers, optimizer=optimizer, size=size)
 
@@ -45,7 +48,7 @@ def reach(batch, rate, target, seed, optimizer, size):
     (x, y), (test_x, test_y) = images("fashion-mnist", size.offline, tensors)
     net = models.mlp(size.widths, seed)
     update = getattr(torch.optim, optimizer)(net.parameters(), rate)
-    start, most = timing.now(), max(size.steps, size.samples // batch)
+    start, most = timing.now(), min(size.most, max(size.steps, size.samples // batch))
     epochs = (data.batches(len(x), batch, seed=1000 * seed + epoch) for epoch in itertools.count())
     for n, rows in enumerate(itertools.islice(itertools.chain.from_iterable(epochs), most), start=1):
         training.optimizer_step(F.cross_entropy(net(x[rows]), y[rows]), update)

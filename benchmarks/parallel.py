@@ -4,6 +4,7 @@ The devices are processes on a CPU, with one thread each: a GPU alone is one dev
 ranks on it. Gradients and weights are first compared with float64; what deviates is not timed.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import formats, pipelines
 from benchmarks.harness import ROUNDING, is_right, one_thread, summary
 from benchmarks.pipelines import barrier_to_barrier
-from ed_lib.parallel import by_hand, launch, train, workers
+from ed_lib import models
+from ed_lib.parallel import launch, train, workers
 from ed_lib.parallel.asynchronous import ParameterServer, SynchronousServer
 from ed_lib.parallel.problems import Perceptron
 from ed_lib.parallel.replica import Replica, reduce_each, shard
@@ -56,8 +58,8 @@ def in_turns(batch, repeats, rounds):
     for tensor in (x, y):
         dist.broadcast(tensor, 0)
     steps, found = ways(shard(x), shard(y), batch), {}
-    for way, (step, params) in steps.items():
-        found[way] = [], None if way == "no sum" else deviation(params, step, x, y)
+    for way, (step, net) in steps.items():
+        found[way] = [], None if way == "no sum" else deviation(net, step, x, y)
     for _ in range(rounds):
         for way, (step, _) in steps.items():
             took = barrier_to_barrier(lambda step=step: [step() for _ in range(repeats)])
@@ -66,7 +68,7 @@ def in_turns(batch, repeats, rounds):
 
 
 def ways(x, y, batch):
-    """{name: (a step on this rank's shard, the parameters that it trains)}. The first sums nothing."""
+    """{name: (a step on this rank's shard, the network that it trains)}. The first sums nothing."""
     found = {}
 
     def add(name, net, scale=1.0, zero=None, finish=lambda: None):
@@ -78,25 +80,25 @@ def ways(x, y, batch):
             finish()
             optimizer.step()
 
-        found[name] = step, list(net.parameters())
+        found[name] = step, net
 
-    add("no sum", by_hand.LeNet(0))
-    net = by_hand.LeNet(0)
+    add("no sum", models.lenet())
+    net = models.lenet()
     add("each parameter, our ring", net, finish=partial(reduce_each, list(net.parameters()), batch))
     for name, overlap in (("buckets, after", False), ("buckets, overlapping", True)):
-        replica = Replica(by_hand.LeNet(0), train.BUCKET_BYTES, overlap)
+        replica = Replica(models.lenet(), train.BUCKET_BYTES, overlap)
         add(name, replica.module, zero=replica.zero_grad, finish=partial(replica.finish, batch))
-    ddp = DistributedDataParallel(by_hand.LeNet(0))
+    ddp = DistributedDataParallel(models.lenet())
     add("DDP", ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
     return found
 
 
-def deviation(params, step, x, y):
+def deviation(net, step, x, y):
     """How far a step's gradients are from the whole batch's in float64."""
-    exact = [p.detach().double().requires_grad_() for p in params]
-    F.cross_entropy(by_hand.lenet(x.double(), exact), y).backward()
+    exact = copy.deepcopy(getattr(net, "module", net)).double()  # inside DDP
+    wanted = torch.autograd.grad(F.cross_entropy(exact(x.double()), y), exact.parameters())
     step()
-    return formats.deviation([p.grad for p in params], [e.grad for e in exact])
+    return formats.deviation([p.grad for p in net.parameters()], wanted)
 
 
 def throughput(size, device):
@@ -106,7 +108,7 @@ def throughput(size, device):
     The floor is what the sleeping alone takes. Results: how stale each worker's gradients were, in the mean.
     """
     random = np.random.default_rng(0)
-    problem = Perceptron(random.random((512, 784), dtype=np.float32), random.integers(10, size=512))
+    problem = Perceptron(random.random((512, 784), np.float32), random.integers(10, size=512))
     for name in ("synchronous", "asynchronous"):
         for speeds, relative in SPEEDS.items():
             pauses, start = [size.pause * times for times in relative], problem.start()

@@ -10,13 +10,17 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
-from ed_lib import data
-from ed_lib.parallel import by_hand, launch, train
+from ed_lib import data, models, training
+from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, local_sgd, simulate
 from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.replica import Replica, shard
 
 LR = 0.2  # the source's
 
@@ -46,18 +50,52 @@ def source(size, device):
     """The source's run on one device and on two, simulated in one process, and as two processes; with one
     thread for each process, and once with two. Seconds are of an epoch. Results: "accuracy" at the end.
     """
-    (x, y), (tests, right) = images("fashion-mnist", size.offline, data.tensors)
-    x, y, test = x[: size.images], y[: size.images], (tests[: size.tests], right[: size.tests])
+    images("fashion-mnist", size.offline, data.tensors)  # where it must be downloaded, once
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
-            options = size.batch, LR, size.epochs, size.images, 0, size.offline
-            run = launch(train.train, devices, *options, timeout=7200.0)[0]
-            seconds, accuracy = run["seconds"], run["accuracy"]
+            run = launch(lenets, devices, size, 1, timeout=7200.0)[0]
         else:
             with one_thread(threads=2 if how == "two threads" else 1):
-                run = by_hand.train(["cpu"] * devices, size.batch, LR, size.epochs, x, y, test, 0)
-            seconds, accuracy = run.seconds[1:], run.accuracy
-        yield {"how": how, "devices": devices} | summary(seconds) | {"accuracy": accuracy[-1]}
+                run = lenets(size, devices)
+        yield {"how": how, "devices": devices} | summary(run.seconds[1:]) | {"accuracy": run.accuracy[-1]}
+
+
+def lenets(size, copies):
+    """The source's run on so many copies of LeNet in this process, of each rank if there are ranks."""
+    (x, y), test = images("fashion-mnist", size.offline, data.tensors)
+    x, y, test = x[: size.images], y[: size.images], [rows[: size.tests] for rows in test]
+    nets = [as_the_source_starts(models.lenet()) for _ in range(copies)]
+    replicas = [Replica(net, 2**18) for net in nets] if dist.is_initialized() else []
+    params = [list(net.parameters()) for net in nets]
+
+    def step(rows):
+        loss = 0.0
+        for net, part in zip(nets, np.array_split(shard(rows) if replicas else rows, copies), strict=True):
+            summed = F.cross_entropy(net(x[part]), y[part], reduction="sum")
+            summed.backward()
+            loss += summed.detach() / len(rows)
+        for replica in replicas:
+            replica.finish(len(rows))
+        with torch.no_grad():
+            for same in zip(*params, strict=True):  # one parameter, as every copy has it
+                total = sum(p.grad for p in same) / (1 if replicas else len(rows))
+                for p in same:
+                    p -= LR * total
+                    p.grad.zero_()
+        return loss
+
+    def look():
+        return training.accuracy(nets[0], *test)
+
+    return training.loop(step, len(x), look, epochs=size.epochs, batch=size.batch)
+
+
+def as_the_source_starts(net, seed=0):
+    """Weights from N(0, 0.01²), biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in net.parameters():
+        torch.nn.init.normal_(p, 0, 0.01 if p.dim() > 1 else 0, generator)
+    return net
 
 
 EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)  # seconds of a gradient, for each worker
@@ -91,7 +129,8 @@ def on_clock(method, lr, seed, size):
     server, accuracy = make(problem.start(), lr, len(seconds)), 0.1  # if it diverges
     with contextlib.suppress(Diverged):
         simulate(server, problem, size.gradients, seconds)
-        accuracy = problem.accuracy(server.params, tests[: size.tests], test_labels[: size.tests])
+        judged = (torch.as_tensor(each[: size.tests]) for each in (tests, test_labels))
+        accuracy = training.accuracy(problem.at(server.params), *judged)
     return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}
 
 
@@ -117,8 +156,9 @@ def between_meetings(method, steps, lr, outer, seed, size):
     problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
     how = partial(WAYS[method], lr=lr), outer, 0.9 if method == "DiLoCo" else 0.0
     params = local_sgd(problem.start(), problem, 4, size.each // steps, steps, *how)
-    logits = problem.logits(params, torch.as_tensor(tests[: size.tests]))
-    loss = torch.nn.functional.cross_entropy(logits, torch.as_tensor(right[: size.tests]).long())
+    with torch.no_grad():
+        logits = problem.at(params)(torch.as_tensor(tests[: size.tests]))
+        loss = F.cross_entropy(logits, torch.as_tensor(right[: size.tests]).long())
     return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}
 
 

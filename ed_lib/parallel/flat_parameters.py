@@ -15,7 +15,8 @@ class Unit:
     """The parameters that a module trains, and no other unit has, as views of one vector ``weights`` (n,).
 
     named: {name in the whole module: parameter}. ``kept``: what this rank's optimizer updates, all of
-    ``weights`` or this rank's part of it.
+    ``weights`` or this rank's part of it. While ``weights`` has no memory, each parameter is NaN throughout:
+    so what uses one then, by any reference to it, is not wrong in silence.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, named: dict[str, torch.nn.Parameter]):
@@ -23,10 +24,10 @@ class Unit:
         self.parameters = list(named.values())
         self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
         self.size, self.bytes = self.weights.numel(), self.weights.nbytes
-        for p, view in self.pieces(self.weights):
-            p.data = view.view(p.shape)
+        self.nothing = self.weights.new_full((), torch.nan)
         self.kept: Any = self.weights
         self.awaited = set(self.parameters)  # those whose gradients the backward pass has not reached yet
+        self.make_room()
 
     def pieces(self, flat: torch.Tensor) -> zip:
         """Each parameter with its numbers in a vector (n,), a view."""
@@ -49,10 +50,14 @@ class Unit:
     def free(self) -> None:
         """Gives the memory of ``weights`` back, and with it that of the parameters."""
         self.weights.untyped_storage().resize_(0)
+        for p in self.parameters:
+            p.data = self.nothing.expand(p.shape)
 
     def make_room(self) -> None:
         """The same memory again, with anything in it."""
         self.weights.untyped_storage().resize_(self.bytes)
+        for p, view in self.pieces(self.weights):
+            p.data = view.view(p.shape)
 
     @property
     def is_here(self) -> bool:
@@ -61,23 +66,19 @@ class Unit:
 
 def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
     """A unit for what none of the ``modules`` has, if there is such, and then one for each of them."""
-    names: dict[torch.nn.Module, str] = {part: name for name, part in module.named_modules()}
+    names = {part: name for name, part in module.named_modules()}
     owner: dict[torch.nn.Parameter, str] = {}
     of: list[tuple[str, torch.nn.Module, dict]] = []
     for part in modules:
         if part not in names:
             raise ValueError(f"units has a {type(part).__name__} that is no part of the module")
-        within = set(part.modules())
-        elsewhere = {
-            p: f"{place}.{name}".strip(".")
-            for other, place in names.items()
-            for name, p in other.named_parameters(recurse=False)
-            if other not in within
-        } | owner
+        inside = set(part.modules())
+        others = [(m, f"{place}.") for m, place in names.items() if m not in inside]
+        there = {p: (at + n).strip(".") for m, at in others for n, p in m.named_parameters("", False)}
         mine = {f"{names[part]}.{n}".strip("."): p for n, p in part.named_parameters() if p.requires_grad}
         for name, p in mine.items():
-            if p in elsewhere:
-                said = f"the parameter {name} is {elsewhere[p]} too"
+            if second := owner.get(p, there.get(p)):
+                said = f"the parameter {name} is {second} too"
                 raise ValueError(f"{said}; wanted it in one unit: leave both modules out")
             owner[p] = name
         of += [(names[part], part, mine)] if mine else []

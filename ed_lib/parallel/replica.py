@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ed_lib import check, training
+from ed_lib import check
 from ed_lib.parallel import collectives
 
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
@@ -58,8 +58,8 @@ class Replica:
             for p in trained:
                 p.register_post_accumulate_grad_hook(self.ready)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
+    def __call__(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
 
     def zero_grad(self) -> None:
         """Sets the gradients to zero, and leaves them where they are, in the buckets."""
@@ -99,15 +99,13 @@ class Replica:
         self.calls, self.bytes = self.calls + 1, self.bytes + bucket.bytes
 
 
-def reduce_each(
-    parameters: Iterable[torch.nn.Parameter], samples: int, algorithm: str = "ring"
-) -> collectives.Traffic:
+def reduce_each(parameters: Iterable[torch.nn.Parameter], samples: int) -> collectives.Traffic:
     """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent."""
     traffic = collectives.Traffic()
     for p in parameters:
         if p.grad is None:  # it had no part in this rank's loss
             p.grad = torch.zeros_like(p)
-        traffic += collectives.all_reduce(p.grad, algorithm)
+        traffic += collectives.all_reduce(p.grad)
         p.grad /= samples
     return traffic
 
@@ -122,17 +120,6 @@ def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
     each, more = divmod(len(rows), size)  # the first `more` parts have one row more
     start = rank * each + min(rank, more)
     return rows[start : start + each + (rank < more)]
-
-
-def accuracy(net: Any, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The share of the samples x (N, …) that ``net`` gives their class y (N,), each counted on one rank."""
-    mine = shard(x), shard(y)
-    counts = torch.stack([training.correct(net, *mine), torch.tensor(len(mine[1]), device=y.device)])
-    dist.all_reduce(counts)
-    right, total = counts.tolist()
-    if total != len(y):
-        raise ValueError(f"the ranks passed {total} samples in all; wanted the same {len(y)} on each")
-    return right / total
 
 
 def _layout(module):

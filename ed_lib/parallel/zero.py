@@ -227,6 +227,12 @@ class Stage3(Stage2):
     def free(self, unit: Unit) -> None:
         unit.free()
 
+    def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
+        if not unit.is_here:  # no output of the unit has led to it
+            name = next(name for name, p in unit.named.items() if p is parameter)
+            raise RuntimeError(f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit")
+        super().arrived(unit, parameter)
+
     def scatter(self, unit: Unit) -> None:
         super().scatter(unit)
         self.free(unit)

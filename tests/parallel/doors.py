@@ -7,7 +7,6 @@ from torch import nn
 
 from ed_lib.parallel import (
     asynchronous,
-    by_hand,
     cuts,
     launch,
     layouts,
@@ -34,11 +33,6 @@ LINK = links.Link(5e-5, 1e-9)
 def _work(gradient=abs, n_tasks=4, n_workers=2, **options):
     server = asynchronous.ParameterServer(torch.zeros(4), 1.0)
     return lambda: workers.train(server, gradient, n_tasks, n_workers, **options)
-
-
-def _train(lr=0.1, epochs=1, devices=1, batch=6, labels=13):
-    x, y = torch.zeros(13, 1, 28, 28), torch.zeros(labels, dtype=torch.int64)
-    return lambda: by_hand.train(["cpu"] * devices, batch, lr, epochs, x, y, (x, y))
 
 
 def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
@@ -75,12 +69,9 @@ PARALLEL = [
     ("workers in less than no time", _work(timeout=-1), ValueError, "timeout is -1"),
     ("a pause for one of two", _work(pause=[0.1]), ValueError, "pause is [0.1]; wanted 2 numbers"),
     ("a lambda for workers", _work(lambda params, task: 0), TypeError, "wanted a function at a module's top"),
-    ("more devices than the last batch", _train(devices=2), ValueError, "devices has 2 for a batch of 1"),
-    ("no devices", _train(devices=0), ValueError, "devices has 0"),
-    ("labels of others", _train(labels=12), ValueError, "labels has the shape"),
-    ("a rate below 0", _train(lr=-1), ValueError, "lr is -1"),
-    ("ranks: no batch", lambda: train.train(0), ValueError, "batch is 0"),
-    ("ranks: no steps", lambda: train.train_sharded(3, 0), ValueError, "steps is 0"),
+    ("ranks: no batch", lambda: train.train(batch=0), ValueError, "batch is 0"),
+    ("ranks: no steps", lambda: train.train(steps=0), ValueError, "steps is 0"),
+    ("ranks: no rate", lambda: train.train(rate=-1), ValueError, "rate is -1"),
     ("smoke for an all-reduce", lambda: links.all_reduce("smoke", 8, 2, LINK), ValueError, "is 'smoke'"),
     ("one size for a line", lambda: links.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit([8, 9], [1]), ValueError, "seconds has the shape"),

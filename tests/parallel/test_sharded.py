@@ -1,8 +1,9 @@
 """ZeRO's stages against training on one process, against each other, and against PyTorch's own.
 
-Every launch holds many checks. What ranks return is compared here.
+There is one launch for each size of a world. What ranks return is compared here.
 """
 
+import itertools
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ed_lib.models import GPT
-from ed_lib.parallel import RankError, launch, ledger, zero
+from ed_lib.parallel import ledger, zero
 from ed_lib.parallel.collectives import Traffic
 from ed_lib.parallel.replica import shard as rows_of
 from ed_lib.parallel.zero import STAGES, shard
@@ -73,12 +74,30 @@ def weights(sharded):
     return flat(sharded.module)
 
 
-def by_stages(recompute):
+def on_every_rank():
+    """{what: what this rank found}."""
+    found = {"stages": by_stages()}
+    for sizes, call in {(1, 3): odd_ones, (3,): by_pytorch}.items():
+        found |= {call.__name__: call()} if dist.get_world_size() in sizes else {}
+    if dist.get_world_size() == 2:
+        found |= {
+            call.__name__: call() for call in (gradients_held, start_apart, in_turns, outside, disagree)
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    """{p: what each rank of a world of p found}."""
+    return ranks.in_worlds((1, 2, 3, 4), on_every_rank)
+
+
+def by_stages():
     """{stage: parameters, traffic, what is held, tensors that exist beyond those of before}."""
     found = {}
     for stage in STAGES:
         before = ledger.alive()
-        module = net(recompute)
+        module = net()
         sharded = shard(module, ADAM, stage, list(module.blocks))
         end = train(sharded).clone()
         sent = sharded.wire.traffic
@@ -91,36 +110,28 @@ def by_stages(recompute):
     return found
 
 
-@pytest.fixture(scope="module")
-def found():
-    return ranks.in_worlds((1, 3, 4), by_stages, "none")
-
-
 @pytest.mark.oracle
 def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(found):
     right = serial()
     for p, results in found.items():
         for rank in results:
-            for stage, (end, *_) in rank.items():
-                assert torch.equal(end, results[0][0][0]), (p, stage)
+            for stage, (end, *_) in rank["stages"].items():
+                assert torch.equal(end, results[0]["stages"][0][0]), (p, stage)
                 torch.testing.assert_close(end, right, rtol=0, atol=1e-9)
 
 
 def test_what_is_sent_is_as_in_the_formulas(found):
     module = net()
     parts = zero.cut(module, list(module.blocks))
+    numbers = sum(unit.size for unit in parts)
     for p, results in found.items():
         for stage in STAGES:
-            numbers = sum(unit.size for unit in parts)
-            bytes = sum(rank[stage][1].bytes for rank in results)
+            sent = [rank["stages"][stage][1] for rank in results]
             extra = 8 * (p - 1) * numbers if stage == 3 else 0  # to look at all weights at the end
-            assert bytes - extra == pytest.approx(len(SIZES) * p * 8 * ledger.sent(numbers, p, stage)), (
-                p,
-                stage,
-            )
+            wanted = len(SIZES) * p * 8 * ledger.sent(numbers, p, stage) + extra
+            assert sum(sent, Traffic()).bytes == pytest.approx(wanted), (p, stage)
             halves = len(SIZES) * {0: 2, 1: 2, 2: 2, 3: 3}[stage] + (stage == 3)
-            for rank in results:
-                assert rank[stage][1].messages == halves * (p - 1) * len(parts)
+            assert {each.messages for each in sent} == {halves * (p - 1) * len(parts)}
 
 
 def test_what_is_held_is_as_in_the_ledger(found):
@@ -128,10 +139,11 @@ def test_what_is_held_is_as_in_the_ledger(found):
     for p, results in found.items():
         for stage in STAGES:
             wanted = ledger.state(numbers, p, stage, ledger.Bytes(8, 0, 16))  # gradients are given back
-            total = {what: sum(rank[stage][2][what] for rank in results) for what in wanted}
+            of = [rank["stages"][stage] for rank in results]
+            total = {what: sum(held[what] for _, _, held, _ in of) for what in wanted}
             assert total == {what: pytest.approx(p * bytes) for what, bytes in wanted.items()}, (p, stage)
-            for rank in results:
-                mine, alive = sum(rank[stage][2].values()), rank[stage][3]
+            for _, _, held, alive in of:
+                mine = sum(held.values())
                 assert mine <= alive < mine + 1000, "tensors that exist, but for a handful of numbers"
 
 
@@ -146,11 +158,10 @@ def gradients_held():
     return held
 
 
-def test_from_stage_2_on_a_rank_keeps_its_part_of_the_gradients():
+def test_from_stage_2_on_a_rank_keeps_its_part_of_the_gradients(found):
     numbers = sum(p.numel() for p in net().parameters())
-    first, second = launch(gradients_held, 2)
     for stage, wanted in ((0, 2), (1, 2), (2, 1), (3, 1)):
-        assert first[stage] + second[stage] == wanted * 8 * numbers
+        assert sum(rank["gradients_held"][stage] for rank in found[2]) == wanted * 8 * numbers
 
 
 def odd_ones():
@@ -162,7 +173,7 @@ def odd_ones():
         found["accumulated", stage] = train(sharded, passes=2).clone(), sharded.wire.traffic
         for how in ("selective", "full"):
             module = net(how)
-            found[how, stage] = train(shard(module, ADAM, stage, list(module.blocks))).clone()
+            found[how, stage] = train(shard(module, ADAM, stage, list(module.blocks))).clone(), None
         module = Odd()
         sharded = shard(module, ADAM, stage, [module.twice, module.unused, module.tiny])
         for rows in (torch.ones(2, 3).double(), torch.zeros(2, 3).double()):
@@ -189,28 +200,26 @@ class Odd(nn.Module):
 
 
 @pytest.mark.oracle
-def test_odd_modules():
-    for p in (1, 3):
-        results = launch(odd_ones, p, timeout=240.0)
-        right, numbers = serial(), sum(p.numel() for p in net().parameters())
-        module = Odd()
-        optimizer = ADAM(list(module.parameters()))
-        for rows in (torch.ones(2, 3).double(), torch.zeros(2, 3).double()):
-            optimizer.zero_grad()
-            module(rows).sum().backward()
-            optimizer.step()
-        for rank in results:
-            for stage in STAGES:
-                end, traffic = rank["accumulated", stage]
-                torch.testing.assert_close(end, right, rtol=0, atol=1e-9)
-                torch.testing.assert_close(rank["odd", stage], flat(module), rtol=0, atol=1e-9)
-                for how in ("selective", "full"):
-                    torch.testing.assert_close(rank[how, stage], right, rtol=0, atol=1e-9)
-        for stage in (0, 1, 2, 3):
-            bytes = sum((rank["accumulated", stage][1] for rank in results), Traffic()).bytes
-            extra = 8 * (p - 1) * numbers if stage == 3 else 0
-            wanted = len(SIZES) * p * 8 * ledger.sent(numbers, p, stage, passes=2)
-            assert bytes - extra == pytest.approx(wanted)
+@pytest.mark.parametrize("p", [1, 3])
+def test_odd_modules(found, p):
+    right, numbers = serial(), sum(p.numel() for p in net().parameters())
+    module = Odd()
+    optimizer = ADAM(list(module.parameters()))
+    for rows in (torch.ones(2, 3).double(), torch.zeros(2, 3).double()):
+        optimizer.zero_grad()
+        module(rows).sum().backward()
+        optimizer.step()
+    results = [rank["odd_ones"] for rank in found[p]]
+    for rank in results:
+        for stage in STAGES:
+            for what in ("accumulated", "selective", "full"):
+                torch.testing.assert_close(rank[what, stage][0], right, rtol=0, atol=1e-9)
+            torch.testing.assert_close(rank["odd", stage], flat(module), rtol=0, atol=1e-9)
+    for stage in (0, 1, 2, 3):
+        bytes = sum((rank["accumulated", stage][1] for rank in results), Traffic()).bytes
+        extra = 8 * (p - 1) * numbers if stage == 3 else 0
+        wanted = len(SIZES) * p * 8 * ledger.sent(numbers, p, stage, passes=2)
+        assert bytes - extra == pytest.approx(wanted)
 
 
 class Frozen(nn.Module):
@@ -254,15 +263,15 @@ def start_apart():
 
 
 @pytest.mark.oracle
-def test_all_start_from_rank_0s_frozen_weights_and_buffers_too():
+def test_all_start_from_rank_0s_frozen_weights_and_buffers_too(found):
     module = Frozen(0)
     optimizer = SGD([p for p in module.parameters() if p.requires_grad])
     for _ in range(2):
         module.zero_grad()
         module(torch.arange(4)).backward()
         optimizer.step()
-    for rank in launch(start_apart, 2, timeout=240.0):
-        for stage, state in rank.items():
+    for rank in found[2]:
+        for stage, state in rank["start_apart"].items():
             for name, right in module.state_dict().items():
                 torch.testing.assert_close(state[name], right, rtol=0, atol=1e-12, msg=f"{stage} {name}")
 
@@ -315,7 +324,7 @@ def in_turns():
 
 
 @pytest.mark.oracle
-def test_recomputed_left_out_and_broken_units_and_clipping_by_the_global_norm():
+def test_recomputed_left_out_and_broken_units_and_clipping_by_the_global_norm(found):
     module = Again()
     optimizer, x = ADAM(list(module.parameters())), torch.eye(3).double()[:2]
     for how in HOWS:
@@ -327,8 +336,8 @@ def test_recomputed_left_out_and_broken_units_and_clipping_by_the_global_norm():
             norm = nn.utils.clip_grad_norm_(module.parameters(), 0.3)
             assert norm > 0.3
             optimizer.step()
-    for rank in launch(in_turns, 2, timeout=240.0):
-        for stage, end in rank.items():
+    for rank in found[2]:
+        for stage, end in rank["in_turns"].items():
             torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12, msg=str(stage))
 
 
@@ -361,31 +370,78 @@ def theirs(module, optimizer):
 
 @pytest.mark.oracle
 def test_pytorchs_own_end_where_ours_do(found):
-    for rank in launch(by_pytorch, 3):
-        for end in rank:
-            torch.testing.assert_close(end, found[3][0][3][0], rtol=0, atol=1e-9)
+    for rank in found[3]:
+        for end in rank["by_pytorch"]:
+            torch.testing.assert_close(end, found[3][0]["stages"][3][0], rtol=0, atol=1e-9)
 
 
-def disagree(how):
-    module = net()
-    if how == "another model":
-        module = net() if dist.get_rank() else nn.Linear(3, 3).double()
-        shard(module, ADAM, 3)
-    sharded = shard(module, ADAM, 3, list(module.blocks))
-    if how == "step before a backward pass":
-        sharded.step(1)
-    block = sharded.module.blocks[dist.get_rank()]  # another one on each rank
-    block(torch.ones(1, LENGTH, 8).double())
+class Outside(nn.Module):
+    """A unit whose weight another layer uses, by itself, or before or after the unit has computed."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(7)
+        self.a, self.b, self.how = nn.Linear(3, 3).double(), nn.Linear(3, 3).double(), how
+        self.alias = [self.a.weight]  # no parameter, as the module sees it
+
+    def forward(self, x):
+        h = F.linear(self.b(self.a(x) if self.how == "after" else x), self.alias[0])
+        return self.a(h) if self.how == "before" else h
 
 
-@pytest.mark.parametrize(
-    "how, message",
-    [
-        ("another model", "the ranks call different things"),
-        ("another unit", r"rank 0: the weights of 'blocks\.0'; rank 1: the weights of 'blocks\.1'"),
-        ("step before a backward pass", r"step\(\) came before a backward pass"),
-    ],
-)
-def test_ranks_that_differ_get_an_error_and_do_not_hang(how, message):
-    with pytest.raises(RankError, match=message):
-        launch(disagree, 2, how)
+def outside():
+    """{(how, stage): weights after a step, or None where the loss is NaN, and the error}."""
+    found = {}
+    for how, stage in itertools.product(("alone", "before", "after"), STAGES):
+        module, error = Outside(how), ""
+        sharded = shard(module, SGD, stage, [module.a, module.b])
+        loss = sharded(torch.eye(3).double()[dist.get_rank() :: 2]).square().sum()
+        try:
+            loss.backward()
+            sharded.step(3)
+        except RuntimeError as raised:
+            error = str(raised)
+        found[how, stage] = None if loss.isnan() else weights(sharded).clone(), error
+    return found
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("how", ["alone", "before", "after"])
+def test_a_weight_used_outside_of_its_unit_works_or_is_nan(found, how):
+    module = Outside(how)
+    optimizer = SGD(list(module.parameters()))
+    (module(torch.eye(3).double()).square().sum() / 3).backward()
+    optimizer.step()
+    for rank in found[2]:
+        for stage in (0, 1, 2):
+            end, error = rank["outside"][how, stage]
+            torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12)
+            assert not error
+        end, error = rank["outside"][how, 3]
+        assert end is None
+        if how == "alone":
+            assert error == "a.weight is used outside of its unit 'a'; wanted it in no unit"
+
+
+def disagree():
+    """The errors that this rank gets where it is not at the others' place, or at a wrong one."""
+    texts, rank = [], dist.get_rank()
+    one, two = net(), net()
+    sharded = shard(two, ADAM, 3, list(two.blocks))
+    for call in (
+        lambda: shard(one if rank else nn.Linear(3, 3).double(), ADAM, 3),
+        lambda: two.blocks[rank](torch.ones(1, LENGTH, 8).double()),  # another unit on each rank
+        lambda: sharded.step(1),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            call()
+        texts.append(str(error.value))
+    return texts
+
+
+def test_ranks_that_differ_get_an_error_and_do_not_hang(found):
+    for rank in found[2]:
+        model, unit, step = rank["disagree"]
+        assert "the ranks call different things" in model
+        assert "rank 0: the weights of 'blocks.0'; rank 1: the weights of 'blocks.1'" in unit
+        assert "step() came before a backward pass" in step
