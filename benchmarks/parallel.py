@@ -119,7 +119,7 @@ def throughput(size, device):
             run = workers.train(server, problem, size.gradients, len(pauses), pause=pauses, timeout=300.0)
             # In blocks of as many as four workers, one slow by 5×, bring in its time.
             ends = [0.0, *(span.end for span in run.spans)][::16]
-            late = [[push.staleness for push in server.log if push.worker == n] for n in range(len(pauses))]
+            late = [[span.staleness for span in run.spans if span.worker == n] for n in range(len(pauses))]
             row = {"server": name, "workers": speeds, "pause": size.pause} | summary(np.diff(ends) / 16)
             yield row | {"floor": floor, "mean_staleness": [float(np.mean(some or [0])) for some in late]}
 

@@ -1,4 +1,4 @@
-"""Training in which no worker waits for another: the server of parameters, its rivals, and its tasks.
+"""Training in which no worker waits for another: the server of parameters, its rival, and its tasks.
 
 A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
 at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate` drives a server on
@@ -7,7 +7,6 @@ give the same run, bit by bit. :mod:`ed_lib.parallel.workers` drives it with pro
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,18 @@ class Diverged(ValueError):
 
 
 @dataclass(frozen=True)
-class Push:
-    """A gradient that was applied: whose, for which task, at which version read, and at which applied."""
+class Span:
+    """A worker at work on a task, in seconds since the start, and its gradient's way: the version of the
+    parameters that it ``read``, and the version to which it was ``applied``. ``loss`` is what it found.
+    """
 
     worker: int
     task: int
     read: int
-    applied: int
+    start: float
+    end: float
+    applied: int = -1  # for one that died
+    loss: float = math.nan
 
     @property
     def staleness(self) -> int:
@@ -40,9 +44,9 @@ class Push:
 class ParameterServer:
     """Parameters that anyone may read, and move by a gradient, at any time: asynchronous SGD.
 
-    params: (P,), floats, copied. ``version`` counts the updates; ``log`` has a :class:`Push` for each
-    gradient. A gradient moves the parameters by lr, or, ``by_staleness``, by lr / max(1, τ): W. Zhang,
-    S. Gupta, X. Lian and J. Liu, "Staleness-aware async-SGD for distributed deep learning" (2016).
+    params: (P,), floats, copied. ``version`` counts the updates. A gradient moves the parameters by lr, or,
+    ``by_staleness``, by lr / max(1, τ): W. Zhang, S. Gupta, X. Lian and J. Liu, "Staleness-aware async-SGD
+    for distributed deep learning" (2016).
     """
 
     per_step = 1  # gradients in an update
@@ -52,43 +56,35 @@ class ParameterServer:
         self.params = params.detach().clone()
         self.lr, self.by_staleness = check.positive("lr", lr), by_staleness
         self.version = 0
-        self.log: list[Push] = []
 
     def allows(self, task: int) -> bool:
         """Whether a worker may start this task now."""
         return True
 
-    def pull(self, worker: int = 0) -> tuple[torch.Tensor, int]:
+    def pull(self) -> tuple[torch.Tensor, int]:
         """→ a copy of the parameters, (P,), and their version."""
         return self.params.clone(), self.version
 
-    def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
-        """Applies a gradient (P,) that was computed at the version ``read`` → its staleness τ.
-
-        One that has NaN in it (:class:`Diverged`) or does not fit is refused, and nothing has changed.
+    def push(self, gradient: torch.Tensor, read: int, task: int = 0) -> None:
+        """Applies a task's gradient (P,), which was computed at the version ``read``. One with NaN in it
+        (:class:`Diverged`), or of another shape, is refused, and nothing has changed.
         """
-        self.require_fit(gradient, read)
-        push = Push(worker, task, read, self.version)
-        rate = self.lr / max(1, push.staleness) if self.by_staleness else self.lr
-        self.params.add_(gradient.detach(), alpha=-rate)
-        self.version += 1
-        self.log.append(push)
-        return push.staleness
-
-    def require_fit(self, gradient: torch.Tensor, read: int) -> None:
-        """Refuses a gradient that comes from a version that has not been yet, does not fit, or diverged."""
-        if read > self.version:
-            raise ValueError(f"read is version {read}; wanted at most {self.version}, the version now")
         check.shape("gradient", tuple(gradient.shape), tuple(self.params.shape))
-        if not bool(torch.isfinite(gradient).all()):
+        if not torch.isfinite(gradient).all():
             raise Diverged("gradient holds NaN or infinity; wanted finite numbers")
+        self.apply(gradient.detach(), self.version - read, task)
+
+    def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
+        rate = self.lr / max(1, staleness) if self.by_staleness else self.lr
+        self.params.add_(gradient, alpha=-rate)
+        self.version += 1
 
 
 class SynchronousServer(ParameterServer):
     """The same with a barrier: a step waits for ``per_step`` gradients, and makes one update by their mean.
 
-    Tasks 0 … per_step − 1 are the first step, and so on. The mean is formed in the order of the tasks, so no
-    bit of the result depends on who was faster.
+    Tasks 0 … per_step − 1 are the first step, and so on; τ is 0. The mean is formed in the order of the
+    tasks, so no bit of the result depends on who was faster.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
@@ -99,32 +95,29 @@ class SynchronousServer(ParameterServer):
     def allows(self, task: int) -> bool:
         return task // self.per_step == self.version
 
-    def push(self, gradient: torch.Tensor, read: int, worker: int = 0, task: int = 0) -> int:
-        """As the asynchronous one; τ is 0. A task of another step, or one that came, is refused as well."""
-        self.require_fit(gradient, read)
-        if read != self.version or not self.allows(task) or task in self.arrived:
-            raise ValueError(f"task is {task}, of version {read}; wanted a missing one of {self.version}")
-        self.arrived[task] = gradient.detach().clone()
-        self.log.append(Push(worker, task, read, self.version))
+    def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
+        self.arrived[task] = gradient.clone()
         if len(self.arrived) == self.per_step:
             ordered = torch.stack([self.arrived[task] for task in sorted(self.arrived)])  # (per_step, P)
             self.params.add_(ordered.mean(0), alpha=-self.lr)
             self.arrived.clear()
             self.version += 1
-        return 0
 
 
-class Dispatcher:
-    """Hands tasks 0 … n_tasks − 1 to workers, so that each is applied to the server exactly once.
+class Run:
+    """Tasks 0 … n_tasks − 1, each applied to the server exactly once, and who did what when.
 
     A task waits, or is held by one worker, or is done: when its gradient has arrived, whole. The task of a
-    worker that is gone waits again.
+    worker that is gone waits again. ``spans`` are the log of the gradients that were applied, ``lost`` the
+    spans of the dead; ``seconds``: when the last gradient came.
     """
 
     def __init__(self, server: ParameterServer, n_tasks: int):
-        self.server = server
+        self.server, self.seconds = server, 0.0
         self.waiting = list(range(check.count("n_tasks", n_tasks)))  # a heap: the smallest goes first
-        self.held: dict[int, tuple[int, int]] = {}  # worker → (task, version read)
+        self.held: dict[int, tuple[int, int, float]] = {}  # worker → (task, version read, start)
+        self.spans: list[Span] = []
+        self.lost: list[Span] = []
         if n_tasks % server.per_step:
             raise ValueError(f"n_tasks is {n_tasks}; wanted a multiple of {server.per_step}, a step's tasks")
         if server.version:
@@ -134,57 +127,37 @@ class Dispatcher:
     def unfinished(self) -> int:
         return len(self.waiting) + len(self.held)
 
-    def assign(self, worker: int) -> tuple[int, torch.Tensor] | None:
-        """→ a task and the parameters to compute it at, (P,); None when there is none to start now."""
-        if worker in self.held:
-            raise RuntimeError(f"worker {worker} asks for a task while it holds {self.held[worker][0]}")
+    def assign(self, worker: int, now: float) -> tuple[int, torch.Tensor] | None:
+        """→ a task for an idle worker, and the parameters (P,) for it; None when none may start now."""
         if not self.waiting or not self.server.allows(self.waiting[0]):
             return None
-        params, version = self.server.pull(worker)
-        self.held[worker] = heapq.heappop(self.waiting), version
-        return self.held[worker][0], params
+        params, version = self.server.pull()
+        task = heapq.heappop(self.waiting)
+        self.held[worker] = task, version, now
+        return task, params
 
-    def receive(self, worker: int, gradient: torch.Tensor) -> int:
-        """Applies the gradient of the task that the worker holds → its staleness."""
-        task, version = self.held[worker]
-        staleness = self.server.push(gradient, version, worker, task)
+    def receive(self, worker: int, gradient: torch.Tensor, loss: float, now: float) -> None:
+        """Applies the gradient of the task that the worker holds; one that the server refuses is not done."""
+        task, read, start = self.held[worker]
+        applied = self.server.version
+        self.server.push(gradient, read, task)
         del self.held[worker]
-        return staleness
+        self.spans.append(Span(worker, task, read, start, now, applied, float(loss)))
+        self.seconds = now
 
-    def lose(self, worker: int) -> int | None:
-        """The worker is gone: its task, if it holds one, waits again → that task, or None."""
-        if worker not in self.held:
-            return None
-        task, _ = self.held.pop(worker)
-        heapq.heappush(self.waiting, task)
-        return task
-
-
-@dataclass(frozen=True)
-class Span:
-    """A worker at work on a task, in seconds since the start. ``loss`` is what it found; NaN if it died."""
-
-    worker: int
-    task: int
-    start: float
-    end: float
-    loss: float = math.nan
-
-
-@dataclass(frozen=True)
-class Run:
-    """What was done: ``spans`` as in the server's log, the ``lost`` ones of the dead; seconds."""
-
-    spans: list[Span]
-    lost: list[Span]
-    seconds: float
+    def lose(self, worker: int, now: float) -> None:
+        """The worker is gone: its task, if it holds one, waits again."""
+        if worker in self.held:
+            task, read, start = self.held.pop(worker)
+            heapq.heappush(self.waiting, task)
+            self.lost.append(Span(worker, task, read, start, now))
 
 
 def simulate(
     server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], *,
     spread: float = 0.0, dies: dict[int, float] | None = None, seed: int = 0,
 ) -> Run:  # fmt: skip
-    """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → a :class:`Run`.
+    """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → the :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each
     worker. spread: each takes that times exp(spread · z), with z normal. dies: {worker: the second at which
@@ -195,36 +168,27 @@ def simulate(
         check.positive("seconds", value)
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
-    dispatcher, random = Dispatcher(server, n_tasks), np.random.default_rng(seed)
-    spans: list[Span] = []
-    lost: list[Span] = []
-    now = 0.0
+    run, random, now = Run(server, n_tasks), np.random.default_rng(seed), 0.0
     alive = set(range(len(seconds)))
-    busy: dict[int, tuple] = {}  # worker → (task, params, start)
-    serial = itertools.count()  # tells apart the events of a worker
-    events: list[tuple] = [(time, worker, next(serial), None) for worker, time in (dies or {}).items()]
-    heapq.heapify(events)
+    events: list[tuple] = [(time, worker, 0) for worker, time in (dies or {}).items()]
+    heapq.heapify(events)  # (when, worker, 0), its death, or (when, worker, 1, task, params), its gradient
     while True:
-        for worker in sorted(alive - set(busy)):
-            if (order := dispatcher.assign(worker)) is not None:
-                busy[worker] = (*order, now)
+        for worker in sorted(alive - run.held.keys()):
+            if (given := run.assign(worker, now)) is not None:
                 takes = seconds[worker] * np.exp(spread * random.standard_normal())
-                heapq.heappush(events, (now + takes, worker, next(serial), order[0]))
-        if not dispatcher.unfinished:
-            return Run(spans, lost, now)
+                heapq.heappush(events, (now + takes, worker, 1, *given))
+        if not run.unfinished:
+            return run
         if not alive:
-            raise RuntimeError(f"all workers are dead, with {dispatcher.unfinished} tasks left")
-        now, worker, _, task = heapq.heappop(events)  # the next thing to happen, and time jumps to it
-        if worker in alive and task is not None:
-            task, params, start = busy.pop(worker)
-            found, loss = gradient(params, task)
-            dispatcher.receive(worker, found)
-            spans.append(Span(worker, task, start, now, float(loss)))
-        elif worker in alive:
+            raise RuntimeError(f"all workers are dead, with {run.unfinished} tasks left")
+        now, worker, lives, *order = heapq.heappop(events)  # the next to happen, and time jumps to it
+        if not lives:
             alive.discard(worker)
-            if dispatcher.lose(worker) is not None:
-                task, _, start = busy.pop(worker)
-                lost.append(Span(worker, task, start, now))
+            run.lose(worker, now)
+        elif worker in alive:
+            task, params = order
+            found, loss = gradient(params, task)  # (P,)
+            run.receive(worker, found, loss, now)
 
 
 def stable_rate(curvature: float, staleness: int) -> float:

@@ -7,13 +7,11 @@ none and joins their group instead, so that one script serves both.
 
 import contextlib
 import faulthandler
-import itertools
 import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -40,9 +38,6 @@ if FORKS:
 BACKENDS = ("gloo", "nccl")
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
-JOINED = itertools.count()  # numbers the groups that were joined under torchrun
-STORES: list[Any] = []  # the one of torchrun, which serves all groups
-WAITING = "torch/distributed"  # what the stack of a rank shows that waits for another
 
 
 class RankError(RuntimeError):
@@ -66,14 +61,12 @@ def launch(
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
     check.choice("backend", backend, [name for name in BACKENDS if dist.is_backend_available(name)])
-    if under_torchrun():
+    if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
-    payload, store = pickled(fn, args), _store_here()
+    payload = pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         Path(folder, "call").write_bytes(payload)
-        calls = [
-            (folder, number, world_size, backend, store.port, timeout, end) for number in range(world_size)
-        ]
+        calls = [(folder, number, world_size, backend, timeout, end) for number in range(world_size)]
         with team("rank", _run, calls, folder) as ranks:
             return _results(ranks, folder, end, timeout)
 
@@ -86,11 +79,6 @@ def device() -> torch.device:
 def local_rank() -> int:
     """The number of this rank on its machine."""
     return int(os.environ["LOCAL_RANK"])
-
-
-def under_torchrun() -> bool:
-    """True in a process that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def pickled(fn: Callable, args: tuple = ()) -> bytes:
@@ -143,8 +131,22 @@ def _start(folder, variables, target, args):
     target(*args)
 
 
+def one_thread() -> None:
+    """Leaves one thread to what computes in this process, so that several do not share the cores."""
+    torch.set_num_threads(1)
+    threadpool_limits(1)  # NumPy's products
+
+
+def attempt(function: Callable, *args: Any) -> bytes:
+    """A call's report, as bytes: ("", what it returned), or (its error with a traceback, when it came)."""
+    try:
+        return pickle.dumps(("", function(*args)))
+    except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
+        return pickle.dumps((f"raised an error:\n{traceback.format_exc()}", time.monotonic()))
+
+
 def ending(process: Any) -> str:
-    """How a process ended, as words."""
+    """How a process ended that left no report, as words."""
     process.join(GRACE)
     code = process.exitcode
     if code is not None and code < 0:
@@ -153,42 +155,19 @@ def ending(process: Any) -> str:
     return f"exited with code {code}, without a result{hint}"
 
 
-def attempt(function: Callable, *args: Any) -> bytes:
-    """A call's report, as bytes: ("done", what it returned), or ("raised", (when, how, with a traceback))."""
-    try:
-        return pickle.dumps(("done", function(*args)))
-    except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
-        return pickle.dumps(("raised", (time.monotonic(), f"raised an error:\n{traceback.format_exc()}")))
-
-
-def one_thread() -> None:
-    """Leaves one thread to what computes in this process, so that several do not share the cores."""
-    torch.set_num_threads(1)
-    threadpool_limits(1)  # NumPy's products
-
-
-def _store_here():
-    """Where the ranks find each other: in this process."""
-    server = socket.create_server(("127.0.0.1", 0))  # any port that is free
-    host, port = server.getsockname()
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-
-
 def _results(ranks, folder, end, timeout):
     """What each rank returned. RankError for the first that failed, or for those that do not end in time."""
     results, failures, waiting = {}, [], {rank.sentinel: number for number, rank in enumerate(ranks)}
-    while waiting and (since := time.monotonic()) < end:
-        for sentinel in connection.wait(waiting, end - since):
+    while waiting and (now := time.monotonic()) < end:
+        for sentinel in connection.wait(waiting, end - now):
             number = waiting.pop(sentinel)
-            report, how = Path(folder, f"report {number}"), ending(ranks[number])
-            if report.exists() and ranks[number].exitcode == 0:
-                kind, value = pickle.loads(report.read_bytes())
+            report = Path(folder, f"report {number}")
+            if ranks[number].exitcode == 0 and report.exists():
+                how, results[number] = pickle.loads(report.read_bytes())
             else:  # dated before the errors of others, which it causes
-                kind, value = "ended", (since, how)
-            if kind == "done":
-                results[number] = value
-            else:
-                failures.append((value[0], number, value[1]))
+                how, results[number] = ending(ranks[number]), now
+            if how:
+                failures.append((results[number], number, how))
                 end = min(end, time.monotonic() + GRACE)
     if failures:
         _, number, how = min(failures)
@@ -200,68 +179,55 @@ def _results(ranks, folder, end, timeout):
 
 def _too_late(numbers, folder, timeout):
     """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
-    files = {number: Path(folder, f"where {number}") for number in numbers}
-    texts = {number: file.read_text() if file.exists() else "" for number, file in files.items()}
-    texts = {number: text.split("\n\n")[-1] for number, text in texts.items()}  # of its main thread
-    late = sorted(texts, key=lambda number: (WAITING in texts[number], number))
+    files = {n: Path(folder, f"where {n}") for n in numbers}  # of threads; the last is the main one
+    texts = {n: file.read_text().split("\n\n")[-1] if file.exists() else "" for n, file in files.items()}
+    late = sorted(texts, key=lambda n: ("torch/distributed" in texts[n], n))
     where = (f"rank {n} was here:\n{texts[n] or 'It was still starting, or stopped.'}" for n in late)
-    names = ", ".join(f"rank {number}" for number in late)
+    names = ", ".join(f"rank {n}" for n in late)
     return RankError(late[0], f"{names} did not end within {timeout:g} s\n" + "\n".join(where))
 
 
-def _run(folder, number, world_size, backend, port, timeout, end):
-    """What a started process does. Shortly before ``end`` it says where it is."""
+def _run(folder, number, world_size, backend, timeout, end):
+    """What a rank's process does. Shortly before ``end`` it says where its main thread is."""
+
+    def result():
+        fn, args = pickle.loads(Path(folder, "call").read_bytes())
+        _enter(backend, f"file://{folder}/store", timeout)
+        returned = fn(*args)
+        dist.barrier()  # none leaves while another still waits for what it has sent
+        return returned
+
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     with open(Path(folder, f"where {number}"), "w") as where:
         faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
-        report = attempt(_result, folder, number, world_size, backend, port, timeout)
-        Path(folder, f"report {number}").write_bytes(report)
+        Path(folder, f"report {number}").write_bytes(attempt(result))
         sys.stdout.flush()
         os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
 
 
-def _result(folder, number, world_size, backend, port, timeout):
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    fn, args = pickle.loads(Path(folder, "call").read_bytes())
-    _enter(dist.TCPStore("127.0.0.1", port), backend, timeout)
-    result = fn(*args)
-    dist.barrier()  # none leaves while another still waits for what it has sent
-    return result
-
-
-def _enter(store, backend, timeout):
-    """Makes this process the rank that its environment says, in the group that meets in this store."""
+def _enter(backend, where, timeout):
+    """Makes this process the rank that its environment says, in the group that meets there."""
     one_thread()
     if backend == "nccl":
         torch.cuda.set_device(local_rank())
-    limit = timedelta(seconds=timeout)
-    store.set_timeout(limit)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    dist.init_process_group(backend, where, timedelta(seconds=timeout), world_size, rank)
 
 
 def _join(fn, world_size, args, backend, timeout):
-    """The same where torchrun has started the processes: every one of them gets the list of results."""
-    started = int(os.environ["WORLD_SIZE"])
+    """The same where torchrun has started the processes: every one of them gets the list of results. One
+    group, with the first call's timeout, serves all calls."""
+    rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
     try:
-        store = _store(timedelta(seconds=timeout))  # it keeps what earlier groups wrote in it
-        _enter(dist.PrefixStore(f"launch {next(JOINED)}", store), backend, timeout)
+        if not dist.is_initialized():
+            _enter(backend, "env://", timeout)
     except dist.DistError as error:
-        rank = int(os.environ["RANK"])
         said = f"rank {rank} did not meet all {started} ranks within {timeout:g} s: {error}"
         raise RankError(rank, said) from None
-    try:
-        results = [None] * world_size
-        dist.all_gather_object(results, fn(*args))
-        return results
-    finally:
-        dist.destroy_process_group()
-
-
-def _store(limit):
-    """Where torchrun's processes find each other."""
-    if not STORES:
-        STORES.append(next(dist.rendezvous("env://", timeout=limit))[0])
-    return STORES[0]
+    check.choice("backend", backend, [dist.get_backend()])
+    results = [None] * world_size
+    dist.all_gather_object(results, fn(*args))
+    return results

@@ -44,7 +44,7 @@ def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
 def _used():
     server = asynchronous.ParameterServer(TWO, 0.1)
     server.push(TWO, 0)
-    return asynchronous.Dispatcher(server, 3)
+    return asynchronous.Run(server, 3)
 
 
 def _clock(stages=3, microbatches=2, schedule=gpipe, **seconds):

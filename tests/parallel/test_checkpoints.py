@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import random
-import time
+import signal
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,140 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib.models import GPT
-from ed_lib.parallel import checkpoints, launch, launcher
+from ed_lib.parallel import RankError, checkpoints, launch
+from ed_lib.parallel.replica import shard as rows_of
 from ed_lib.parallel.zero import shard
-from tests.parallel.test_sharded import ADAM, batches, net, summed, train, weights
 
 STAGES = (0, 1, 2, 3)
-
-
-def steps(sharded):
-    return train(sharded).clone()
-
-
-def made(stage, optimizer=ADAM):
-    module = net()
-    return shard(module, optimizer, stage, list(module.blocks))
-
-
-def save_and_go_on(folder):
-    """{stage: weights after saving, and after three more steps}."""
-    found = {}
-    for stage in STAGES:
-        sharded = made(stage)
-        middle = steps(sharded)
-        checkpoints.save(sharded, f"{folder}/{stage}", 3)
-        found[stage] = middle, steps(sharded)
-    return found
-
-
-def go_on(folder):
-    """{(stage that saved, stage that loads): weights when loaded, and after three more steps}.
-
-    All pairs for two ranks, as many as saved; for others each stage saved once, and loads once.
-    """
-    found, p = {}, dist.get_world_size()
-    for saved in STAGES:
-        for stage in STAGES if p == 2 else [(saved + p) % len(STAGES)]:
-            sharded = made(stage)
-            assert checkpoints.load(sharded, checkpoints.whole(f"{folder}/{saved}")[-1]) == 3
-            found[saved, stage] = weights(sharded).clone(), steps(sharded)
-    return found
-
-
-def test_any_number_of_ranks_goes_on_where_others_stopped(tmp_path):
-    wanted = launch(save_and_go_on, 2, str(tmp_path))[0][0]
-    for p in (1, 2, 3):
-        for rank in launch(go_on, p, str(tmp_path), timeout=240.0):
-            for (saved, stage), (loaded, end) in rank.items():
-                assert torch.equal(loaded, wanted[0]), (p, saved, stage)
-                if p == 2:
-                    assert torch.equal(end, wanted[1]), "the same bits as without a stop"
-                torch.testing.assert_close(end, wanted[1], rtol=0, atol=1e-9)
-
-
-def spoil(folder):
-    """{how: (what a rank is told, whether its weights are as before)} of what was spoilt after both saved."""
-    found, sharded = {}, made(3)
-    steps(sharded)
-    for step, how in enumerate(SPOILT):
-        place = checkpoints.save(sharded, folder, step, 99)
-        if dist.get_rank() == 0:
-            file, manifest = place / "rank-1.pt", place / checkpoints.MANIFEST
-            content, entries = file.read_bytes(), json.loads(manifest.read_text())["files"]
-            if how == "cut short":
-                file.write_bytes(content[:-10])
-            elif how == "altered":
-                file.write_bytes(content[:-10] + b"x" + content[-9:])
-            elif how == "missing":
-                file.unlink()
-            elif how == "no manifest":
-                manifest.write_text("")
-            elif how == "a part dropped":
-                manifest.write_text(json.dumps({"files": entries[:1]}))
-            elif how == "parts reversed":
-                (place / "rank-0.pt").rename(place / "other")
-                file.rename(place / "rank-0.pt")
-                (place / "other").rename(file)
-                manifest.write_text(json.dumps({"files": entries[::-1]}))
-            elif how == "of another step":
-                old = Path(folder, "step-5")
-                for path in old.iterdir():
-                    (place / path.name).write_bytes(path.read_bytes())
-            elif how == "foreign":
-                torch.save([1, 2], file)
-                content = file.read_bytes()
-                entries[1] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                manifest.write_text(json.dumps({"files": entries}))
-        dist.barrier()
-        others = {"another model": GPT(11, 5, 8, 2, 2).double(), "another dtype": net().float()}
-        module = others.get(how, net())
-        optimizer = partial(torch.optim.SGD, lr=0.1) if how == "another optimizer" else ADAM
-        other = shard(module, optimizer, 3, list(module.blocks))
-        before = weights(other).clone()
-        with pytest.raises(checkpoints.CheckpointError) as caught:
-            checkpoints.load(other, place)
-        found[how] = str(caught.value), torch.equal(before, weights(other))
-    with pytest.raises(ValueError) as caught:
-        checkpoints.save(sharded, folder, 0)
-    return found, str(caught.value)
-
-
-SPOILT = {
-    "cut short": "rank-1.pt has",
-    "altered": "rank-1.pt was altered: SHA-256 ",
-    "missing": "rank-1.pt",
-    "another model": "blocks.2.norm1.weight is (8,) of torch.float64, number 0 of the unit 'blocks.2'; "
-    "the model's is nothing",
-    "another dtype": "tokens.weight is (11, 8) of torch.float64, number 0 of the unit 'the rest'; the model"
-    "'s is (11, 8) of torch.float32, number 0",
-    "another optimizer": "the optimizer is Adam of [['the rest', 'blocks.0', 'blocks.1', 'blocks.2']]; the "
-    "model's is SGD of [['the rest'",
-    "no manifest": "step-6: Expecting value",
-    "a part dropped": "rank-0.pt is of rank 0 of 2 in step 7; wanted rank 0 of 1",
-    "parts reversed": "rank-0.pt is of rank 1 of 2 in step 8; wanted rank 0 of 2",
-    "of another step": "rank-0.pt is of rank 0 of 2 in step 5; wanted rank 0 of 2",
-    "foreign": "step-10: ",
-}
-
-
-def test_a_spoilt_checkpoint_is_an_error_on_all_ranks_and_changes_nothing(tmp_path):
-    for found, twice in launch(spoil, 2, str(tmp_path), timeout=240.0):
-        for how, message in SPOILT.items():
-            told, unchanged = found[how]
-            assert message in told and unchanged, (how, told)
-        assert twice.startswith("step is 0, of which ") and "has a checkpoint; wanted another" in twice
 
 
 class Mixed(nn.Module):
     """Trained and frozen layers, and running means; ``swapped``: two layers in the other order."""
 
-    def __init__(self, swapped=False, shape=(3, 3)):
+    def __init__(self, swapped=False, shape=(3, 3), layers=("a", "b")):
         super().__init__()
         torch.manual_seed(0)
-        names = ("b", "a") if swapped else ("a", "b")
-        for name in names:
+        for name in layers[::-1] if swapped else layers:
             setattr(self, name, nn.Linear(*shape, bias=False).double())
         self.frozen, self.norm = nn.Linear(3, 3).double().requires_grad_(False), nn.BatchNorm1d(3).double()
 
@@ -153,121 +35,230 @@ class Mixed(nn.Module):
         return self.norm(self.b(self.frozen(self.a(x)))).square().sum()
 
 
-def mixed(rate=0.1, amsgrad=True, **options):
+def mixed(stage=3, rate=0.1, amsgrad=True, **options):
     module = Mixed(**options)
-    adam = partial(torch.optim.Adam, lr=rate, amsgrad=amsgrad)
-    return shard(module, adam, 3, [module.norm])
+    return shard(module, partial(torch.optim.Adam, lr=rate, amsgrad=amsgrad), stage, [module.norm])
+
+
+def numbers(sharded):
+    """Every number of a module, whole."""
+    for unit in sharded.units:
+        if not unit.is_here:
+            sharded.gather(unit)
+    return {name: t.clone() for name, t in sharded.module.state_dict().items()}
 
 
 def go(sharded, steps):
-    """Every number of a module, whole, after so many steps; inputs differ by rank."""
+    """The same after so many steps; inputs differ by rank."""
     for n in range(steps):
         x = torch.randn(4, 3, generator=torch.Generator().manual_seed(7 * n + dist.get_rank())).double()
         sharded(x).backward()
         sharded.step(4 * dist.get_world_size())
-    weights(sharded)
-    return {name: t.clone() for name, t in sharded.module.state_dict().items()}
+    return numbers(sharded)
 
 
-def the_whole_of_it(folder):
-    """→ what a module and its optimizer are with and without a stop; what others are told."""
-    first = mixed(rate=0.1)
-    with torch.no_grad():
-        first.module.frozen.weight += 1
-    go(first, 2)
-    first.optimizer.param_groups[0]["lr"] = 0.02  # as a scheduler does
-    place = checkpoints.save(first, folder, 2)
-    other = mixed(rate=0.5, amsgrad=False)
-    checkpoints.load(other, place)
-    ends, told = [(go(sharded, 3), sharded.optimizer.param_groups[0]["lr"]) for sharded in (first, other)], []
-    for options in ({"swapped": True}, {"shape": (1, 9)}):
+def save_and_go_on(folder):
+    """{stage: numbers after saving, after three more steps, and the rate then}."""
+    found = {}
+    for stage in STAGES:
+        sharded = mixed(stage)
+        sharded.module.frozen.weight += 1
+        go(sharded, 2)
+        sharded.optimizer.param_groups[0]["lr"] = 0.02  # as a scheduler does
+        checkpoints.save(sharded, f"{folder}/{stage}", 2)
+        found[stage] = numbers(sharded), go(sharded, 3), sharded.optimizer.param_groups[0]["lr"]
+    return found
+
+
+def go_on(folder):
+    """{(stage that saved, stage that loads): the same, from another beginning}; each loads twice."""
+    found = {}
+    for saved in STAGES:
+        for stage in (saved, (saved + 1 + dist.get_world_size()) % 4):
+            sharded = mixed(stage, rate=0.5, amsgrad=False)
+            assert checkpoints.load(sharded, checkpoints.whole(f"{folder}/{saved}")[-1]) == 2
+            found[saved, stage] = numbers(sharded), go(sharded, 3), sharded.optimizer.param_groups[0]["lr"]
+    return found
+
+
+SPOILT = {
+    "cut short": "rank-1.pt is not as it was written, ",
+    "altered": "rank-1.pt is not as it was written, ",
+    "missing": "rank-1.pt",
+    "another model": "b.weight is (3, 3) of torch.float64, number 1 of the unit 'the rest'; the model's is",
+    "another order": "a.weight is (3, 3) of torch.float64, number 0 of the unit 'the rest'; the model's is "
+    "(3, 3) of torch.float64, number 1 of",
+    "another shape": "a.weight is (3, 3) of torch.float64, number 0 of the unit 'the rest'; the model's is "
+    "(9, 1) of torch.float64, number 0 of",
+    "another dtype": "a.weight is (3, 3) of torch.float64, number 0 of the unit 'the rest'; the model's is "
+    "(3, 3) of torch.float32, number 0 of",
+    "another optimizer": "the optimizer is Adam of [['the rest', 'norm']]; the model's is SGD of [[",
+    "no manifest": "step-8: Expecting value",
+    "a part dropped": "rank-0.pt is of rank 0 of 2 in step 9; wanted rank 0 of 1",
+    "parts reversed": "rank-0.pt is of rank 1 of 2 in step 10; wanted rank 0 of 2",
+    "of another step": "rank-0.pt is of rank 0 of 2 in step 10; wanted rank 0 of 2",
+    "foreign": "step-12: ",
+}
+
+
+def spoil_files(how, place):
+    """What a rank does to a checkpoint of two."""
+    file, manifest = place / "rank-1.pt", place / checkpoints.MANIFEST
+    content, hashes = file.read_bytes(), json.loads(manifest.read_text())
+    if how == "cut short":
+        file.write_bytes(content[:-10])
+    elif how == "altered":
+        file.write_bytes(content[:-10] + b"x" + content[-9:])
+    elif how == "missing":
+        file.unlink()
+    elif how == "no manifest":
+        manifest.write_text("")
+    elif how == "a part dropped":
+        manifest.write_text(json.dumps(hashes[:1]))
+    elif how == "parts reversed":
+        (place / "rank-0.pt").rename(place / "other")
+        file.rename(place / "rank-0.pt")
+        (place / "other").rename(file)
+        manifest.write_text(json.dumps(hashes[::-1]))
+    elif how == "of another step":
+        place.rename(place.with_name("away"))
+        place.with_name("step-10").rename(place)
+        (place / "rank-0.pt").rename(place / "other")  # which the one before had reversed
+        file.rename(place / "rank-0.pt")
+        (place / "other").rename(file)
+        (place / checkpoints.MANIFEST).write_text(json.dumps(json.loads(manifest.read_text())[::-1]))
+    elif how == "foreign":
+        torch.save([1, 2], file)
+        manifest.write_text(json.dumps([hashes[0], hashlib.sha256(file.read_bytes()).hexdigest()]))
+
+
+def spoil(folder):
+    """{how: (what a rank is told, whether its numbers are as before)} of what was spoilt after both saved."""
+    found, sharded = {}, mixed()
+    go(sharded, 1)
+    for step, how in enumerate(SPOILT):
+        place = checkpoints.save(sharded, folder, step)
+        if dist.get_rank() == 0:
+            spoil_files(how, place)
+        dist.barrier()
+        other = {
+            "another model": lambda: mixed(layers=("a", "c")),
+            "another order": lambda: mixed(swapped=True),
+            "another shape": lambda: mixed(shape=(1, 9)),
+            "another dtype": lambda: shard(module := Mixed().float(), torch.optim.Adam, 3, [module.norm]),
+            "another optimizer": lambda: shard(module := Mixed(), torch.optim.SGD, 3, [module.norm]),
+        }.get(how, mixed)()
+        before = numbers(other)
         with pytest.raises(checkpoints.CheckpointError) as caught:
-            checkpoints.load(mixed(**options), place)
-        told.append(str(caught.value))
-    return ends, told
-
-
-def test_all_is_restored_and_another_model_refused(tmp_path):
-    for (without, with_stop), (swapped, reshaped) in launch(the_whole_of_it, 2, str(tmp_path)):
-        assert without[1] == with_stop[1] == 0.02, "the learning rate"
-        for name, right in without[0].items():
-            assert torch.equal(with_stop[0][name], right), name
-        assert (without[0]["frozen.weight"] > 0.3).all() and without[0]["norm.num_batches_tracked"] == 5
-        place = "of torch.float64, number {} of the unit 'the rest'"
-        assert f"a.weight is (3, 3) {place.format(0)}; the model's is (3, 3) {place.format(1)}" in swapped
-        assert f"a.weight is (3, 3) {place.format(0)}; the model's is (9, 1) {place.format(0)}" in reshaped
+            checkpoints.load(other, place)
+        after = numbers(other)
+        found[how] = str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+    return found
 
 
 def save_some(folder):
-    sharded = made(2)
-    steps(sharded)
-    for step, keep in ((1, 9), (2, 9), (3, 2), (4, 1)):
-        checkpoints.save(sharded, folder, step, keep)
-        kept = [f"step-{n}" for n in range(max(1, step + 1 - keep), step + 1)]
-        assert [path.name for path in checkpoints.whole(folder)] == kept
+    """What is left after each of four; and what is said to a second one of the same step."""
+    sharded, left = mixed(2), []
+    for step in range(1, 5):
+        checkpoints.save(sharded, folder, step)
+        left.append([path.name for path in checkpoints.whole(folder)])
+    with pytest.raises(ValueError) as caught:
+        checkpoints.save(sharded, folder, 4)
+    return left, str(caught.value)
 
 
-def test_as_many_are_kept_as_was_said(tmp_path):
-    launch(save_some, 2, str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
+def in_a_world_of_two(folder):
+    return save_and_go_on(f"{folder}/on"), spoil(f"{folder}/spoilt"), save_some(f"{folder}/some")
 
 
-def save_often(folder, first):
-    """Saves a state that tells its step, until it is killed."""
-    sharded = made(3)
-    x, wanted = batches()[0]
-    summed(sharded(x), wanted).backward()
-    sharded.step(1)  # the optimizer has a state
-    for step in range(first, first + 10_000):
-        for unit in sharded.units:
-            unit.kept.fill_(step)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """→ the folder, and what each of two ranks found."""
+    folder = tmp_path_factory.mktemp("two")
+    return folder, launch(in_a_world_of_two, 2, str(folder), timeout=240.0)
+
+
+def test_any_number_of_ranks_goes_on_where_others_stopped(two):
+    folder, ranks = two
+    assert (ranks[0][0][0][0]["frozen.weight"] > 0.3).all()
+    for p in (1, 2, 3):
+        for rank in launch(go_on, p, f"{folder}/on", timeout=240.0):
+            for (saved, stage), (loaded, end, rate) in rank.items():
+                then, later, _ = ranks[0][0][saved]
+                assert rate == 0.02 and later["norm.num_batches_tracked"] == 5
+                for name, right in then.items():
+                    assert torch.equal(loaded[name], right), (p, saved, stage, name)
+                    if p == 2 and "running" not in name:  # which differ by rank
+                        assert torch.equal(end[name], later[name]), "the same bits as without a stop"
+
+
+def test_a_spoilt_checkpoint_is_an_error_on_all_ranks_and_changes_nothing(two):
+    for _, found, _ in two[1]:
+        for how, message in SPOILT.items():
+            told, unchanged = found[how]
+            assert message in told and unchanged, (how, told)
+
+
+def test_the_newest_two_are_kept_and_none_is_written_twice(two):
+    for _, _, (left, said) in two[1]:
+        assert left == [["step-1"], ["step-1", "step-2"], ["step-2", "step-3"], ["step-3", "step-4"]]
+        assert said.startswith("step is 4, of which ") and "has a checkpoint; wanted another" in said
+    assert sorted(path.name for path in Path(two[0], "some").iterdir()) == ["step-3", "step-4"]
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+def batch(step):
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(step)).double()
+
+
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+
+
+def undisturbed():
+    """The parameters after 0, 1, 2 … steps, by torch alone."""
+    module = small()
+    optimizer = ADAM(list(module.parameters()))
+    for step in range(1, 100_000):
+        yield nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        optimizer.zero_grad()
+        (module(batch(step)).square().sum() / 6).backward()
+        optimizer.step()
+
+
+def train_until_killed(folder, stage, wanted, moments):
+    """Loads the last checkpoint, trains, and saves after each step; this rank is killed at its moment."""
+    module = small()
+    sharded, step = shard(module, ADAM, stage, [module[0], module[2]]), 0
+    if there := checkpoints.whole(folder):
+        step = checkpoints.load(sharded, there[-1])
+    found = nn.utils.parameters_to_vector(numbers(sharded).values())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    if not moments:
+        return step
+    threading.Timer(moments[dist.get_rank()], os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        step += 1
+        sharded(rows_of(batch(step))).square().sum().backward()
+        sharded.step(6)
         checkpoints.save(sharded, folder, step)
 
 
-def load_last(folder):
-    """→ the step of the last checkpoint, what its weights are, and whether a step from it can be taken."""
-    sharded = made(1)
-    step = checkpoints.load(sharded, checkpoints.whole(folder)[-1])
-    values = [unit.weights.unique().tolist() for unit in sharded.units]
-    x, wanted = batches()[1]
-    summed(sharded(x), wanted).backward()
-    sharded.step(1)
-    return step, values, bool(torch.isfinite(weights(sharded)).all())
-
-
-def killed_while_saving(folder, first, seconds):
-    """Two ranks that save, killed so long after the first checkpoint that they write."""
-    call = {"args": (save_often, 2, str(folder), first), "kwargs": {"timeout": 120.0}}
-    saver = launcher.CONTEXT.Process(target=launch, **call)
-    saver.start()
-    until = time.monotonic() + 60
-    while not any(int(path.name[5:]) >= first for path in checkpoints.whole(folder)):
-        assert time.monotonic() < until, "it does not save"
-        time.sleep(0.01)
-    time.sleep(seconds)
-    saver.kill()
-    saver.join()
-
-
-def crash(tmp_path, times):
-    draw, first, seen = random.Random(0), 1, []
-    for _ in range(times):
-        killed_while_saving(tmp_path, first, draw.uniform(0, 0.3))
-        last = int(checkpoints.whole(tmp_path)[-1].name[5:])
-        for p in (3, 1) if times == 1 else [1 + last % 3]:
-            for step, values, goes_on in launch(load_last, p, str(tmp_path)):
-                assert step == last and values == len(values) * [[float(step)]], "whole, and of one step"
-                assert goes_on
-        seen.append(bool(list(tmp_path.glob(f"*{checkpoints.UNFINISHED}"))))
-        first = last + 1
-    return seen
-
-
-def test_a_crash_loses_nothing(tmp_path):
-    crash(tmp_path, 1)
-
-
-@pytest.mark.slow
-def test_twenty_crashes_lose_nothing(tmp_path):
-    seen = crash(tmp_path, 20)
-    assert any(seen), "some of them while a checkpoint was being written"
+def test_a_run_killed_twenty_times_is_the_run_without_a_break(tmp_path):
+    draw, right, ends, unfinished = random.Random(0), undisturbed(), [0], 0
+    wanted = next(right)
+    for n in range(20):  # on one to three ranks, in each stage
+        p = 1 + n % 3
+        moments = [draw.uniform(0, 0.2) for _ in range(p)]
+        with pytest.raises(RankError, match="SIGKILL"):
+            launch(train_until_killed, p, str(tmp_path), n % 4, wanted, moments)
+        ends.append(int(checkpoints.whole(tmp_path)[-1].name[5:]) if checkpoints.whole(tmp_path) else 0)
+        for _ in range(ends[-2], ends[-1]):
+            wanted = next(right)
+        unfinished += bool(list(tmp_path.glob(f"*{checkpoints.UNFINISHED}")))
+    assert set(launch(train_until_killed, 3, str(tmp_path), 3, wanted, [])) == {ends[-1]}
+    assert sum(end > before for before, end in zip(ends[:-1], ends[1:], strict=True)) >= 5, "it came forward"
+    assert unfinished, "and some were killed while a checkpoint was being written"

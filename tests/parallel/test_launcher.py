@@ -107,8 +107,8 @@ def double(x):
 """
 
 MORE = """
-    from ed_lib.parallel.launcher import under_torchrun
-    if under_torchrun():
+    import torch.distributed as dist
+    if dist.is_torchelastic_launched():
         for n in range(20):  # launches that follow each other do not meet in what the ones before left
             assert launch(double, 2, n, timeout=20) == [2 * n, 2 * n + 1]
         launch(double, 3, 1)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ed_lib.parallel.asynchronous import (
-    Dispatcher,
     Diverged,
     ParameterServer,
+    Run,
+    Span,
     SynchronousServer,
     local_sgd,
     simulate,
@@ -73,7 +74,7 @@ def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.3, by_staleness=by_staleness)
     run = simulate(server, problem, 50, [2.0])
     assert torch.equal(server.params, serial(problem, range(50), 0.3))
-    assert run.seconds == 100 and {push.staleness for push in server.log} == {0}
+    assert run.seconds == 100 and {span.staleness for span in run.spans} == {0}
 
 
 @pytest.mark.oracle
@@ -81,16 +82,16 @@ def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
 def test_even_workers_are_stale_by_p_minus_1(problem, p):
     server = ParameterServer(problem.start(), 0.01)
     run = simulate(server, problem, 6 * p, [1.5] * p)
-    staleness = [push.staleness for push in server.log]
+    staleness = [span.staleness for span in run.spans]
     assert staleness == [*range(p), *[p - 1] * (5 * p)]
-    assert run.seconds == 9.0 and Counter(push.worker for push in server.log) == {w: 6 for w in range(p)}
+    assert run.seconds == 9.0 and Counter(span.worker for span in run.spans) == {w: 6 for w in range(p)}
 
 
 @pytest.mark.oracle
 def test_staleness_of_a_slow_worker(problem):
     server = ParameterServer(problem.start(), 0.01)
     run = simulate(server, problem, 320, [1, 1, 1, 5])
-    of = {w: [push.staleness for push in server.log if push.worker == w] for w in range(4)}
+    of = {w: [span.staleness for span in run.spans if span.worker == w] for w in range(4)}
     assert set(of[3]) == {15} and len(of[3]) == 20  # three others, five gradients each
     assert all(set(of[w][1:]) == {2, 3} and len(of[w]) == 100 for w in range(3))
     assert run.seconds == 100
@@ -100,14 +101,14 @@ def test_staleness_of_a_slow_worker(problem):
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.2, by_staleness=by_staleness)
-    simulate(server, problem, 60, [1, 1.7, 0.3, 5], spread=0.4)
+    run = simulate(server, problem, 60, [1, 1.7, 0.3, 5], spread=0.4)
     versions = [problem.start()]  # what every version was
-    for push in server.log:
-        rate = 0.2 / max(1, push.applied - push.read) if by_staleness else 0.2
-        versions.append(versions[-1] - rate * problem(versions[push.read], push.task)[0])
-    assert [push.applied for push in server.log] == list(range(60))
+    for span in run.spans:
+        rate = 0.2 / max(1, span.applied - span.read) if by_staleness else 0.2
+        versions.append(versions[-1] - rate * problem(versions[span.read], span.task)[0])
+    assert [span.applied for span in run.spans] == list(range(60))
     assert torch.allclose(server.params, versions[-1], rtol=1e-12, atol=1e-14)
-    assert max(push.staleness for push in server.log) > 5
+    assert max(span.staleness for span in run.spans) > 5
 
 
 @pytest.mark.oracle
@@ -117,8 +118,8 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
         servers.append(SynchronousServer(problem.start(), 0.3, per_step=3))
         run = simulate(servers[-1], problem, 30, seconds)
         assert run.seconds == {1: 10, 5: 50, 2: 30}[seconds[0] if len(seconds) == 3 else 2]
+        assert {span.staleness for span in run.spans} == {0}
     assert all(torch.equal(servers[0].params, server.params) for server in servers)
-    assert {push.staleness for server in servers for push in server.log} == {0}
     net = network(problem)  # three batches in one
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
     for step in range(10):
@@ -130,45 +131,22 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     assert torch.allclose(servers[0].params, wanted, rtol=1e-11, atol=1e-14)
 
 
-MAKES = (ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2))
-
-
 @pytest.mark.parametrize(
-    ("gradient", "read", "error", "message"),
+    ("gradient", "error", "message"),
     [
-        ([0.0, 0.0, 0.0], 0, ValueError, r"gradient has the shape \(3,\); wanted \(2,\)"),
-        ([1.0, torch.nan], 0, Diverged, "gradient holds NaN or infinity"),
-        ([1.0, torch.inf], 0, Diverged, "gradient holds NaN or infinity"),
-        ([0.0, 0.0], 2, ValueError, "read is version 2; wanted at most"),
+        ([0.0, 0.0, 0.0], ValueError, r"gradient has the shape \(3,\); wanted \(2,\)"),
+        ([1.0, torch.nan], Diverged, "gradient holds NaN or infinity"),
+        ([1.0, torch.inf], Diverged, "gradient holds NaN or infinity"),
     ],
 )
-@pytest.mark.parametrize("make", MAKES)
-def test_a_push_that_is_refused_changes_nothing(make, gradient, read, error, message):
-    server = make(torch.tensor([1.0, 2.0]), 0.1)
-    server.pull(0)
-    server.push(torch.ones(2), 0, 0, 0)
-    server.pull(0)
-
-    def state():
-        return server.params.tolist(), server.version, len(server.log)
-
-    before = state()
+@pytest.mark.parametrize("make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2)])
+def test_a_push_that_is_refused_changes_nothing_and_the_task_is_not_done(make, gradient, error, message):
+    run = Run(make(torch.tensor([1.0, 2.0]), 0.1), 2)
+    run.assign(0, 0.0)
     with pytest.raises(error, match=message):
-        server.push(torch.tensor(gradient), read, 0, 1)
-    assert state() == before
-
-
-def test_a_synchronous_server_refuses_what_belongs_to_no_open_place():
-    server = SynchronousServer(torch.zeros(1), 0.1, 2)
-    server.push(torch.ones(1), 0, task=1)
-    for task in (1, 2):
-        with pytest.raises(ValueError, match="wanted a missing one of 0"):
-            server.push(torch.ones(1), 0, task=task)
-    assert server.params == 0 and server.version == 0
-    server.push(torch.ones(1), 0, task=0)
-    assert server.version == 1
-    with pytest.raises(ValueError, match="wanted a missing one of 1"):
-        server.push(torch.ones(1), 0, task=2)  # read before the barrier
+        run.receive(0, torch.tensor(gradient), 0.0, 1.0)
+    assert run.server.params.tolist() == [1, 2] and run.server.version == 0
+    assert run.unfinished == 2 and run.spans == []
 
 
 def test_what_a_server_gives_away_and_takes_in_is_copied():
@@ -182,16 +160,15 @@ def test_what_a_server_gives_away_and_takes_in_is_copied():
         assert not server.params.requires_grad
 
 
-def test_a_dispatcher_knows_who_holds_what():
-    dispatcher = Dispatcher(ParameterServer(torch.zeros(1), 0.1), 2)
-    assert dispatcher.assign(0)[0] == 0 and dispatcher.assign(1)[0] == 1 and dispatcher.assign(2) is None
-    with pytest.raises(RuntimeError, match="worker 1 asks for a task while it holds 1"):
-        dispatcher.assign(1)
-    assert dispatcher.lose(2) is None and dispatcher.lose(0) == 0 and dispatcher.assign(2)[0] == 0
-    with pytest.raises(Diverged):
-        dispatcher.receive(2, torch.tensor([torch.nan]))
-    assert dispatcher.unfinished == 2 and dispatcher.receive(2, torch.ones(1)) == 0
-    assert dispatcher.receive(1, torch.ones(1)) == 1 and dispatcher.unfinished == 0
+def test_a_run_knows_who_holds_what():
+    run = Run(ParameterServer(torch.zeros(1), 0.1), 2)
+    assert [run.assign(worker, 0.0) and run.held[worker][0] for worker in range(3)] == [0, 1, None]
+    run.lose(2, 1.0), run.lose(0, 1.0)
+    assert run.assign(2, 1.0)[0] == 0 and run.unfinished == 2
+    run.receive(2, torch.ones(1), 0.5, 2.0), run.receive(1, torch.ones(1), 0.25, 3.0)
+    assert run.unfinished == 0 and run.seconds == 3 and run.lost == [Span(0, 0, 0, 0.0, 1.0)]
+    assert run.spans == [Span(2, 0, 0, 1.0, 2.0, 0, 0.5), Span(1, 1, 0, 0.0, 3.0, 1, 0.25)]
+    assert [span.staleness for span in run.spans] == [0, 1]
 
 
 @settings(max_examples=80, deadline=None)
@@ -215,12 +192,9 @@ def test_every_gradient_is_applied_once_whoever_dies_when(data):
         run = simulate(server, gradient, n, seconds, spread=0.3, dies=dies, seed=n)
     except RuntimeError as error:
         assert len(dies) == p and "all workers are dead" in str(error)
-        n = None
-    tasks = [push.task for push in server.log]
-    assert len(set(tasks)) == len(tasks) == len(computed)
-    if n is None:
+        assert len(set(computed)) == len(computed) < n
         return
-    assert sorted(tasks) == list(range(n)) and [span.task for span in run.spans] == tasks
+    assert sorted(computed) == list(range(n)) and [span.task for span in run.spans] == computed
     assert len(run.lost) <= len(dies) and all(span.end == dies[span.worker] for span in run.lost)
     rate = 0.5 / server.per_step
     assert server.params.tolist() == [rate] * min(n, 40) + [0.0] * (40 - min(n, 40))

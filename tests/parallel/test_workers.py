@@ -99,20 +99,19 @@ def test_the_servers_with_two_processes(problem):
     server = ParameterServer(problem.start(), 0.3, by_staleness=True)
     run = train(server, problem, 30, 2, pause=[0.002, 0.01], timeout=TIMEOUT)
     versions = [problem.start()]
-    for push, span in zip(server.log, run.spans, strict=True):
-        gradient, loss = problem(versions[push.read], push.task)
-        versions.append(versions[-1] - 0.3 / max(1, push.staleness) * gradient)
-        assert (push.worker, push.task) == (span.worker, span.task) and span.loss == pytest.approx(loss)
-        assert 0 <= span.start < span.end <= run.seconds
+    for span in run.spans:
+        gradient, loss = problem(versions[span.read], span.task)
+        versions.append(versions[-1] - 0.3 / max(1, span.staleness) * gradient)
+        assert span.loss == pytest.approx(loss) and 0 <= span.start < span.end <= run.seconds
     assert torch.allclose(server.params, versions[-1], rtol=1e-12, atol=1e-14)
-    assert {push.worker for push in server.log} == {0, 1}
+    assert {span.worker for span in run.spans} == {0, 1}
 
 
 @pytest.mark.parametrize("make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 4)])
 def test_every_gradient_is_applied_once_though_two_workers_kill_themselves(make):
     server = make(torch.zeros(LARGE), 1.0)
     run = train(server, mark_and_die, 40, 3, timeout=TIMEOUT)
-    assert sorted(push.task for push in server.log) == list(range(40))
+    assert sorted(span.task for span in run.spans) == list(range(40))
     assert server.params[:40].tolist() == [1 / server.per_step] * 40 and not server.params[40:].any()
     assert {span.worker for span in run.lost} <= {1, 2} and run.lost
 
@@ -149,15 +148,10 @@ def test_errors_end_the_run_at_once(gradient, error, message):
 
 
 def test_the_deadline_holds_for_a_worker_that_stops():
-    """Once a worker has got a task before it; a busy machine needs longer."""
-    for timeout in (1.0, 4.0, 16.0, 64.0):
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=f"tasks were not done within {timeout:g} s") as caught:
-            train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=timeout)
-        assert timeout <= time.monotonic() - start < timeout + 20
-        if "worker 0 held" in str(caught.value):
-            break
-    assert "tasks were not done" in str(caught.value) and "worker 0 held 0" in str(caught.value)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"[1-4] of 4 tasks were not done within 1 s"):
+        train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=1.0)
+    assert 1 <= time.monotonic() - start < 20
 
 
 SCRIPT = """
