@@ -21,6 +21,7 @@ from benchmarks import formats
 from benchmarks.harness import ROUNDING, is_right, summary
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch, links
+from ed_lib.parallel.collectives import Wire
 from ed_lib.parallel.ed_stages import EDPipeline, EDStage
 from ed_lib.parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.schedules import SCHEDULES
@@ -89,7 +90,7 @@ def measure(size):
     model = nn.Sequential(*(nn.Sequential(*pair) for pair in layers))
     parts, loss = cut(model, stages), nn.functional.mse_loss
     x, t = torch.randn(size.batch, size.width), torch.randn(size.batch, size.width)
-    found = {"link": (size.messages, links.ping_pong(size.messages) if rank < 2 else None)}
+    found = {"link": (size.messages, [there_and_back(n) / 2 for n in size.messages])}
     found |= {what: defaultdict(list) for what in ("batches", "stages", "errors")}
     exact = copy.deepcopy(model).double()
     loss(exact(x.double()), t.double()).backward()
@@ -113,6 +114,19 @@ def measure(size):
                 found["batches"][how, m].append(seconds)
                 found["stages"][how, m].append(stage)
     return found
+
+
+def there_and_back(n, repeats=20):
+    """The lower quartile of the seconds of n bytes from rank 0 to rank 1 and back."""
+    wire, tensor, took = Wire(), torch.zeros(n, dtype=torch.uint8), []
+    turns = {0: [wire.send, wire.receive], 1: [wire.receive, wire.send]}.get(wire.rank, [])
+    for _ in range(repeats + 2):  # the first two warm up
+        dist.barrier()
+        start = time.perf_counter()
+        for turn in turns:
+            turn(tensor, 1 - wire.rank)
+        took.append(time.perf_counter() - start)
+    return float(np.quantile(took[2:], 0.25))
 
 
 def stage_ops(module, x, t, m):

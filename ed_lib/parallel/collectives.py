@@ -1,9 +1,9 @@
 """Collectives, built from sends and receives between two ranks, and counted.
 
 Every rank of a group calls the same function with a tensor of the same shape and dtype, which is changed in
-place. p ranks, n bytes: what each costs stands in ``ranks.costs``. Sources: R. Thakur, R. Rabenseifner and W.
-Gropp, "Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R. Rabenseifner and W. Gropp,
+"Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 import hashlib
@@ -62,27 +62,25 @@ class Wire:
         self.traffic = Traffic()
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        self.exchange(tensor, to, None, None)
+        self.exchange(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        self.exchange(None, None, tensor, source)
+        self.exchange(None, 0, tensor, source)
 
-    def exchange(
-        self, sent: torch.Tensor | None, to: int | None, received: torch.Tensor | None, source: int | None
-    ) -> None:
-        """Sends one tensor and receives another, both at the same time; returns once both are done."""
-        for request in self.start(sent, to, received, source):
+    def exchange(self, *tensors_and_ranks: Any) -> None:
+        """:meth:`start`, until both are done."""
+        for request in self.start(*tensors_and_ranks):
             request.wait()
 
     def start(
-        self, sent: torch.Tensor | None, to: int | None,
-        received: torch.Tensor | None = None, source: int | None = None,
-    ) -> list:  # fmt: skip
-        """The same without waiting → the requests to wait for. Until then the tensors must stay."""
+        self, sent: torch.Tensor | None, to: int, received: torch.Tensor | None = None, source: int = 0
+    ) -> list:
+        """Sends one tensor and receives another, at the same time → requests to wait for; until then the
+        tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
             operations.append(dist.P2POp(dist.isend, sent, self._global(to), self.group))
-            self.traffic += Traffic(1, sent.numel() * sent.element_size())
+            self.traffic += Traffic(1, sent.nbytes)
         if received is not None and received.numel():
             operations.append(dist.P2POp(dist.irecv, received, self._global(source), self.group))
         return dist.batch_isend_irecv(operations) if operations else []
@@ -147,17 +145,6 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
     for step in range(p - 1):
         out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
         wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
-
-
-def two_levels(flat: torch.Tensor, inside: Wire, between: Wire) -> None:
-    """The sum over all nodes, where links ``inside`` a node are faster than those ``between`` nodes.
-
-    Ring by ring: each rank gets a part of its node's sum, adds it up with the ranks of its number in the
-    other nodes, and gives it to its node. 1/inside.size of the bytes leave a node by each of its ranks.
-    """
-    ring_reduce_scatter(flat, inside)
-    ring(flat.tensor_split(inside.size)[inside.rank], between)
-    ring_all_gather(flat, inside)
 
 
 def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:

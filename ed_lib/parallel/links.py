@@ -5,16 +5,13 @@ adding what arrived takes nγ (R. Thakur and others, as in :mod:`.collectives`, 
 contention is this book's: it was needed for ranks that share one machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from ed_lib import check, timing
-from ed_lib.parallel.collectives import ALGORITHMS, Traffic, Wire
-from ed_lib.parallel.launcher import device
+from ed_lib import check
+from ed_lib.parallel.collectives import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ def fit(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarr
 
 def counts(algorithm: str, p: int) -> tuple[int, float, int]:
     """Of an all-reduce over p ranks: messages that follow one another, their bytes in units of the tensor's
-    (what β is paid for), and the messages of all ranks together.
+    (what β is paid for), and the messages of all ranks together, if no part is empty. All ranks together send
+    2(p − 1) times the tensor's bytes, by any algorithm.
     """
     check.choice("algorithm", algorithm, ALGORITHMS)
     q = 1 << (p.bit_length() - 1)  # the ranks among which halving-doubling swaps parts
@@ -81,58 +79,8 @@ def all_reduce(algorithm: str, bytes: float, p: int, link: Link) -> float:
     return rounds * link.alpha + path * (link.beta + link.gamma / 2) + contended  # half is added
 
 
-def two_trees(bytes: float, p: int, link: Link) -> float:
-    """The seconds of an all-reduce by two binary trees, pipelined, in the model; full bandwidth, few rounds.
-
-    Each tree carries half of the bytes, in the best number of pieces, up to rank 0 and down again. Whoever is
-    inside one tree is a leaf of the other, so each rank sends and receives two pieces in a round. P. Sanders,
-    J. Speck and J. L. Träff (2009); NCCL's trees are of this kind, this book has none.
+def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Link) -> float:
+    """The seconds of an all-reduce over servers of ``each`` devices, which have a link ``between`` servers
+    each. Rings inside leave every device with 1/each of its server's sum; rings between add those up.
     """
-    depth = (p - 1).bit_length()
-    best = (max(depth - 1, 0) * bytes * link.beta / (2 * link.alpha)) ** 0.5 if link.alpha else bytes
-    pieces = max(1, round(best))
-    once = (depth + pieces - 1) * (2 * link.alpha + bytes / pieces * (link.beta + link.gamma / 2))
-    return 2 * once if p > 1 else 0.0
-
-
-def two_levels(bytes: float, nodes: int, each: int, inside: Link, between: Link) -> float:
-    """The seconds of an all-reduce over nodes of ``each`` devices, with a link ``between`` nodes a device.
-
-    Rings inside the nodes leave every device with 1/each of its node's sum; rings between nodes add those up.
-    """
-    parts = all_reduce("ring", bytes / each, nodes, between)
-    return all_reduce("ring", bytes, each, inside) + parts
-
-
-def traffic(algorithm: str, bytes: int, p: int) -> Traffic:
-    """What all ranks together send; exact, for a tensor of at least p elements.
-
-    With fewer, the empty messages are left out.
-    """
-    return Traffic(counts(algorithm, p)[2], 2 * (p - 1) * bytes)
-
-
-def ping_pong(sizes: Sequence[int], repeats: int = 20) -> list[float]:
-    """What ranks 0 and 1 measure: half of the seconds of a message of each size (bytes) there and back."""
-    wire, found = Wire(), []
-    for size in sizes:
-        tensor = torch.zeros(size, dtype=torch.uint8, device=device())
-        turns = [wire.send, wire.receive] if wire.rank == 0 else [wire.receive, wire.send]
-        calls = {"": lambda tensor=tensor, turns=turns: [turn(tensor, 1 - wire.rank) for turn in turns]}
-        found.append(quartiles(calls, repeats)[""] / 2)
-    return found
-
-
-def quartiles(calls: dict[str, Callable], repeats: int = 20, of_ranks: Callable = float) -> dict[str, float]:
-    """{name: the lower quartile of a call's seconds}, since other programs can only make it longer.
-
-    All ranks begin each call together, in turns. of_ranks: this rank's seconds → what counts.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats + 2):  # the first two warm up
-        for name, call in calls.items():
-            dist.barrier()
-            start = timing.now()
-            call()
-            times[name].append(of_ranks(timing.now() - start))
-    return {name: float(np.quantile(some[2:], 0.25)) for name, some in times.items()}
+    return all_reduce("ring", bytes, each, inside) + all_reduce("ring", bytes / each, servers, between)

@@ -1,8 +1,6 @@
-"""A pipeline on real processes: one worker a stage, which runs any schedule of backpropagation.
-
-Rank s is stage s, has a part of the model, and executes the instructions that a schedule (:mod:`.schedules`)
-gives it. Of the messages of a kind from one stage to another, the n-th is the n-th that its receiver takes.
-In earnest, use ``torch.distributed.pipelining``.
+"""A pipeline on real processes: rank s is stage s, has a part of the model, and executes the instructions of
+any schedule (:mod:`.schedules`). Of the messages of a kind from one stage to another, the n-th is the n-th
+that its receiver takes. In earnest, use ``torch.distributed.pipelining``.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +35,12 @@ class Report:
 class Pipeline:
     """One stage of a model that is cut into a chain, on the rank of the same number.
 
-    parts: the parts of the model in order, one for each rank, or v times as many, of which rank s keeps the
-    parts s, s + p, s + 2p … (others may be None). Each takes a tensor (b, …) and gives one. loss: a function
-    of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …). microbatches: m,
-    by ``tensor_split``. Where a sample's output depends on that sample alone, the gradients are those of the
-    unsplit model, however uneven the micro-batches. All ranks construct it together.
+    parts: of the model in order, one for each rank, or v times as many, of which rank s keeps the parts s,
+    s + p, s + 2p … (others may be None). Each takes a tensor (b, …) and gives one. loss: a function of
+    outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …). microbatches: m, by
+    ``tensor_split``. Where a sample's output depends on that sample alone, the gradients are those of the
+    unsplit model, however uneven the micro-batches. All ranks construct it together. ValueError, on each,
+    for a schedule that cannot run, or where ranks differ.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Pipeline:
         self.last, self.loss = stages - 1, loss
         own: Any = parts[self.rank :: stages]
         self.modules = [part.to(device()) for part in own]  # one for each chunk
-        self.program = list(schedule(self.rank, stages, m))
+        self.program = [do for do in schedule(self.rank, stages, m) if do.op != "step"]  # the caller's
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
         self.samples: dict[tuple, tuple] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
         self.told: set[tuple] = set()  # the (what, chunk) of which the receiver knows that
@@ -70,14 +69,8 @@ class Pipeline:
 
         inputs: (B, …), on the first stage; targets: B of them, on the last.
         """
-        if self.rank == 0:
-            assert inputs is not None, "wanted inputs, on the first stage"
-            check.shape("inputs", tuple(inputs.shape), self.shape)
-            self.inputs = inputs.detach().to(device()).tensor_split(len(self.sizes))
-        if self.rank == self.last:
-            assert targets is not None, "wanted targets, on the last stage"
-            check.shape("targets", tuple(targets.shape[:1]), self.shape[:1])
-            self.targets = targets.to(device()).tensor_split(len(self.sizes))
+        self.inputs = self._split("inputs", inputs, None) if self.rank == 0 else []
+        self.targets = self._split("targets", targets, 1) if self.rank == self.last else []
         self.most = 0
         self.total: Any = 0.0
         self.kept: dict[tuple, tuple] = {}  # {(micro-batch, chunk): (input, output)}
@@ -85,10 +78,11 @@ class Pipeline:
         self.ready: dict[tuple, torch.Tensor] = {}
         self.sent: dict[tuple[str, int, int], Traffic] = {}
         self.requests: dict[tuple, tuple] = {}
-        self.inboxes = {what: self._inbox(what) for what in ("activation", "gradient")}
+        self.inboxes = {what: self._inbox(what) for what in TAGS}
         for do in self.program:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
-        self.do_step()
+        for request, _ in self.requests.values():
+            request.wait()
         return Report(float(self.total) if self.rank == self.last else None, self.sent, self.most)
 
     # --- the instructions
@@ -97,7 +91,7 @@ class Pipeline:
         """Keeps what the backward pass needs; at the end of the chain this ends in the loss."""
         at = i, do.chunk
         x = self.inputs[i] if self._first(do) else self.arrived.pop(("activation", *at)).requires_grad_()
-        y = self.modules[do.chunk](x)  # (b, …)
+        y = self.modules[do.chunk](x.clone())  # (b, …); a part may begin in place
         if self.rank == self.last and do.chunk == len(self.modules) - 1:
             y = self.loss(y, self.targets[i]) * (self.sizes[i] / self.shape[0])  # its share of the batch's
             self.total += y.detach()
@@ -150,12 +144,6 @@ class Pipeline:
         if do.what == "gradient":  # so the activation that it belongs to has been received
             self.requests.pop(("activation", i, chunk))[0].wait()
 
-    def do_step(self, *_: Any) -> None:
-        """The batch is done: nothing that was sent is still on its way."""
-        for request, _ in self.requests.values():
-            request.wait()
-        self.requests.clear()
-
     # --- what comes, and in which shape
 
     def _inbox(self, what):
@@ -185,22 +173,10 @@ class Pipeline:
         """Whether an instruction is of the chain's first part."""
         return self.rank == 0 and do.chunk == 0
 
-
-def one_batch(
-    model: torch.nn.Sequential, loss: Callable, inputs: torch.Tensor, targets: torch.Tensor,
-    microbatches: int, schedules: Sequence[Schedule],
-) -> list[tuple[Report, dict[str, torch.Tensor]]]:  # fmt: skip
-    """For ``launch``: a batch under each of several schedules, on a cut model.
-
-    → for each schedule: (:class:`Report`, {parameter's name in the model: gradient}), those of this rank.
-    """
-    found, parts = [], cut(model, dist.get_world_size())
-    for schedule in schedules:
-        model.zero_grad()
-        worker = Pipeline(parts, loss, inputs.shape, microbatches, schedule)
-        report = worker.run(inputs, targets)
-        found.append((report, {n: w.grad for n, w in model.named_parameters() if w.grad is not None}))
-    return found
+    def _split(self, name, batch, axes):
+        """A batch in micro-batches; ValueError unless its first axes, or all, are those of ``shape``."""
+        check.shape(name, () if batch is None else tuple(batch.shape[:axes]), self.shape[:axes])
+        return batch.detach().to(device()).tensor_split(len(self.sizes))
 
 
 def cut(

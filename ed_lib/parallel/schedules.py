@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 COMPUTING = ("forward", "backward", "backward_input", "backward_weight", "update", "step")
-MESSAGES = ("activation", "gradient", "error")
 
 
 class Instruction(NamedTuple):
     """What a stage does next: ``op`` is one of COMPUTING, "send" or "receive".
 
-    A message is ``what`` (one of MESSAGES) about a micro-batch, to or from the stage ``peer``. Where a device
-    has several parts of the chain, ``chunk`` is which of them; of a message, which one of its sender's.
+    A message is ``what``, an "activation", "gradient" or "error" of a micro-batch, to or from the stage
+    ``peer``. Where a device has several parts of the chain, ``chunk`` is which; of a message, its sender's.
     """
 
     op: str
@@ -31,16 +30,6 @@ class Instruction(NamedTuple):
 
 
 Schedule = Callable[[int, int, int], Iterator[Instruction]]
-
-
-def bubble(p: int, m: int, waits: float = 1.0, works: float = 1.0) -> float:
-    """The share of a step's time in which a stage is idle: (p − 1) · waits / ((p − 1) · waits + m · works).
-
-    A stage works ``works`` seconds for each of m micro-batches, and waits ``waits`` for each of the p − 1
-    others, once a step. Under GPipe and 1F1B both are t_f + t_b: (p − 1) / (m + p − 1). ZB-H1 waits
-    t_f + t_b − t_w and works t_f + t_b + t_w; ED waits t_f, and works t_f + t_u.
-    """
-    return (p - 1) * waits / ((p - 1) * waits + m * works)
 
 
 def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
@@ -81,10 +70,9 @@ def interleaved(chunks: int) -> Schedule:
 
     def schedule(stage, stages, microbatches):
         if stages < 2 or microbatches % stages:
-            said = f"microbatches is {microbatches}, stages {stages}"
-            raise ValueError(f"{said}; wanted a multiple of at least two stages")
-        groups = range(0, microbatches, stages)
-        parts = range(chunks)
+            came = f"microbatches is {microbatches}, stages {stages}"
+            raise ValueError(f"{came}; wanted a multiple of at least two stages")
+        groups, parts = range(0, microbatches, stages), range(chunks)
         there = [(i, c) for g in groups for c in parts for i in range(g, g + stages)]
         back = [(i, c) for g in groups for c in reversed(parts) for i in range(g, g + stages)]
         ahead = min(len(there), 2 * (stages - 1 - stage) + (chunks - 1) * stages)
@@ -138,14 +126,13 @@ def ed(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
     The updates of a batch come after its last forward pass, so that each of them sees the same weights.
     """
-    last = stages - 1
     for i in range(microbatches):
         yield from forward(stage, stages, i)
-        if stage == last:
+        if stage == stages - 1:
             yield from tell(stages, i)
     for i in range(microbatches):
-        if stage < last:
-            yield Instruction("receive", i, "error", last)
+        if stage < stages - 1:
+            yield Instruction("receive", i, "error", stages - 1)
         yield Instruction("update", i)
 
 
@@ -154,9 +141,9 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
 
     def repeated(stage, stages, microbatches):
         for batch in range(batches):
-            for instruction in schedule(stage, stages, microbatches):
-                first = batch * microbatches if instruction.microbatch >= 0 else 0
-                yield instruction._replace(microbatch=instruction.microbatch + first)
+            for do in schedule(stage, stages, microbatches):
+                first = batch * microbatches if do.microbatch >= 0 else 0
+                yield do._replace(microbatch=do.microbatch + first)
 
     return repeated
 

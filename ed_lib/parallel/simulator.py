@@ -1,13 +1,14 @@
 """A pipeline on a clock of its own: the instructions of a schedule, with the time that each of them takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed_lib import check
 from ed_lib.parallel.links import Link
 from ed_lib.parallel.schedules import COMPUTING, Schedule
 
-BACKWARD = ({"backward"}, {"backward_input", "backward_weight"})  # in one, or in two
+WHOLE = ({"forward", "backward"}, {"forward", "backward_input", "backward_weight"})  # what a stage does
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
 
 
@@ -53,88 +54,69 @@ class Timeline:
 
 
 def simulate(
-    schedule: Schedule,
-    stages: int,
-    microbatches: int,
-    seconds: Mapping[str, float | Sequence[float]],
-    link: Link | Callable[[int, int], Link | None] | None = None,
-    sizes: Mapping[str, float] | None = None,
-) -> Timeline:
+    schedule: Schedule, stages: int, microbatches: int, seconds: Mapping[str, float | Sequence[float]],
+    link: Link | None = None, sizes: Mapping[str, float] | None = None,
+) -> Timeline:  # fmt: skip
     """Runs a schedule on ``stages`` simulated devices → :class:`Timeline`.
 
     seconds: {op: seconds}, for one micro-batch, where a list gives each stage its own; an op that is not
-    named takes no time. link: of all messages, or a function of sender and receiver; None: they
-    take no time. sizes: {what: bytes} of a message. A send does not hold its stage up; messages between two
-    stages follow each other. ValueError for a schedule in which a stage waits for ever.
+    named takes no time. link: of all messages, which take no time if it is None; sizes: {what: their bytes}.
+    A send does not hold its stage up; messages of a kind between two stages are taken in the order in which
+    they are sent. ValueError for a schedule that wants another order, or in which a stage waits for ever.
     """
     check.count("stages", stages)
     check.count("microbatches", microbatches)
     times = _times(seconds, stages)
-    between = link if callable(link) else lambda *_: link
-    programs = [list(schedule(stage, stages, microbatches)) for stage in range(stages)]
-    place, clock = [0] * stages, [0.0] * stages
-    arrived: dict[tuple, float] = {}  # {(what, sender, receiver, micro-batch, chunk): when}
-    free: dict[tuple[int, int], float] = {}  # {(sender, receiver): when the link is}
-    counts: dict[tuple[str, int, int], int] = {}
-    events: list[Event] = []
-    while any(place[s] < len(programs[s]) for s in range(stages)):
-        before = list(place)
+    programs = [deque(schedule(stage, stages, microbatches)) for stage in range(stages)]
+    clock, free = [0.0] * stages, defaultdict[tuple, float](float)  # when a stage, and when a link, is free
+    inboxes = defaultdict[tuple, deque](deque)  # {(what, sender, receiver): (micro-batch, chunk, when)}
+    counts, events = Counter[tuple[str, int, int]](), []
+    live, most = [0] * stages, [0] * stages  # gone forward with, and not yet done with
+    while any(programs):
+        left = sum(map(len, programs))
         for s, program in enumerate(programs):
-            while place[s] < len(program):
-                do = program[place[s]]
+            while program:
+                do = program[0]
                 if do.op == "receive":
-                    message = do.what, do.peer, s, do.microbatch, do.chunk
-                    if message not in arrived:
-                        break
-                    clock[s] = max(clock[s], arrived[message])
+                    if not (inbox := inboxes[do.what, do.peer, s]):
+                        break  # the next stage's turn
+                    i, chunk, there = inbox.popleft()
+                    if (i, chunk) != (do.microbatch, do.chunk):
+                        raise ValueError(f"schedule has stage {s} {do}, and {do.peer} send {i} first")
+                    clock[s] = max(clock[s], there)
                 elif do.op == "send":
                     route = do.what, s, do.peer
-                    wire = between(s, do.peer)
-                    took = wire.seconds((sizes or {}).get(do.what, 0)) if wire else 0.0
-                    free[s, do.peer] = max(clock[s], free.get((s, do.peer), 0.0)) + took
-                    arrived[(*route, do.microbatch, do.chunk)] = free[s, do.peer]
-                    counts[route] = counts.get(route, 0) + 1
+                    took = link.seconds((sizes or {}).get(do.what, 0)) if link else 0.0
+                    free[s, do.peer] = max(clock[s], free[s, do.peer]) + took
+                    inboxes[route].append((do.microbatch, do.chunk, free[s, do.peer]))
+                    counts[route] += 1
                 else:
                     start, clock[s] = clock[s], clock[s] + times[do.op][s]
                     events.append(Event(s, do.op, do.microbatch, start, clock[s], do.chunk))
-                place[s] += 1
-        if place == before:
-            stuck = {s: programs[s][place[s]] for s in range(stages) if place[s] < len(programs[s])}
+                    live[s] += (do.op == "forward") - (do.op in FREES)
+                    most[s] = max(most[s], live[s])
+                program.popleft()
+        if left == sum(map(len, programs)):
+            stuck = {s: program[0] for s, program in enumerate(programs) if program}
             raise ValueError(f"schedule stops: no stage can go on. They wait for {stuck}")
-    return Timeline(events, counts, _live(events, stages))
+    if lost := [route for route, inbox in inboxes.items() if inbox]:
+        raise ValueError(f"schedule sends what nobody takes: {lost}")
+    return Timeline(events, dict(counts), most)
 
 
 def check_schedule(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> None:
-    """ValueError unless every stage does all micro-batches once with each of its chunks, no stage waits for
-    ever, and messages of a kind are taken in the order in which they are sent.
+    """ValueError unless :func:`simulate` can run it, and every stage does all micro-batches forward and back
+    once with each of its chunks.
     """
-    wanted = sorted((i, c) for i in range(microbatches) for c in range(chunks))
-    on_the_way: dict[tuple[str, int, int], dict[str, list]] = {}
-    for stage in range(stages):
-        done: dict[str, list] = {}
-        for do in schedule(stage, stages, microbatches):
-            if do.op in ("send", "receive"):
-                route = (do.what, stage, do.peer) if do.op == "send" else (do.what, do.peer, stage)
-                on_the_way.setdefault(route, {}).setdefault(do.op, []).append((do.microbatch, do.chunk))
-            elif do.op != "step":
-                done.setdefault(do.op, []).append((do.microbatch, do.chunk))
-        whole = "forward" in done and set(done) - {"forward"} in BACKWARD
-        if not whole or any(sorted(found) != wanted for found in done.values()):
-            wanted_ = f"wanted each micro-batch forward and back once, with each of {chunks} chunks"
-            raise ValueError(f"schedule has stage {stage} do {done}; {wanted_}")
-    for (what, sender, receiver), messages in on_the_way.items():
-        right = (what, sender, receiver) in routes(stages, chunks > 1)
-        if not right or messages.get("send") != messages.get("receive"):
-            sent, received = messages.get("send"), messages.get("receive")
-            said = f"{sender} send {sent} ({what}) and {receiver} receive {received}"
-            raise ValueError(f"schedule has {said}; wanted the same between neighbours, in the same order")
-    simulate(schedule, stages, microbatches, {})  # ValueError if it stops
-
-
-def routes(stages: int, wraps: bool) -> list[tuple[str, int, int]]:
-    """[(what, sender, receiver)]: activations to the next stage, gradients to the one before."""
-    pairs = [(s, (s + 1) % stages) for s in range(stages if wraps else stages - 1)]
-    return [route for s, r in pairs for route in (("activation", s, r), ("gradient", r, s))]
+    wanted = Counter((i, c) for i in range(microbatches) for c in range(chunks))
+    done: dict[int, dict[str, Counter]] = {stage: {} for stage in range(stages)}
+    for event in simulate(schedule, stages, microbatches, {}).events:
+        if event.op != "step":
+            done[event.stage].setdefault(event.op, Counter())[event.microbatch, event.chunk] += 1
+    for stage, ops in done.items():
+        if set(ops) not in WHOLE or any(each != wanted for each in ops.values()):
+            said = f"wanted each micro-batch forward and back once, with each of {chunks} chunks"
+            raise ValueError(f"schedule has stage {stage} do {ops}; {said}")
 
 
 def _times(seconds, stages):
@@ -146,13 +128,3 @@ def _times(seconds, stages):
         if len(times[op]) != stages:
             raise ValueError(f"seconds[{op!r}] is {value!r}; wanted one number, or one for each stage")
     return times
-
-
-def _live(events, stages):
-    """The most micro-batches that each stage has gone forward with, and not yet done with."""
-    live, most = [0] * stages, [0] * stages
-    for event in events:
-        s = event.stage
-        live[s] += (event.op == "forward") - (event.op in FREES)
-        most[s] = max(most[s], live[s])
-    return most

@@ -7,7 +7,6 @@ from torch import nn
 
 from ed_lib.parallel import (
     asynchronous,
-    cuts,
     launch,
     layouts,
     links,
@@ -75,8 +74,6 @@ PARALLEL = [
     ("smoke for an all-reduce", lambda: links.all_reduce("smoke", 8, 2, LINK), ValueError, "is 'smoke'"),
     ("one size for a line", lambda: links.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit([8, 9], [1]), ValueError, "seconds has the shape"),
-    ("a sideways cut", lambda: cuts.bytes_sent("sideways", 2, 3, 4, 2), ValueError, "way is 'sideways'"),
-    ("blocks of two of three", lambda: cuts.bytes_sent("data", 3, 3, 4, 2), ValueError, "layers is 3"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
     ("a layer without a cost", lambda: pipeline.cut(THREE, 2, [1, 1]), ValueError, "costs has the shape"),
     ("tied over parts", lambda: pipeline.cut(TIED, 2), ValueError, "a parameter in two of the parts"),

@@ -182,22 +182,6 @@ def check_parts(p, group):
             assert wire.traffic.bytes == (p - 1) * n // p * 8
 
 
-def check_two_levels(each):
-    """Nodes of ``each`` ranks against torch.distributed → {length: what this rank sent (in, between)}."""
-    rank, world, sent = dist.get_rank(), dist.get_world_size(), {}
-    nodes = [dist.new_group(list(range(first, first + each))) for first in range(0, world, each)]
-    peers = [dist.new_group(list(range(number, world, each))) for number in range(each)]
-    for n in LENGTHS:
-        ours = torch.randint(0, 9, (n,), generator=torch.Generator().manual_seed(rank)).float()
-        right = ours.clone()
-        dist.all_reduce(right)
-        wires = collectives.Wire(nodes[rank // each]), collectives.Wire(peers[rank % each])
-        collectives.two_levels(ours, *wires)
-        assert torch.equal(ours, right), (each, n)
-        sent[n] = tuple(wire.traffic for wire in wires)
-    return sent
-
-
 def disagree(group):
     """Errors that every rank must see, and the group must survive → the messages."""
     rank, messages = dist.get_rank(), []

@@ -30,10 +30,10 @@ def test_every_algorithm_is_right_in_every_group_and_was_counted(traffic):
 
 def test_the_counted_traffic_is_that_of_the_formulas(traffic):
     for (p, algorithm, n), each in traffic.items():
-        total, formula = sum(each, Traffic()), links.traffic(algorithm, 4 * n, p)
-        assert total.bytes == formula.bytes, (p, algorithm, n)
+        total = sum(each, Traffic())
+        assert total.bytes == 2 * (p - 1) * 4 * n, (p, algorithm, n)
         if n >= p:
-            assert total == formula, (p, algorithm, n)
+            assert total.messages == links.counts(algorithm, p)[2], (p, algorithm, n)
 
 
 @pytest.mark.oracle
@@ -55,16 +55,6 @@ def test_the_busiest_rank_of_each_algorithm_is_that_of_its_cost(traffic):
         assert most["ring"] == pytest.approx(2 * (p - 1) / p)
         assert most["halving_doubling"] == pytest.approx(2 * (p - 1) / p)
         assert traffic[p, "halving_doubling", 840][0].messages == 2 * levels
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("each", [2, 3])
-def test_two_levels_sum_alike_and_send_between_nodes_only_a_share(each):
-    nodes, bytes = 6 // each, 840 * 4
-    for sent in launch(ranks.check_two_levels, 6, each, timeout=300.0):
-        inside, between = sent[840]
-        assert inside == Traffic(2 * (each - 1), 2 * (each - 1) * bytes // each)
-        assert between == Traffic(2 * (nodes - 1), 2 * (nodes - 1) * bytes // each // nodes)
 
 
 def test_ranks_that_call_different_things_all_get_an_error_and_none_hangs(found):

@@ -1,7 +1,5 @@
 """Schedules and their simulator: against the formulas of the papers, and against timelines made by hand."""
 
-import re
-
 import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from ed_lib.parallel import drawing
 from ed_lib.parallel.links import Link
-from ed_lib.parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat
+from ed_lib.parallel.schedules import SCHEDULES, Instruction, interleaved, repeat
 from ed_lib.parallel.simulator import simulate
 
 BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
@@ -70,8 +68,13 @@ def test_the_times_of_naive_gpipe_and_1f1b(p, m, f, b):
 @given(p=stages, m=microbatches, f=st.integers(1, 9), b=st.integers(1, 9))
 @some
 def test_the_bubble(p, m, f, b):
+    """A stage waits for each of p − 1 others, and works for each of m micro-batches."""
+
     def idle(name, m=m, **times):
         return pytest.approx(1 - simulate(SCHEDULES[name], p, m, times).busy, abs=1e-12)
+
+    def bubble(p, m, waits=1, works=1):
+        return (p - 1) * waits / ((p - 1) * waits + m * works)
 
     assert bubble(p, m) == (p - 1) / (m + p - 1)  # Huang et al. (2019), section 2.3
     for name in ("gpipe", "1f1b"):
@@ -206,23 +209,6 @@ def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
     assert len({b.get_facecolor() for b in ax.patches}) == 3
     plt.close(fig)
-
-
-def test_a_slider_shows_its_first_frame_and_hides_the_others(monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
-
-    def frame(gpus, kind):
-        return f"{gpus} <{kind}>", {"work": 0.75, "waiting": 0.25}
-
-    drawing.slider({"GPUs": [1, 2], "kind": ["a", "b", "c"]}, frame)
-    page = shown[0].data
-    assert re.findall("<div class='frame'( hidden)?>", page) == ["", *[" hidden"] * 5]
-    assert re.findall(r"<p>(.*?)</p>", page) == [f"{n} &lt;{k}&gt;" for n in (1, 2) for k in "abc"]
-    assert re.findall(r'max="(\d)"', page) == ["1", "2"] and 'aria-label="kind"' in page
-    assert "width: 75.00%" in page and "waiting 25%" in page
-    with pytest.raises(ValueError, match=r"axes\['GPUs'\] is empty"):
-        drawing.slider({"GPUs": []}, frame)
 
 
 @pytest.mark.oracle
