@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch.nn import functional as F
 
 from benchmarks.harness import REHEARSAL, Training, one_thread, runs
 from ed_lib import data, timing
@@ -42,6 +43,8 @@ STATES = {  # how Adam's averages are kept
     "linear, blocks of 256": {"kind": "linear", "block": 256},
     "linear, a scale a matrix": {"kind": "linear", "block": None},
 }
+SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"
+LOSS_SCALE = 2.0**12
 BETAS = (0.9, 0.99)  # as the network's own
 RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
 
@@ -51,6 +54,7 @@ class Size(Training):
     """``batch`` stretches of ``context`` characters a step. ``every``: steps between looks at ``places``."""
 
     products: tuple = tuple(CASES)
+    scaled: tuple = SCALED
     weights: tuple = WEIGHTS
     states: tuple = tuple(STATES)
     context: int = 64
@@ -64,13 +68,14 @@ class Size(Training):
 
 SIZE = Size()
 TINY = Size(
-    ("float32", "NVFP4"), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
+    ("float32", "NVFP4"), ("E4M3, no scale",), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
     8, (1, 2, 16), 4, 4, every=3, places=2, held_out=300, **REHEARSAL | {"seeds": 1},
 )  # fmt: skip
 
 
 def rows(size, device, kind):
-    """Loss by recipe; by how a step's sum with weights of bfloat16 is rounded; by how Adam's means are kept.
+    """Loss by recipe; of some with the loss times 2¹² and the gradients divided by it; by how a step's sum
+    with weights of bfloat16 is rounded; by how Adam's means are kept.
 
     Results, of each seed: "loss", in nats a character, and of states its "curve", "bytes", and "steps": a run
     ends where its loss is no longer finite, and its "loss" is None. Seconds are of a step.
@@ -93,7 +98,8 @@ def run(kind, name, rate, seed, size):
             loss = language.held_out_loss(net, text.held_out, size.places)
             curve.append(round(loss, 4) if math.isfinite(loss) else None)
         with context:
-            loss = net.step(*(half.T for half in next(draw)))
+            x, target = (half.T for half in next(draw))  # (B, T) each
+            loss = scaled_step(net, x, target) if kind == "scaled" else net.step(x, target)
         if states and not math.isfinite(loss):
             break
     found = {"seconds": (timing.now() - start) / (n + 1), "loss": None}
@@ -105,7 +111,7 @@ def run(kind, name, rate, seed, size):
 
 def changed(net, kind, name, rate, seed):
     """Changes what a network trains in → the context of its steps."""
-    if kind == "products":
+    if kind in ("products", "scaled"):
         weights = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
         return low_bits(CASES[name], weights, seed)
     if kind == "weights":
@@ -117,6 +123,18 @@ def changed(net, kind, name, rate, seed):
     return nullcontext()
 
 
+def scaled_step(net, x, target, scale=LOSS_SCALE):
+    """A step of a Transformer (B, T), as ``net.step`` makes it, with a loss scale."""
+    loss = F.cross_entropy(net.forward(x).flatten(0, 1), target.flatten())
+    net.optimizer.zero_grad()
+    (scale * loss).backward()
+    for p in net.parameters.values():
+        p.grad /= scale
+    net.optimizer.step()
+    net.schedule.step()
+    return loss.item()
+
+
 def bytes_of(optimizer):
     """Of the averages that it keeps."""
     if isinstance(optimizer, Adam8bit):
@@ -125,4 +143,4 @@ def bytes_of(optimizer):
 
 
 context = one_thread
-TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "weights", "states")}
+TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "scaled", "weights", "states")}

@@ -6,7 +6,7 @@ under the names that the operations have in Python, with their aliases and what 
 has other, shorter lists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,20 +49,16 @@ LISTS = {
 }  # all others follow: they run in the type that the inputs have
 CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}  # by the name in torch
 DTYPES = (torch.float16, torch.bfloat16)
-OPAQUE = """
-    multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
-    matrix_power linalg_matrix_power pinverse linalg_pinv
-    """.split()  # made of several classes
+OPAQUE = """multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
+    matrix_power linalg_matrix_power pinverse linalg_pinv""".split()  # made of several classes
 
 
 class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     """``with autocast(torch.float16):`` runs each operation inside in the type of its class.
 
     On a CPU a product is emulated: its inputs are rounded to ``dtype``, it is computed in float32, and its
-    result is rounded. That is what a GPU does, which multiplies numbers of 16 bits and adds up in float32.
-    Between operations the tensors really are of ``dtype``. The backward pass needs no context: the gradient
-    of a cast is a cast, so gradients are rounded where their tensors were, and those of float32 parameters
-    arrive in float32.
+    result is rounded, as on a GPU. The backward pass needs no context: the gradient of a cast is a cast, so
+    gradients are rounded where their tensors were, and those of float32 parameters arrive in float32.
 
     As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
     is left alone, and so are operations in place. Other than there, nothing is cached, and functions that
@@ -81,10 +77,8 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
         kind = CLASSES.get(name, "follows") if inputs else "follows"
         if kind == "banned":
-            raise RuntimeError(
-                "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits; "
-                "wanted binary_cross_entropy_with_logits, on what the sigmoid is given"
-            )
+            came = "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits"
+            raise RuntimeError(f"{came}; wanted binary_cross_entropy_with_logits, on the sigmoid's input")
         left = kwargs.get("out") is not None or kwargs.get("dtype") is not None
         left |= kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
         if kind == "follows" or left or (kind == "widest" and torch.float32 not in inputs):
@@ -93,7 +87,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
             return self.product(func, args, kwargs)
         return func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
 
-    def product(self, func: Callable, args: Sequence, kwargs: dict) -> Any:
+    def product(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """A product with all its tensors in ``dtype``."""
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
         if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):

@@ -13,6 +13,7 @@ from torch import Tensor
 from ed_lib import check
 
 KINDS = "dynamic", "linear"
+KEYS = "mean", "square"
 SMALL = 4096  # parameters of fewer numbers keep averages in float32, as in bitsandbytes and torchao
 
 
@@ -71,7 +72,7 @@ class Adam8bit(torch.optim.Optimizer):
         """One step of a parameter with the gradient g."""
         n = state["step"] = state.get("step", 0) + 1
         averages: list[Tensor] = []
-        for key, table, beta, new in zip(("mean", "square"), self.tables, betas, (g, g**2), strict=True):
+        for key, table, beta, new in zip(KEYS, self.tables, betas, (g, g**2), strict=True):
             table, kept = table.to(p.device), [*state.get(key, [torch.zeros_like(p)])]
             before = kept[0] if len(kept) == 1 else decode(kept[0], kept[1], table, p)
             average = beta * before + (1 - beta) * new
@@ -82,4 +83,4 @@ class Adam8bit(torch.optim.Optimizer):
 
     def bytes(self) -> int:
         """Of the averages."""
-        return sum(t.nbytes for s in self.state.values() for key in ("mean", "square") for t in s[key])
+        return sum(t.nbytes for s in self.state.values() for key in KEYS for t in s[key])

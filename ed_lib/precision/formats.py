@@ -28,11 +28,6 @@ class Format:
     codes: str = "ieee"
 
     @property
-    def bits(self) -> int:
-        """How many bits a number has."""
-        return 1 + self.exponent + self.mantissa
-
-    @property
     def epsilon(self) -> float:
         """The distance from 1 to the next number above."""
         return 2.0**-self.mantissa
@@ -100,8 +95,7 @@ def nearest(
     if random is None:
         rounded = steps.round_()  # ties to even
     else:
-        draw = torch.rand(x.shape, generator=random).to(x.device)
-        down = steps.floor()
+        draw, down = torch.rand(x.shape, generator=random).to(x.device), steps.floor()
         rounded = (down + (draw >= 1 - (steps - down))).copysign_(x)  # up as often as it is nearer to up
     rounded = rounded.mul_(f.epsilon).mul_(spacing)
     if saturate:

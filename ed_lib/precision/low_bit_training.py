@@ -13,7 +13,7 @@ such products sums them in float32; here the rounded numbers are float32 numbers
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ed_lib import check
 from ed_lib.precision.formats import FORMATS, nearest, power
 
 HADAMARD = 16  # neighbours that a Hadamard transform mixes
+MOST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def scaled(
 ) -> Tensor:  # fmt: skip
     """A matrix (R, C) of float32 as it comes back from few bits: divided by its scales, rounded, multiplied.
 
-    axis: the one that products sum over. largest: () in place of the largest of x, for delayed scaling.
+    axis: the one that products sum over. largest: () in place of the largest of x, where that is finite.
     random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity make a block NaN.
     """
     f, draw = FORMATS[how.format], random if how.stochastic else None
@@ -102,7 +103,7 @@ def scaled(
     if how.format == "float32" or not x.numel():
         return x
     if how.scale == "none":
-        return nearest(x, how.format, draw, saturate=f.bits <= 8)
+        return nearest(x, how.format, draw, saturate=f.mantissa < 7)  # sixteen bits overflow
     across, along = how.block or (x.shape[1 - axis], x.shape[axis])
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
@@ -110,12 +111,11 @@ def scaled(
     blocks = x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)  # (R, C) → (R / r, r, C / c, c)
     most = blocks.abs().amax(dim=(1, 3), keepdim=True)  # → (R / r, 1, C / c, 1)
     if largest is not None:
-        if not (largest > 0 and largest.isfinite()):
-            raise ValueError(f"largest is {float(largest)}; wanted a positive number")
         most = most.where(~most.isfinite(), largest)
     scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    return nearest(blocks * inverse, how.format, draw).mul_(scale).view(x.shape)  # → (R, C)
+    rounded = nearest(blocks * inverse, how.format, draw) * scale  # up to a step above what x had
+    return rounded.clamp_(-MOST, MOST).view(x.shape)  # → (R, C)
 
 
 def _scales(most, f, kind):
@@ -127,9 +127,7 @@ def _scales(most, f, kind):
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
-    overall = most.new_ones(())
-    if kind == "two-level":
-        overall = most.max() / (f.largest * FORMATS["e4m3"].largest)
+    overall = most.max() / (f.largest * FORMATS["e4m3"].largest) if kind == "two-level" else most.new_ones(())
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
     return nearest(wanted, "e4m3") * overall
 
@@ -168,10 +166,10 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         """
         how, largest = getattr(self.recipe, role), None
         if how.history and x.numel():
-            seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
-            largest, now = max(seen, default=None) or None, x.abs().max()  # None, too, for zeros
-            if now.isfinite():  # else the next step has no scale
-                seen.append(now)
+            seen, now = self.seen.setdefault((name, role), deque(maxlen=how.history)), x.abs().max()
+            before = torch.stack([*seen]).max() if seen else now
+            largest = torch.where(before > 0, before, now)
+            seen.append(now.where(now.isfinite(), 0.0))  # an infinity leaves no scale
         turned = mixed(x, self.signs) if self.recipe.hadamard and role != "w" else x
         second = scaled(x, how, 1, largest=largest, random=self.random)
         if turned is x and (how.block is None or how.block[0] == how.block[1]):
@@ -207,11 +205,8 @@ class Bfloat16Weights:
 
     def __init__(self, optimizer: torch.optim.Optimizer, how: str, seed: int = 0):
         check.choice("how", how, ("nearest", "stochastic", "kahan"))
-        random = torch.Generator().manual_seed(seed) if how == "stochastic" else None
-        self.kahan, self.low = (
-            how == "kahan",
-            partial(nearest, format="bfloat16", random=random, saturate=False),
-        )
+        self.how = how
+        self.random = torch.Generator().manual_seed(seed) if how == "stochastic" else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
         for p in self.parameters:
@@ -228,6 +223,6 @@ class Bfloat16Weights:
         """After a step, whose sums are in float32."""
         for p, before, rest in zip(self.parameters, self.before, self.rest, strict=True):
             update = p - before + rest
-            p.copy_(self.low(before + update if self.kahan else p))
-            if self.kahan:
-                rest.copy_(self.low(update - (p - before)))
+            total = before + update if self.how == "kahan" else p
+            p.copy_(nearest(total, "bfloat16", self.random, saturate=False))
+            rest.copy_((update - (p - before)).bfloat16() if self.how == "kahan" else rest)

@@ -29,11 +29,8 @@ class MasterWeights:
         self.parameters = [p for p in tensors if p.requires_grad]
         if not self.parameters or len({id(p) for p in tensors}) < len(tensors):
             raise ValueError("parameters holds one twice, or none that requires a gradient; wanted each once")
-        self.masters = [
-            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters
-        ]
-        both = zip(self.parameters, self.masters, strict=True)
-        self.copies: list[tuple[Any, Any]] = [(p, master) for p, master in both if p is not master]
+        low = {p: nn.Parameter(p.detach().float()) for p in self.parameters if p.dtype != torch.float32}
+        self.masters, self.copies = [low.get(p, p) for p in self.parameters], list[Any](low.items())
         self.optimizer = make_optimizer(self.masters)  # schedulers take this one
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         if {id(p) for p in stepped} != {id(p) for p in self.masters}:
@@ -50,7 +47,6 @@ class MasterWeights:
         """The optimizer's state: {master: its tensors}."""
         return self.optimizer.state
 
-    @torch.no_grad()
     def pull_gradients(self) -> None:
         """Copies each low-precision gradient to its master, as float32, if it is new or has changed: else its
         master's is left alone, which may be unscaled and clipped by now.
@@ -68,14 +64,13 @@ class MasterWeights:
         for p, master in self.copies:
             p.copy_(master)  # to the nearest, ties to even
 
-    def step(self) -> Any:
-        """One step of the optimizer on the masters → what that returns; their gradients are then freed."""
+    def step(self) -> None:
+        """One step of the optimizer on the masters; their gradients are then freed."""
         self.pull_gradients()
-        result = self.optimizer.step()
+        self.optimizer.step()
         self.push_weights()
         for _, master in self.copies:
             master.grad = None
-        return result
 
     def zero_grad(self) -> None:
         """Frees the gradients of parameters and masters."""

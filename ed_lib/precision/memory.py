@@ -41,29 +41,25 @@ def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tens
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]
-    registry: weakref.WeakSet = weakref.WeakSet()  # of what autograd keeps: it forgets what that forgets
+    kept: weakref.WeakSet = weakref.WeakSet()  # by autograd: it forgets what that forgets
     casts = _Casts(own)
-    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, registry), lambda kept: kept.tensor)
-    with keep, casts:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor), casts:
         loss = run(*inputs)
-    there = _storages([*own, *inputs])
-    saved = _without(_storages(kept.tensor for kept in registry), there)  # nor what was dropped
-    activations = _without(saved, casts.made)
+    saved = _storages((k.tensor for k in kept), without=_storages([*own, *inputs]))  # nor what was dropped
+    made = casts.made.keys() & saved.keys()
     del casts
     loss.backward()
     gradients = _storages(p.grad for p in own if p.grad is not None)
     optimizer.step()
     state = [value for values in optimizer.state.values() for value in values.values()]
-    masters = _without(_storages(getattr(optimizer, "masters", [])), _storages(own))
-    averages = _storages(value for value in state if isinstance(value, torch.Tensor))
     return Memory(
         parameters=sum(_storages(own).values()),
-        masters=sum(masters.values()),
+        masters=sum(_storages(getattr(optimizer, "masters", []), without=_storages(own)).values()),
         gradients=sum(gradients.values()),
-        optimizer=sum(averages.values()),
+        optimizer=sum(_storages(value for value in state if isinstance(value, torch.Tensor)).values()),
         inputs=sum(x.nbytes for x in inputs),
-        activations=sum(activations.values()),
-        casts=sum(saved.values()) - sum(activations.values()),
+        activations=sum(size for storage, size in saved.items() if storage not in made),
+        casts=sum(saved[storage] for storage in made),
     )
 
 
@@ -80,8 +76,7 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self, tensors):
         super().__init__()
-        self.sources = _storages(tensors).keys()
-        self.made = {}  # {storage: tensor}; kept, so that no other tensor gets its address
+        self.sources, self.made = _storages(tensors), {}  # {storage: tensor}: no other gets its address
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -91,11 +86,8 @@ class _Casts(TorchDispatchMode):
         return result
 
 
-def _storages(tensors):
+def _storages(tensors, without=()):
     """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
-    storages = [(tensor.device, tensor.untyped_storage()) for tensor in tensors]
-    return {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}
-
-
-def _without(storages, others):
-    return {storage: size for storage, size in storages.items() if storage not in others}
+    storages = ((tensor.device, tensor.untyped_storage()) for tensor in tensors)
+    found = {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}
+    return {storage: size for storage, size in found.items() if storage not in without}

@@ -19,12 +19,11 @@ KEYS = "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_t
 
 
 class GradScaler:
-    """Dynamic loss scaling, with the arguments and the numbers of ``torch.amp.GradScaler``.
+    """Dynamic loss scaling, with the methods, the arguments and the numbers of ``torch.amp.GradScaler``.
 
-    The scale starts at ``init_scale``; :meth:`adapt` moves it. device: "cuda", which without a GPU disables
-    the scaler, with a warning, or "cpu". A disabled one passes all on. Calls in a wrong order raise.
-    What torch's does not: ``skipped`` tells whether the last ``step`` was, and after STUCK skips in a row
-    comes a FloatingPointError, once the scale is no more than ``smallest``.
+    device: "cuda", which without a GPU disables the scaler, with a warning, or "cpu". A disabled one passes
+    all on. Calls in a wrong order raise. What torch's has not: ``skipped`` tells whether the last ``step``
+    was; after STUCK skips in a row, down to a scale of ``smallest``, comes a FloatingPointError.
     """
 
     smallest = 2.0**-24
@@ -42,6 +41,18 @@ class GradScaler:
         self._stage: dict[int, str] = {}  # {optimizer: the last that it had since update()}
         self._finite: dict[int, Any] = {}  # {optimizer: whether its gradients are, on the device or here}
         self._started, self._skips, self.skipped = False, 0, False  # scale() was called; skips in a row
+
+    def adapt(self, overflow: bool) -> None:
+        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
+        state = self._state
+        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
+        if overflow:
+            state["scale"] = _float32(state["scale"] * state["backoff_factor"])
+            state["_growth_tracker"] = 0
+        elif state["_growth_tracker"] == state["growth_interval"]:
+            grown = _float32(state["scale"] * state["growth_factor"])
+            state["scale"] = grown if math.isfinite(grown) else state["scale"]
+            state["_growth_tracker"] = 0
 
     def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at will."""
@@ -62,8 +73,7 @@ class GradScaler:
         if not self._enabled:
             return
         self._check_order("unscale_()", optimizer, ("unscale_()", "step()"))
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        grads = [grad.detach() for grad in grads if grad.numel()]
+        grads = _gradients(optimizer)
         if any(grad.dtype == torch.float16 for grad in grads):
             raise ValueError("a gradient is float16, too small once unscaled: step copies (MasterWeights)")
         if (inverse := _float32(1 / (self.get_scale() or 1e-99))) == math.inf:  # torch: 0 · inf = NaN
@@ -83,17 +93,13 @@ class GradScaler:
         if "closure" in kwargs or any(map(callable, args)):
             raise RuntimeError("step() got a closure, which would compute unscaled gradients; wanted none")
         self._check_order("step()", optimizer, ("step()",))
-        before = dict(self._stage), dict(self._finite)
+        if not _gradients(optimizer) or self._finite.get(id(optimizer), True) is None:
+            raise RuntimeError("step() came with no gradient in the optimizer; wanted a backward pass before")
         if id(optimizer) not in self._stage:
             self.unscale_(optimizer)
-        if (finite := self._finite[id(optimizer)]) is None:
-            self._stage, self._finite = before
-            raise RuntimeError("step() came with no gradient in the optimizer; wanted a backward pass before")
-        self._finite[id(optimizer)] = bool(finite)  # waits, once
-        self.skipped = not self._finite[id(optimizer)]
-        result = None if self.skipped else optimizer.step(*args, **kwargs)
-        self._stage[id(optimizer)] = "step()"
-        return result
+        self._finite[id(optimizer)] = bool(self._finite[id(optimizer)])  # waits, once
+        self._stage[id(optimizer)], self.skipped = "step()", not self._finite[id(optimizer)]
+        return None if self.skipped else optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Sets the next iteration's scale, from what was found or to ``new_scale``; ends this iteration."""
@@ -113,18 +119,6 @@ class GradScaler:
         if self._skips >= STUCK and self.get_scale() <= self.smallest:
             came = f"{self._skips} updates in a row were skipped, down to a scale of {self.get_scale():g}"
             raise FloatingPointError(f"{came}; look for inf or NaN in inputs, weights and loss")
-
-    def adapt(self, overflow: bool) -> None:
-        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
-        state = self._state
-        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
-        if overflow:
-            state["scale"] = _float32(state["scale"] * state["backoff_factor"])
-            state["_growth_tracker"] = 0
-        elif state["_growth_tracker"] == state["growth_interval"]:
-            grown = _float32(state["scale"] * state["growth_factor"])
-            state["scale"] = grown if math.isfinite(grown) else state["scale"]
-            state["_growth_tracker"] = 0
 
     def get_scale(self) -> float:
         """The scale, a number; 1.0 if disabled."""
@@ -161,6 +155,12 @@ class StaticScaler(GradScaler):
 
     def adapt(self, overflow: bool) -> None:
         """It stays as it is."""
+
+
+def _gradients(optimizer):
+    """An optimizer's gradients that hold numbers."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return [p.grad.detach() for p in parameters if p.grad is not None and p.grad.numel()]
 
 
 def _checked(state, name="scale"):

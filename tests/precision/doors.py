@@ -60,8 +60,6 @@ PRECISION = [
     ("no matrix", lambda: scaled(X[0], Scaling()), ValueError, "shape (4,); wanted a matrix of float32"),
     ("blocks that do not divide", lambda: scaled(X, Scaling(block=(1, 3))), ValueError,
      "(3, 4); wanted a mul"),
-    ("a delayed scale of 0", lambda: scaled(X, Scaling(), largest=X.new_zeros(())), ValueError,
-     "largest is 0"),
     ("bfloat16 weights", lambda: Bfloat16Weights(SGD([ONES]), "up"), ValueError, "how is 'up'; wanted"),
     ("fp8's dtype", lambda: fp8.to_float8(X, torch.float16), ValueError,
      "dtype is torch.float16; wanted one"),
