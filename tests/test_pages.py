@@ -46,6 +46,10 @@ TOO_WIDE = """() => {
         .filter(e => e.getBoundingClientRect().right > clientWidth);
     return [`${scrollWidth} > ${clientWidth}`, ...culprits.slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
 }"""
+FIRST_SCREEN = """() => {
+    const figure = document.querySelector("article :is(svg[role=img], img)")?.getBoundingClientRect();
+    return figure ? figure.bottom - document.querySelector("article").getBoundingClientRect().top : Infinity;
+}"""
 FLAT = """() => {
     document.querySelectorAll("figure svg[role=img]").forEach(figure => figure.replaceChildren());
     document.querySelectorAll("pre").forEach(code => { code.textContent = code.textContent; });
@@ -127,6 +131,13 @@ def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
 def test_nothing_scrolls_sideways_and_no_printed_result_is_cut_off(page, width):
     show(page, "light", width)
     assert page.evaluate(TOO_WIDE) == [] and (width == DESK or page.evaluate(CUT_OFF) == [])
+
+
+@pytest.mark.parametrize("width, height", [(DESK, 900), (PHONE, 2 * 844)])
+def test_the_figure_is_seen_under_the_answer_before_anything_else(page, width, height):
+    if page.name in ("index", *pages.CHAPTERS):
+        show(page, "light", width)
+        assert page.evaluate(FIRST_SCREEN) <= height
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,0 +1,195 @@
+/* The calculators of the page of that name. Each formula stands in ed_lib too, and a browser test compares the two.
+   A form names its formula (data-formula); its fields are the formula's arguments. */
+"use strict";
+
+const ITEMS = { mixed: [2, 2, 12], float32: [4, 4, 8] }; // bytes a parameter: weights, gradients, Adam
+const SHARED_FROM = { weights: 3, gradients: 2, optimizer: 1 }; // the stage of ZeRO
+
+const formulas = {
+  /* ed_lib.parallel.ledger: state, and activations of all layers. */
+  memory({ parameters, format, devices, stage, layers, hidden, heads, tokens, sequences, recompute }) {
+    const bytes = {};
+    Object.entries(SHARED_FROM).forEach(([part, since], n) => {
+      bytes[part] = (parameters * ITEMS[format][n]) / (stage >= since ? devices : 1);
+    });
+    const numbers = { none: 16 * hidden + heads * tokens, selective: 16 * hidden, full: hidden }[recompute];
+    bytes.activations = layers * tokens * sequences * numbers * ITEMS[format][0];
+    return bytes;
+  },
+
+  /* ed_lib.parallel.simulator.simulate: a forward pass of a micro-batch takes 1, a backward pass 2. */
+  pipeline({ devices, microbatches, schedule, chunks }) {
+    const parts = schedule === "interleaved" ? chunks : 1;
+    const programs = Array.from({ length: devices }, (_, s) => program(schedule, s, devices, microbatches, parts));
+    const times = { forward: 1 / parts, backward: 2 / parts, backward_input: 1, backward_weight: 1 };
+    const clock = Array(devices).fill(0), next = Array(devices).fill(0), ends = new Map(), events = [];
+    for (let moved = true; moved; ) {
+      moved = false;
+      for (let s = 0; s < devices; s++)
+        while (next[s] < programs[s].length) {
+          const [op, i, c] = programs[s][next[s]], k = c * devices + s; // its place in the chain
+          const back = op.startsWith("backward");
+          const waits = op === "backward_weight" || k + (back ? 1 : -1) === (back ? devices * parts : -1)
+            ? 0 : ends.get(`${back}, ${i}, ${k + (back ? 1 : -1)}`);
+          if (waits === undefined) break;
+          const start = Math.max(clock[s], waits);
+          clock[s] = start + times[op];
+          if (op !== "backward_weight") ends.set(`${back}, ${i}, ${k}`, clock[s]);
+          events.push({ stage: s, op, microbatch: i, chunk: c, start, end: clock[s] });
+          next[s]++;
+          moved = true;
+        }
+    }
+    const seconds = Math.max(...clock);
+    const work = events.reduce((sum, event) => sum + event.end - event.start, 0);
+    const live = programs.map(steps => {
+      let now = 0;
+      return Math.max(...steps.map(([op]) => (now += { forward: 1, backward: -1, backward_weight: -1 }[op] ?? 0)));
+    });
+    return { seconds, busy: work / (devices * seconds), live, events };
+  },
+
+  /* ed_lib.roofline.Ceilings.floor */
+  roofline({ bytes, flops, bandwidth, rate }) {
+    return { moving: bytes / bandwidth, computing: flops / rate, seconds: Math.max(bytes / bandwidth, flops / rate) };
+  },
+
+  /* ed_lib.parallel.links: all_reduce by a ring, two_levels; ledger.sent at stage 3, beside 6 FLOP a parameter and
+     token. */
+  traffic({ parameters, itemsize, devices, server, alpha, inside, between, rate }) {
+    const ring = (bytes, p, bandwidth) => 2 * (p - 1) * alpha + ((2 * (p - 1)) / p) * (bytes / bandwidth);
+    const bytes = parameters * itemsize, servers = devices / server;
+    const flat = ring(bytes, devices, servers > 1 ? between : inside);
+    const fsdp = (3 * (devices - 1) * bytes) / devices / (servers > 1 ? between : inside);
+    return {
+      flat, two_levels: ring(bytes, server, inside) + ring(bytes / server, servers, between),
+      fsdp, tokens: (fsdp * rate) / (6 * parameters),
+    };
+  },
+};
+
+/* A stage's computations in order, [op, micro-batch, chunk]: as ed_lib.parallel.schedules has them. */
+function program(schedule, stage, p, m, chunks) {
+  const all = Array.from({ length: m }, (_, i) => i), last = p - 1 - stage;
+  if (schedule === "gpipe") return [...all.map(i => ["forward", i, 0]), ...all.map(i => ["backward", i, 0])];
+  let there = all.map(i => [i, 0]), back = there, ahead = Math.min(m, last);
+  if (schedule === "interleaved") {
+    const order = parts => all.filter(i => i % p === 0).flatMap(
+      first => parts.flatMap(c => all.slice(first, first + p).map(i => [i, c])));
+    const parts = Array.from({ length: chunks }, (_, c) => c);
+    there = order(parts);
+    back = order(parts.reverse());
+    ahead = Math.min(there.length, 2 * last + (chunks - 1) * p);
+  }
+  const late = schedule === "zb_h1" ? stage : 0, steps = there.slice(0, ahead).map(each => ["forward", ...each]);
+  back.forEach((each, n) => {
+    if (n + ahead < there.length) steps.push(["forward", ...there[n + ahead]]);
+    steps.push([schedule === "zb_h1" ? "backward_input" : "backward", ...each]);
+    if (schedule === "zb_h1" && n >= late) steps.push(["backward_weight", n - late, 0]);
+  });
+  if (schedule === "zb_h1") all.slice(Math.max(0, m - late)).forEach(i => steps.push(["backward_weight", i, 0]));
+  return steps;
+}
+
+/* From here on: what is typed, and what is shown. */
+const PREFIXES = { "": 1, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15 };
+
+/* The value of a field, or what is wrong with it, in words: "70B", "1.5e9" and "16,384" are numbers. */
+function read(field) {
+  if (field.localName === "select") return /^\d+$/.test(field.value) ? +field.value : field.value;
+  const text = field.value.replace(/[,\s]/g, "").match(/^([-+]?\d*\.?\d+(?:e[-+]?\d+)?)([KMGBTP]?)$/i);
+  const { min = "0", max = "1e18", whole } = field.dataset;
+  if (!text) throw `Wanted a number, like ${field.defaultValue}.`;
+  const value = text[1] * PREFIXES[text[2].toUpperCase()];
+  if (!(value >= min)) throw `Wanted ${min} or more.`;
+  if (!(value <= max)) throw `Wanted ${(+max).toLocaleString("en")} at most.`;
+  if (whole !== undefined && value % 1) throw "Wanted a whole number.";
+  return value;
+}
+
+const scaled = (value, unit, step = 1000) => {
+  const names = step === 1000 ? ["", "k", "M", "G", "T", "P", "E", "Z", "Y"] : ["", "m", "µ", "n", "p"];
+  const n = step === 1000 ? Math.floor(Math.log10(Math.max(value, 1)) / 3) : Math.ceil(-Math.log10(value || 1) / 3);
+  const place = Math.min(Math.max(n, 0), names.length - 1);
+  return `${+(value * (step === 1000 ? 1000 ** -place : 1000 ** place)).toPrecision(3)} ${names[place]}${unit}`;
+};
+const time = value => (value >= 1 ? `${(+value.toPrecision(3)).toLocaleString("en")} s` : scaled(value, "s", 0.001));
+const COLOURS = { forward: "#2f8fd0", backward: "#dc7a12", backward_input: "#dc7a12", backward_weight: "#8a9099" };
+
+const shows = {
+  memory(bytes) {
+    const whole = Object.values(bytes).reduce((sum, part) => sum + part, 0);
+    const parts = Object.entries(bytes).map(([name, part]) => `${name} ${scaled(part, "B")}`).join(", ");
+    const rows = [16e9, 24e9, 80e9, 141e9].map(card => {
+      const share = Math.min(1, whole / card);
+      const words = whole > card ? "does not fit" : `${Math.round(100 * share)}% full`;
+      return `<tr><th scope="row">${card / 1e9} GB</th><td><meter min="0" low="0.8" high="0.999" max="1" optimum="0"
+        value="${share}" aria-label="of ${card / 1e9} GB"></meter> ${words}</td></tr>`;
+    });
+    return `<p><b>${scaled(whole, "B")}</b> a device: ${parts}.</p><table>${rows.join("")}</table>`;
+  },
+  pipeline({ seconds, busy, live, events }) {
+    const p = live.length, height = Math.max(6, Math.min(24, 240 / p)), unit = 600 / seconds;
+    const bars = events.map(({ stage, op, chunk, start, end }) => `<rect x="${start * unit}" y="${stage * height}"
+      width="${Math.max((end - start) * unit - 0.4, 0.2)}" height="${height - 1}" fill="${COLOURS[op]}"
+      opacity="${chunk % 2 ? 0.6 : 1}"/>`);
+    const percent = Math.round(100 * busy);
+    const said = `${percent}% of the time the devices compute, ${100 - percent}% is the bubble`;
+    return `<p><b>${said}.</b> A device holds the activations of ${Math.max(...live)} micro-batches (or parts of them)
+      at most.</p><svg role="img" aria-label="Timeline of ${p} devices: ${said}"
+      viewBox="0 0 600 ${p * height}">${bars.join("")}</svg>
+      <p>Rows are devices, from left to right goes time: forward blue, backward orange, weights' gradients grey.</p>`;
+  },
+  roofline({ moving, computing, seconds }) {
+    const [bound, other] = computing >= moving ? ["FLOPs", moving] : ["bytes", computing];
+    return `<p><b>${time(seconds)}</b> at the least, bound by its ${bound}: the other takes ${time(other)}.</p>`;
+  },
+  traffic({ flat, two_levels, fsdp, tokens }) {
+    return `<p>An all-reduce of all gradients takes <b>${time(flat)}</b> by one ring, ${time(two_levels)} by rings
+      inside servers and between them. FSDP sends for ${time(fsdp)} a step, which computing hides from
+      <b>${Math.ceil(tokens).toLocaleString("en")} tokens</b> a device on.</p>`;
+  },
+};
+
+/* What fits together only with another field. */
+const rules = {
+  memory: ({ hidden, heads }) => hidden % heads && ["heads", `Wanted a divisor of ${hidden}, the width.`],
+  pipeline: ({ schedule, devices, microbatches }) => schedule === "interleaved" && (devices < 2
+    ? ["devices", "Interleaved wants two or more."]
+    : microbatches % devices && ["microbatches", `Interleaved wants a multiple of ${devices}, the devices.`]),
+  traffic: ({ devices, server }) => devices % server && ["server", `Wanted a divisor of ${devices}, the devices.`],
+  roofline: () => null,
+};
+
+function answer(form) {
+  const values = {}, output = form.querySelector("output"), fields = [...form.querySelectorAll("[name]")];
+  const wrong = new Map();
+  for (const field of fields)
+    try {
+      values[field.name] = read(field);
+    } catch (words) {
+      wrong.set(field.name, words);
+    }
+  const clash = !wrong.size && rules[form.dataset.formula](values);
+  if (clash) wrong.set(...clash);
+  for (const field of fields) {
+    field.setAttribute("aria-invalid", wrong.has(field.name));
+    document.getElementById(field.getAttribute("aria-describedby")).textContent = wrong.get(field.name) ?? "";
+  }
+  output.innerHTML = wrong.size ? "" : shows[form.dataset.formula](formulas[form.dataset.formula](values));
+}
+
+for (const form of document.querySelectorAll("form[data-formula]")) {
+  for (const field of form.querySelectorAll("[name]")) {
+    const words = Object.assign(document.createElement("small"), { id: `${form.dataset.formula}-${field.name}-wrong` });
+    field.setAttribute("aria-describedby", words.id);
+    field.closest("label").append(words);
+    if (field.dataset.sets) // a machine fills in its numbers
+      field.addEventListener("change", () => field.value && field.dataset.sets.split(" ").forEach(
+        (name, n) => { form.elements[name].value = field.value.split(" ")[n]; }));
+  }
+  form.addEventListener("submit", event => event.preventDefault());
+  form.addEventListener("input", () => answer(form));
+  form.addEventListener("change", () => answer(form));
+  answer(form);
+}
