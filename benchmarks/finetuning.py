@@ -15,7 +15,7 @@ from benchmarks import formats
 from benchmarks.harness import summary
 from benchmarks.precision import encoder_flops
 from ed_lib import data
-from ed_lib.precision import finetuning, memory, minilm
+from ed_lib.precision import memory, minilm
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,8 @@ def fine_tuning(size, device):
     """
     few, tokenizer = slice(size.pairs), minilm.tokenizer()
     parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
-    train, test = (finetuning.examples(part, tokenizer) for part in parts)
+    train, test = (minilm.examples(part, tokenizer) for part in parts)
     steps = list(step_flops(size, train))
-    parameters = sum(p.numel() for p in minilm.load().parameters())
-    bytes = 8 * 4 * parameters * len(steps)  # AdamW reads and writes eight float32 a parameter
     for name in ["float32", "bfloat16"] + ["float16"] * (device != "cpu"):
         context = nullcontext if name == "float32" else partial(torch.autocast, device, getattr(torch, name))
         options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "context": context}
@@ -47,17 +45,18 @@ def fine_tuning(size, device):
         for seed in range(size.seeds):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
-            histories.append(finetuning.finetune(net, train, test, seed=1000 * seed, **options))
-        case = {"format": name, "pairs": len(train), "floor_bytes": bytes, "floor_flops": sum(steps)}
+            histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
+        parameters = sum(p.numel() for p in net.parameters())
+        bytes = 8 * 4 * parameters * len(steps)  # AdamW reads and writes eight float32 a parameter
+        case = {"format": name, "pairs": len(train.labels), "floor_bytes": bytes, "floor_flops": sum(steps)}
         row = case | summary([sum(one.seconds) for one in histories])
         row["accuracy"] = [one.accuracy[-1] for one in histories]
-        yield row | bytes_of_a_step(size, context, device, train)
+        yield row | bytes_of_a_step(net, size, context, device, train)
 
 
-def bytes_of_a_step(size, context, device, train):
+def bytes_of_a_step(net, size, context, device, train):
     """What a step on the first batch keeps, in bytes."""
-    net = minilm.load().to(device)
-    *inputs, labels = train.batch(range(min(size.batch, len(train))), device)
+    *inputs, labels = train.batch(range(min(size.batch, len(train.labels))), device)
 
     def loss(*inputs):
         with context():
@@ -71,7 +70,7 @@ def step_flops(size, train):
     """FLOPs of the products of each step, of the first seed's batches, as padded."""
     sizes = {"layers": 6, "hidden": 384, "classes": 3}
     for epoch in range(size.epochs):
-        for some in data.batches(len(train), size.batch, seed=epoch):
+        for some in data.batches(len(train.labels), size.batch, seed=epoch):
             longest = max(len(train.tokens[row]) for row in some)
             yield sum(encoder_flops(sizes, longest, len(some)))
 

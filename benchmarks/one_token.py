@@ -2,7 +2,7 @@
 
 Products: matrices in turn, as the layers of a model are, so that no cache holds them. Encoder:
 all-MiniLM-L6-v2, its Linear layers rounded after training, beside what people said of SICK's pairs.
-Characters: Part I's transformer, rounded after training. Writing: a text, character by character.
+Characters: a small GPT, rounded after training. Writing: a text, character by character.
 """
 
 import copy
@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import nn
 
 from benchmarks import formats
 from benchmarks.formats import deviation
 from benchmarks.harness import Version, measure, summary
-from ed_lib import data
-from ed_lib.ed import language
-from ed_lib.precision import minilm, weight_only
-from ed_lib.precision.decoding import Decoder
+from ed_lib import data, models
+from ed_lib.precision import decoding, minilm, quantization, weight_only
 from ed_lib.precision.weight_only import Linear4
 
-FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4"
+FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4", "W8A8"
 HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
 
@@ -31,7 +30,7 @@ WAYS = "float32, no cache", "float32", "int8", "int4"
 @dataclass(frozen=True)
 class Size:
     """``copies``: matrices in turn; ``sentences``, ``stretches``: to calibrate on; ``pairs``, ``places``:
-    held out, None for all; ``trained``, ``wide``: layers, heads and width of the two that write.
+    held out, None for all; ``trained``, ``wide``: width, heads and layers of the two that write.
     """
 
     n: int = 4096
@@ -43,8 +42,8 @@ class Size:
     groups: tuple = (128, 32)
     steps: int = 2000
     stretches: int = 32
-    trained: tuple = (4, 4, 128)
-    wide: tuple = (6, 16, 1024)
+    trained: tuple = (128, 4, 4)
+    wide: tuple = (1024, 16, 6)
     hows: tuple = HOWS
     length: int = 64  # characters to write
     places: int | None = None
@@ -53,11 +52,13 @@ class Size:
 
 
 SIZE = Size()
-TINY = Size(256, 2, (1, 4), 4, 2, (4,), (128,), 3, 2, (1, 2, 128), (1, 2, 128), HOWS[:1], 4, 2, 0.001, 1)
+TINY = Size(256, 2, (1, 4), 4, 2, (4,), (128,), 3, 2, (128, 2, 1), (128, 2, 1), HOWS[:1], 4, 2, 0.001, 1)
 
 
 def ceilings(device, name):
-    """Of weights in few bits the floor is that of the operations on the inputs, or of reading them."""
+    """Of weights in few bits the floor is that of the operations on the inputs, or of reading the weights; of
+    inputs in eight bits the second alone, since products of bytes have a rate of their own.
+    """
     return formats.ceilings(device, "float32" if name.startswith("float32") else "bfloat16")
 
 
@@ -70,29 +71,45 @@ def products_of(size, batch):
     """A version of each format: the products of ``batch`` rows, rounded to bfloat16 but for float32."""
     draw = torch.Generator().manual_seed(0)
     w, x = torch.randn(size.n, size.n, generator=draw), torch.randn(batch, size.n, generator=draw)
-    for name in FORMATS:
-        one, product, numbers, bytes = kept_as(name, w)
-        turns = [copy.deepcopy(one) for _ in range(size.copies)]
-        few = x if "float32" in name else x.bfloat16()
-        call = lambda product=product, x=few, turns=turns: [product(each, x) for each in turns]  # noqa: E731
-        cost = size.copies * bytes, size.copies * 2 * w.numel() * batch
-        error = deviation([product(one, few)], [x.double() @ numbers.double().T])
+    for name in FORMATS if quantization.has_vnni() else FORMATS[:-1]:
+        product, numbers, bytes = kept_as(name, w)
+        turns = [kept_as(name, w)[0] for _ in range(size.copies)]
+        few = x if "float32" in name or name == "W8A8" else x.bfloat16()
+        call = lambda x=few, turns=turns: [each(x) for each in turns]  # noqa: E731
+        cost = size.copies * bytes, size.copies * 2 * w.numel() * batch * (name != "W8A8")
+        error = deviation([product(few)], [x.double() @ numbers.double().T])
         tolerance = 1e-4 if "float32" in name else 3e-2
         yield Version({"format": name, "batch": batch}, call, cost, error, tolerance)
 
 
 def kept_as(format, w):
-    """A weight (O, I) → (what stands for it, the product of that and x (B, I), the numbers meant, bytes)."""
+    """A weight (O, I) → (the product with a copy of it in this format, of x (B, I); the numbers; bytes)."""
     if format == "int8":
-        scale = w.abs().amax(1) / 127  # (O,)
-        codes, short = (w / scale[:, None]).round().to(torch.int8), scale.bfloat16()
+        scale = quantization.choose_scale(w)  # (O, 1)
+        codes, short = quantization.quantize(w, scale, 8), scale[:, 0].bfloat16()
         product = torch.ops.aten._weight_int8pack_mm
-        return codes, lambda codes, x: product(x, codes, short), codes * scale[:, None], codes.nbytes
+        return lambda x: product(x, codes, short), codes * scale, codes.nbytes
+    if format == "W8A8":
+        layer = quantization.W8A8(w)
+        return layer, layer.codes * layer.scale[:, None], layer.codes.nbytes
     if format == "int4":
         few = weight_only.nearest(w, 4, 128)
-        return Linear4(few), lambda layer, x: layer(x), few.weight(), few.bytes
-    w = w.bfloat16() if format == "bfloat16" else w
-    return w, (lambda w, x: (w @ x.T).T) if "xᵀ" in format else (lambda w, x: x @ w.T), w, w.nbytes
+        return Linear4(few), few.weight(), few.bytes
+    w = w.bfloat16() if format == "bfloat16" else w.clone()
+    return (lambda x: (w @ x.T).T) if "xᵀ" in format else (lambda x: x @ w.T), w, w.nbytes
+
+
+class Rounded(nn.Module):
+    """A Linear layer with its weight in few bits: (…, I) → (…, O), float32, with inputs in bfloat16."""
+
+    def __init__(self, linear, format):
+        super().__init__()
+        self.bias, self.outputs = linear.bias, linear.out_features
+        self.product, self.numbers, self.bytes = kept_as(format, linear.weight.detach())
+
+    def forward(self, x):
+        y = self.product(x.flatten(0, -2).bfloat16()).float()  # (…, I) → (N, I) → (N, O)
+        return y.view(*x.shape[:-1], self.outputs) + self.bias
 
 
 def encoders(size, device):
@@ -102,7 +119,7 @@ def encoders(size, device):
     few, right = slice(size.pairs), []
     sides = learned.first[: size.sentences], held_out.first[few], held_out.second[few]
     calibration, *pairs = (minilm.encode(tokenizer, side)[0] for side in sides)
-    seen = inputs(net, calibration)
+    seen = inputs(net, lambda watched: minilm.embeddings(watched, calibration, batch=1))
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
     for row, weights in in_few_bits(size, exact, seen):
         for name, weight in weights.items():
@@ -132,14 +149,15 @@ def in_few_bits(size, exact, seen):
         yield row, {name: weight for name, (weight, _) in found.items()}
 
 
-def inputs(net, sentences):
-    """What each Linear layer of the encoder's is given: {name: (N, I)}."""
+def inputs(net, run):
+    """What each Linear layer of a transformer's blocks is given when it is run: {name: (N, I)}."""
     seen, watched = {}, copy.deepcopy(net)
     for name, layer in watched.named_modules():
-        if isinstance(layer, nn.Linear) and name.startswith("layers."):
+        if isinstance(layer, nn.Linear) and "." in name:
             rows = seen[name] = []
-            layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0][0]))
-    minilm.embeddings(watched, sentences, batch=1)
+            layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0].flatten(0, -2)))
+    with torch.no_grad():
+        run(watched)
     return {name: torch.cat(rows) for name, rows in seen.items()}
 
 
@@ -159,36 +177,37 @@ def rounded(weight, x, how, bits, group):
 
 
 def transformer(shape, steps=0):
-    """The transformer of characters, trained for so many steps; and the text."""
+    """A GPT of characters, trained for so many steps at a rate that rises and falls; and the text."""
     text = data.text()
-    net = language.Transformer(len(text.characters), 64, *shape, rate=3e-3, steps=max(steps, 1))
+    net = models.GPT(len(text.characters), 64, *shape)
+    adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, max(steps, 2), pct_start=0.05)
     for _, batch in zip(range(steps), data.stretches(text.train, 12, 64, seed=0), strict=False):
-        net.step(*(half.T for half in batch))
+        adam.zero_grad()
+        loss_of(net, torch.cat([batch[0], batch[1][-1:]]).T).backward()
+        adam.step()
+        schedule.step()
     return net, text
 
 
+def loss_of(net, text):
+    """The mean loss in nats of the characters of stretches (B, T + 1), but for the first of each."""
+    return F.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
 def writers(size, device):
-    """A row for each way of rounding the trained transformer; results: "loss" and "bytes"."""
+    """A row for each way of rounding the trained GPT; results: "loss" and "bytes"."""
     net, text = transformer(size.trained, size.steps)
-    seen = given(net, text.train[: size.stretches * 64].view(-1, 64))
-    exact = {name: net.parameters[name].detach().T.contiguous() for name in seen}
+    learned, held_out = (part.unfold(0, 65, 64) for part in (text.train, text.held_out))  # (n, 65) each
+    seen = inputs(net, lambda watched: watched(learned[: size.stretches, :-1]))
+    exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
     for row, weights in in_few_bits(size, exact, seen):
-        net.parameters |= {name: weight.T for name, weight in weights.items()}
-        yield row | {"loss": language.held_out_loss(net, text.held_out, size.places)}
-
-
-def given(net, stretches):
-    """What each product of a transformer's blocks is given in these stretches (n, T): {name: (n T, I)}."""
-    seen = []  # in the order of the decoder's products
-
-    def watched(w):
-        seen.append(rows := [])
-        return lambda x: rows.append(x) or x @ w.T
-
-    decoder = Decoder(net, watched)
-    for stretch in stretches:
-        write(decoder, stretch)
-    return {name: torch.cat(rows) for name, rows in zip(decoder.products, seen, strict=False)}
+        for name, weight in weights.items():
+            net.get_submodule(name).weight.data = weight
+        with torch.no_grad():
+            some = held_out[: size.places]
+            loss = sum(len(few) * float(loss_of(net, few)) for few in some.split(64)) / len(some)
+        yield row | {"loss": loss}
 
 
 def writing(size, device):
@@ -201,41 +220,33 @@ def writing(size, device):
 
 def ways(name, net, line):
     """A version of each way to write a line (T,) with a network."""
-    exact, T = dict(net.parameters), len(line)
     for way in WAYS:
         format, _, anew_each = way.partition(",")
-        made = {n: kept_as(format, p.detach().T.contiguous()) for n, p in exact.items() if n[0].isdigit()}
-        numbers = {n: each.T for n, (_, _, each, _) in made.items()}
-        calls = iter([reading(one, product, format) for one, product, _, _ in made.values()])
-        decoder = Decoder(net, lambda w, calls=calls: next(calls))
-        call = partial(anew, net, line) if anew_each else partial(write, decoder, line)
-        weights, bytes = sum(w.numel() for w in numbers.values()), sum(each[3] for each in made.values())
-        reads = (T + 1) / 2 if anew_each else 1  # of each character
-        net.parameters = {n: p.detach().double() for n, p in (exact | numbers).items()}
-        right = net.forward(line[None])[:, -1]
-        net.parameters = exact
-        error, tolerance = deviation([call()[None]], [right]), 1e-4 if "float32" in way else 5e-2
-        cost = T * bytes, T * reads * 2 * weights
+        made, right, bytes, weights = copy.deepcopy(net), copy.deepcopy(net).double(), 0, 0
+        for layer, linear in net.named_modules():
+            if isinstance(linear, nn.Linear):
+                few = Rounded(linear, format)
+                if format != "float32":
+                    made.set_submodule(layer, few)
+                right.get_submodule(layer).weight.data = few.numbers.double()
+                bytes, weights = bytes + few.bytes, weights + linear.weight.numel()
+        call = partial(anew if anew_each else write, made, line)
+        reads = (len(line) + 1) / 2 if anew_each else 1  # of each character
+        cost = len(line) * bytes, len(line) * reads * 2 * weights
+        error, tolerance = deviation([call()], [right(line[None])[:, -1]]), 1e-4 if "float32" in way else 5e-2
         yield Version({"net": name, "format": way}, call, cost, error, tolerance)
 
 
-def reading(one, product, format):
-    """The product with what stands for a weight, as a function of x (1, I) in float32, → (1, O)."""
-    if format == "float32":
-        return partial(product, one)
-    return lambda x: product(one, x.bfloat16()).float()
-
-
-def write(decoder, text):
-    """The scores after a text (T,), read character by character: (V,)."""
-    decoder.length = 0  # a new text
-    return [decoder.step(character) for character in text.tolist()][-1]
+def write(net, text):
+    """The scores after a text (T,), read character by character with a key-value cache: (1, V)."""
+    caches = [[] for _ in net.blocks]
+    return [decoding.step(net, character[None], caches) for character in text][-1]
 
 
 @torch.no_grad()
 def anew(net, text):
     """The same, with the whole text so far read for each character."""
-    return [net.forward(text[None, : n + 1])[0, -1] for n in range(len(text))][-1]
+    return [net(text[None, : n + 1])[:, -1] for n in range(len(text))][-1]
 
 
 TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}

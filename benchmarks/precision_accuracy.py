@@ -6,7 +6,6 @@ the bytes of what is stored, and of the first seed the time that it takes.
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from benchmarks.formats import deviation
 from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
-from ed_lib.precision import autocasting, compression, fp8, int8
-from ed_lib.precision.quantization import Quantized, quantize_model, replaced, stored_bytes, unpacked
+from ed_lib.precision import autocasting, compression, fp8
+from ed_lib.precision.quantization import quantize_model, stored_bytes, unpacked
 from ed_lib.precision.scaler import GradScaler
 
 
@@ -71,7 +71,6 @@ class Size(Training):
     rate: float = 1e-3
     tuning_rate: float = 5e-4
     prunings: int = 10  # of a gradual one
-    calibration: int = 500
     batches: tuple = (1, 256)
     seconds: float = 0.5
 
@@ -84,7 +83,7 @@ class Size(Training):
 SIZE = Size()
 TINY = Size(
     (("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))),
-    60, 40, 20, 1, 1, prunings=3, calibration=10, batches=(1, 5), seconds=0.001, **REHEARSAL | {"seeds": 1},
+    60, 40, 20, 1, 1, prunings=3, batches=(1, 5), seconds=0.001, **REHEARSAL | {"seeds": 1},
 )  # fmt: skip
 
 
@@ -116,48 +115,38 @@ def trained(model, data, optimizer, rates, format, seed, size):
 
 
 def smaller(size, device):
-    """One for each way, form in which it runs, and batch; "accuracy" and "bytes" are by seed."""
+    """A row for each way and batch; "accuracy" and "bytes" are by seed."""
     (found,) = runs(made, [{}], size.seeds, workers=size.workers, size=size)
     _, (x, _) = size.data()
     for batch in size.batches:
         versions = []
         for name, net in found["nets"][0].items():
             results = {key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")}
-            for how, form in running(name, net).items():
-                call, case = partial(answers, form, x[:batch]), {"way": name, "runs as": how, "batch": batch}
-                error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
-                versions.append(Version(case, call, error=error, results=results))
+            form = unpacked(net)  # what is stored in few bits is widened once, and computes in float32
+            error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
+            call = partial(answers, form, x[:batch])
+            versions.append(Version({"way": name, "batch": batch}, call, error=error, results=results))
         yield from measure(versions, "cpu", size.seconds)
 
 
 def made(seed, size):
-    """From one seed {way: model}, its accuracy on the test images, and bytes; masks are made permanent."""
-    start, ((x, _), test) = timing.now(), size.data()
+    """From one seed {way: model}, its accuracy on the test images, and bytes."""
+    start, (_, test) = timing.now(), size.data()
     base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
-    eight = partial(quantize_model, bits=8, inputs=8, images=x[: size.calibration])
-    nets = {"float32": base, "float32, trained on": tuned(base, seed, size), "int8": eight(base)}
+    nets = {"float32": base, "float32, trained on": tuned(base, seed, size)}
+    for bits in (8, 4, 2):
+        nets[f"int{bits} weights"] = quantize_model(base, bits, span="mse")
     for bits in (4, 2):
-        nets[f"int{bits} weights"] = few = quantize_model(base, bits, span="mse")
-        nets[f"int{bits}, trained"] = tuned(few, seed, size)
+        nets[f"int{bits}, trained"] = tuned(nets[f"int{bits} weights"], seed, size)
     for amount in (0.9, 0.95, 0.98):
         nets[f"pruned {amount:.0%}, gradually"] = pruned_gradually(amount, seed, base, size)
     for amount in (0.5, 0.75):
-        for name, net in fewer_filters(amount, seed, base, size, eight).items():
+        for name, net in fewer_filters(amount, seed, base, size).items():
             nets[f"{amount:.0%} of filters cut, {name}"] = net
     nets |= students(seed, base, size)
     accuracy = {name: training.accuracy(net, *test) for name, net in nets.items()}
     bytes = {name: stored_bytes(net) for name, net in nets.items()}
     return {"nets": nets, "accuracy": accuracy, "bytes": bytes, "seconds": timing.now() - start}
-
-
-def running(name, net):
-    """What can be run of a network that is stored: {in which form: module}."""
-    quantized = [module for module in net.modules() if isinstance(module, Quantized)]
-    if quantized and quantized[0].inputs is None:
-        return {"float32": unpacked(net)}
-    if quantized:  # where the processor has no products of eight bits, their emulation is timed
-        return {"int8": int8.to_int8(net)} if int8.available() else {"float32, fake": net}
-    return {"float32": net} | ({"float32, CSR": sparse_linears(net)} if name.endswith("gradually") else {})
 
 
 def pruned_gradually(amount, seed, base, size):
@@ -166,12 +155,25 @@ def pruned_gradually(amount, seed, base, size):
     optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
     length = int(0.75 * size.tuning * len(x)) // size.prunings
     for step in range(1, size.prunings + 1):
-        compression.prune(net, cubic(step, size.prunings, amount))
+        prune_to(net, cubic(step, size.prunings, amount))
         at = torch.arange((step - 1) * length, step * length) % len(x)
         training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
     training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
-    return compression.permanent(net)
+    for layer, name in weights_of(net):
+        prune.remove(layer, name)  # the masks become zeros
+    return net
+
+
+def weights_of(net):
+    return [(layer, "weight") for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+
+
+def prune_to(net, share):
+    """Prunes the weights of smallest absolute value, of all layers together, until so many are 0."""
+    weights, total = weights_of(net), sum(layer.weight.numel() for layer, _ in weights_of(net))
+    gone = sum(int((mask == 0).sum()) for name, mask in net.named_buffers() if name.endswith("weight_mask"))
+    prune.global_unstructured(weights, prune.L1Unstructured, amount=round(share * total) - gone)
 
 
 def cubic(step, steps, end):
@@ -181,14 +183,13 @@ def cubic(step, steps, end):
     return end * (1 - (1 - min(step, steps) / steps) ** 3)
 
 
-def fewer_filters(amount, seed, base, size, eight):
+def fewer_filters(amount, seed, base, size):
     """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
     keep = {name: compression.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
     small = tuned(compression.keep_filters(base, keep), seed, size)
     fresh = compression.keep_filters(models.lenet(100 + seed), keep)
     return {
         "trained on": small,
-        "int8": eight(small),
         "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
         "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
     }
@@ -218,7 +219,8 @@ def taught(scores, targets, alpha, temperature=2.0):
     """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels: scores
     (B, classes), targets (B, classes + 1) → (). T² is there since the first part's gradient shrinks as 1/T².
     """
-    from_teacher = compression.divergence(scores, targets[:, :-1], temperature)
+    p = F.softmax(targets[:, :-1] / temperature, dim=1)  # (B, classes)
+    from_teacher = F.kl_div(F.log_softmax(scores / temperature, dim=1), p, reduction="batchmean")
     from_labels = F.cross_entropy(scores, targets[:, -1].long())
     return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
 
@@ -236,28 +238,6 @@ def fitted(net, epochs, rate, seed, size):
 def answers(net, x):
     with torch.inference_mode():
         return net(x)
-
-
-class SparseLinear(nn.Module):
-    """A Linear layer with its weight in compressed rows (CSR): (B, n_in) → (B, n_out). It skips zeros."""
-
-    def __init__(self, layer):
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that CSR tensors are "in beta state"
-            self.weight, self.bias = layer.weight.detach().to_sparse_csr(), layer.bias
-
-    def forward(self, x):
-        return (self.weight @ x.T).T + self.bias  # (n_out, n_in) @ (n_in, B) → (n_out, B) → (B, n_out)
-
-
-def sparse_linears(model):
-    """A copy of a pruned model that skips the zeros of its Linear layers; convolutions stay dense."""
-    model = compression.permanent(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model = replaced(model, name, SparseLinear(module))
-    return model
 
 
 context = one_thread

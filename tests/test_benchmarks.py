@@ -245,13 +245,13 @@ def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand(monke
     rows = list(precision_accuracy.smaller(dataclasses.replace(precision_accuracy.TINY, batches=(1,)), "cpu"))
     found = {row["way"]: row["bytes"] for row in rows}
     assert found["float32"] == found["float32, trained on"] == [516_272]
-    # Weights, a scale for each of 208 filters, biases; five inputs' scales and zero points.
-    assert found["int8"] == [128_860 + 8 * 208 + 4 * 5]
+    # Weights, a scale for each of 208 filters, biases.
+    assert found["int8 weights"] == [128_860 + 8 * 208]
     assert max(found["int4 weights"] + found["int4, trained"]) <= 128_860 / 2 + 8 * 208 + 2
     assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)]
     assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)]
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
-    assert all(row["error"] < (0.02 if row["runs as"] == "int8" else 1e-5) for row in rows)
+    assert all(row["error"] < 1e-5 for row in rows)
     weights = (65 + 8 + 65 + 12 * 16) * 16
     monkeypatch.setattr(eight_bit_adam, "SMALL", 0)
     exact, low = few_bits.rows(few_bits.TINY, "cpu", "states")

@@ -1,42 +1,22 @@
-"""A smaller network: weights that are set to zero and held there, filters that are taken out for good, and a
-student that learns from a large network's scores.
-
-A mask has the shape of a weight, and is False where the weight is pruned.
-"""
+"""A smaller network: whole filters and neurons are taken out for good, with what looked at them."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ed_lib.precision.quantization import LAYERS
 
 
-class Mask(nn.Module):
-    """Holds the pruned weights of a layer at zero, whatever an optimizer does to the numbers behind them."""
-
-    def __init__(self, mask: Tensor):
-        super().__init__()
-        self.mask = nn.Buffer(mask)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.mask
-
-
-def smallest(weight: Tensor, amount: float) -> Tensor:
-    """The mask of a weight, of any shape: False for the share ``amount`` of smallest absolute value."""
-    _check(weight, amount)
-    mask = torch.ones(weight.numel(), dtype=torch.bool, device=weight.device)
-    order = torch.topk(weight.detach().abs().flatten(), round(amount * weight.numel()), largest=False)
-    mask[order.indices] = False
-    return mask.view(weight.shape)
-
-
 def strongest(weight: Tensor, amount: float) -> Tensor:
-    """The rising indices, int64, of the rows of a weight (n, …) that stay: all but so many of least norm."""
-    _check(weight, amount)
+    """The rising indices, int64, of the rows of a weight (n, …) that stay: all but so many of least norm.
+
+    ValueError for an amount that is not from 0 to 1 or leaves none, and for NaN and infinity.
+    """
+    if not 0 <= amount <= 1 or not torch.isfinite(weight).all():  # NaN has no place in an order
+        raise ValueError(f"amount is {amount}, or weight holds NaN or infinity; wanted 0 to 1, and numbers")
     stay = len(weight) - round(amount * len(weight))
     if not stay:
         raise ValueError(f"amount is {amount}: of {len(weight)} filters none would stay; wanted less")
@@ -44,35 +24,7 @@ def strongest(weight: Tensor, amount: float) -> Tensor:
     return torch.topk(norms, stay).indices.sort().values
 
 
-def prune(model: nn.Module, amount: float) -> dict[str, Tensor]:
-    """Prunes the Conv2d and Linear weights of a model, in place, by absolute value: the share ``amount`` of
-    all together; what was pruned before goes first. The masks stay in force in training. → {name: mask}.
-    """
-    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
-    together = torch.cat([layer.weight.detach().flatten() for layer in layers.values()])
-    parts = smallest(together, amount).split([layer.weight.numel() for layer in layers.values()])
-    masks = {name: part.view_as(layers[name].weight) for name, part in zip(layers, parts, strict=True)}
-    for name, layer in layers.items():
-        if parametrize.is_parametrized(layer, "weight"):
-            layer.parametrizations.weight[0].mask.copy_(masks[name])
-        else:
-            parametrize.register_parametrization(layer, "weight", Mask(masks[name]))
-    return masks
-
-
-def permanent(model: nn.Module) -> Any:
-    """A copy of a pruned model with zeros for its pruned weights, and no masks."""
-    model = copy.deepcopy(model)
-    masked: list[Any] = [module for module in model.modules() if parametrize.is_parametrized(module)]
-    for layer in masked:
-        weight = layer.weight.detach()
-        layer.__class__ = parametrize.type_before_parametrizations(layer)
-        del layer.parametrizations
-        layer.weight = nn.Parameter(weight)
-    return model
-
-
-def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
+def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -> nn.Sequential:
     """A smaller model with only some filters or neurons in some layers of an ``nn.Sequential``.
 
     keep: {name of a Conv2d or Linear layer: indices of those that stay}. The inputs of the layer behind go
@@ -80,7 +32,7 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
     """
     if not isinstance(model, nn.Sequential):
         raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
-    small = permanent(model)
+    small = copy.deepcopy(model)
     layers: dict[str, Any] = {n: m for n, m in small.named_children() if isinstance(m, LAYERS)}
     for name, indices in keep.items():
         if name not in [*layers][:-1]:  # the last layer's outputs are the model's
@@ -102,21 +54,3 @@ def keep_filters(model: nn.Sequential, keep: dict[str, Any]) -> nn.Sequential:
         for way, n in zip(("out", "in"), layer.weight.shape, strict=False):
             setattr(layer, f"{way}_{kind}", n)
     return small
-
-
-def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """KL(p ‖ q) = Σ p (log p − log q), the mean; p, q are the softmax of teacher / T, student / T: scores
-    (B, classes). T > 1 evens the probabilities out, so that those of wrong classes count (Hinton and others,
-    2015). A class with p = 0, of the score −∞, adds 0.
-    """
-    log_p = torch.log_softmax(teacher.detach() / temperature, dim=1)  # (B, classes)
-    log_q = torch.log_softmax(student / temperature, dim=1)
-    p = log_p.exp()
-    return (p * (log_p - log_q).masked_fill(p == 0, 0)).sum(dim=1).mean()  # (B, classes) → (B,) → ()
-
-
-def _check(weight, amount):
-    if not 0 <= amount <= 1:
-        raise ValueError(f"amount is {amount}; wanted 0 to 1")
-    if not weight.numel() or not torch.isfinite(weight).all():  # NaN has no place in an order
-        raise ValueError(f"weight {tuple(weight.shape)} is empty, or holds NaN or infinity; wanted numbers")

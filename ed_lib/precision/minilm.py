@@ -1,11 +1,14 @@
-"""A pretrained encoder that fits a laptop: all-MiniLM-L6-v2, of BERT's architecture, in the book's own code.
+"""A pretrained encoder that fits a laptop: all-MiniLM-L6-v2, of BERT's architecture, in the book's own code;
+and its fine-tuning on pairs of sentences, as BERT's authors do it.
 
 Six layers of 384 cells, 22.7 million parameters; W. Wang and others, "MiniLM" (2020), in the version of the
 sentence-transformers project. T tokens a sentence or pair, cut at the model's 512 positions.
 """
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ed_lib import data
+from ed_lib import data, training
 from ed_lib.models import Encoder
 
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
@@ -87,8 +90,8 @@ def encode(
     found = tokenizer.encode_batch(list(first if second is None else zip(first, second, strict=True)))
     if cut := sum(len(each.ids) > positions for each in found):
         warnings.warn(f"{cut} of {len(found)} have more than {positions} tokens and were cut", stacklevel=2)
-    tokens = [torch.tensor(each.ids[:positions]) for each in found]
-    return tokens, [torch.tensor(each.type_ids[:positions]) for each in found]
+    return tuple([torch.tensor(row[:positions]) for row in each]  # type: ignore[return-value]
+                 for each in ([one.ids for one in found], [one.type_ids for one in found]))  # fmt: skip
 
 
 @torch.no_grad()
@@ -96,9 +99,10 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
     """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
     tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
     """
-    found = torch.empty(len(sentences), net.classes.in_features)
+    like = net.classes.weight
+    found = like.new_empty(len(sentences), net.classes.in_features)
     for rows in alike(sentences, batch):
-        tokens, mask = padded([sentences[n] for n in rows])  # (B, T) both
+        tokens, mask = (each.to(like.device) for each in padded([sentences[n] for n in rows]))  # (B, T) both
         h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
         found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
     return found
@@ -115,3 +119,72 @@ def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     longest = pad_sequence(list(some), batch_first=True)  # (B, T)
     lengths = torch.tensor([len(each) for each in some])
     return longest, torch.arange(longest.shape[1]) < lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N pairs of sentences as numbers: ``tokens`` and ``segments``, tensors (T,) each; ``labels`` (N,)."""
+
+    tokens: list[Tensor]
+    segments: list[Tensor]
+    labels: Tensor
+
+    def batch(self, rows: Sequence[int], device: Any = "cpu") -> list[Tensor]:
+        """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
+        tokens, mask = padded([self.tokens[row] for row in rows])
+        segments, _ = padded([self.segments[row] for row in rows])
+        return [each.to(device) for each in (tokens, segments, mask, self.labels[torch.as_tensor(rows)])]
+
+
+def examples(pairs: data.Pairs, tokenizer: Any) -> Examples:
+    """The pairs through a tokenizer."""
+    return Examples(*encode(tokenizer, pairs.first, pairs.second), torch.tensor(pairs.labels))
+
+
+def finetune(
+    net: Encoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
+    batch: int = 32, warmup: float = 0.1, decay: float = 0.01, seed: int = 0,
+    context: Callable = contextlib.nullcontext, scaler: Any = None,
+) -> training.History:  # fmt: skip
+    """Trains ``net`` in place by AdamW → ``training.History``; looks at ``test`` at the end of each epoch.
+
+    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler: as
+    :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
+    """
+    classes, found, n = net.classes.out_features, {0, *train.labels.tolist()}, len(train.labels)
+    if not 0 <= min(found) <= max(found) < classes:
+        raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
+    total = epochs * -(-n // batch)
+    parts = [[p for p in net.parameters() if (p.dim() > 1) == matrices] for matrices in (True, False)]
+    groups = [{"params": some, "weight_decay": by} for some, by in zip(parts, (decay, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(groups, rate, fused=True)  # biases and layer norms do not decay
+    rising = max(round(warmup * total), 1)
+    shape = lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))  # noqa: E731
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+
+    def one_step(rows):
+        *inputs, labels = train.batch(rows, net.classes.weight.device)
+        with context():
+            loss = F.cross_entropy(net(*inputs), labels)
+        before = scaler.get_scale() if scaler else 0
+        training.optimizer_step(loss, optimizer, scaler)
+        fell = scaler and scaler.get_scale() < before  # torch's scaler says no more
+        if not getattr(scaler, "skipped", fell):
+            schedule.step()
+        return loss.detach()
+
+    look = (lambda: accuracy(net, test, context)) if test else None
+    return training.loop(one_step, n, look, epochs=epochs, batch=batch, seed=seed)
+
+
+@torch.no_grad()
+def accuracy(
+    net: Encoder, test: Examples, context: Callable = contextlib.nullcontext, batch: int = 64
+) -> float:
+    """The share of pairs whose largest score is that of their label."""
+    right = 0
+    for rows in alike(test.tokens, batch):
+        *inputs, labels = test.batch(rows, net.classes.weight.device)
+        with context():
+            right += int((net(*inputs).argmax(1) == labels).sum())
+    return right / len(test.labels)

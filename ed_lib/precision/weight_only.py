@@ -1,10 +1,9 @@
-"""Weights in few bits, inputs as they are: for a model that answers one token at a time, and so reads all of
-its weights for each.
+"""Weight-only quantization: a model that answers one token at a time reads all of its weights for each.
 
 A row of a Linear layer's weight (O, I) is cut into groups of so many neighbours along I, and each group has a
 grid of its own: weight ≈ code · scale + least, with codes from 0 to 2^bits − 1. Three ways to choose the
-codes: to the nearest; GPTQ (Frantar and others, arXiv 2210.17323), which lets each column make up for the
-errors of those before it; AWQ (Lin and others, arXiv 2306.00978), which first makes important columns larger.
+codes: to the nearest (RTN); GPTQ (Frantar and others, arXiv 2210.17323), which lets each column make up for
+those before it; AWQ (Lin and others, arXiv 2306.00978), which first makes important columns larger.
 """
 
 from dataclasses import dataclass
@@ -67,8 +66,8 @@ def nearest(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
 
 def hessian(inputs: Tensor) -> Tensor:
     """2 XᵀX / N, float64 (I, I), of inputs (N, I): of the mean squared error of a product with them."""
-    x = inputs.flatten(0, -2).double()  # (…, I) → (N, I)
-    return 2 * x.T @ x / len(x)
+    x = inputs.double()
+    return 2 * x.T @ x / len(x)  # (I, N) @ (N, I)
 
 
 def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, damping: float = 0.01) -> FewBits:
@@ -90,18 +89,15 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
         raise ValueError("hessian holds NaN, infinity or a square below 0; wanted one from hessian(inputs)")
     factor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)  # inverse = factorᵀ factor
     codes, scales, leasts = torch.empty_like(left), [], []
-    for start in range(0, weight.shape[1], group):
-        end = start + group
-        scale, least = grids(left[:, start:end].contiguous(), bits, group)  # (O, 1) each
-        errors = torch.empty_like(left[:, start:end])
-        for n in range(start, end):
-            column = left[:, n : n + 1]  # (O, 1)
-            code = codes[:, n : n + 1] = encode(column, scale, least, bits)
-            error = errors[:, n - start, None] = (column - code * scale - least) / factor[n, n]
-            left[:, n:end] -= error * factor[n, n:end]  # to the rest of this group at once
-        left[:, end:] -= errors @ factor[start:end, end:]  # to all groups to come, in one product
-        scales.append(scale)
-        leasts.append(least)
+    for n in range(weight.shape[1]):
+        if n % group == 0:  # a new group: its grid, from what its columns have become by now
+            scale, least = grids(left[:, n : n + group].contiguous(), bits, group)  # (O, 1) each
+            scales.append(scale)
+            leasts.append(least)
+        column = left[:, n : n + 1]  # (O, 1)
+        code = codes[:, n : n + 1] = encode(column, scale, least, bits)
+        error = (column - code * scale - least) / factor[n, n]
+        left[:, n:] -= error * factor[n, n:]  # (O, 1) · (I − n,): to the columns to come
     scale, least = (torch.cat(each, dim=1).float() for each in (scales, leasts))  # (O, I / group) each
     return FewBits(codes.to(torch.uint8), scale, least, bits)
 
@@ -114,17 +110,15 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     of the output; 1 for an input that is silent. ValueError as from :func:`nearest`.
     """
     _check(weight, bits, group)
-    x = inputs.flatten(0, -2)  # (…, I) → (N, I)
-    if x.shape[1] != weight.shape[1]:
-        raise ValueError(f"inputs have {x.shape[1]} columns; wanted {weight.shape[1]}, as weight has")
-    size, right = x.abs().mean(0), x @ weight.T  # (I,), (N, O)
+    check.shape("inputs", tuple(inputs.shape), ("N", weight.shape[1]))
+    size, right = inputs.abs().mean(0), inputs @ weight.T  # (I,), (N, O)
     silent = size == 0  # such an input says nothing of its column, which stays as it is
     found: list[tuple[float, FewBits, Tensor]] = []
     for step in range(20):
         factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / 20)
         factors = (factors / (factors.max() * factors.min()).sqrt()).masked_fill(silent, 1.0)  # around 1
         few = nearest(weight * factors, bits, group)
-        error = float((x @ (few.weight() / factors).T - right).square().sum())
+        error = float((inputs @ (few.weight() / factors).T - right).square().sum())
         found.append((error, few, factors))
     return min(found, key=lambda one: one[0])[1:]
 
@@ -151,10 +145,9 @@ class Linear4(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x if self.factors is None else (x / self.factors).to(x.dtype)
         rows, grids = rows.reshape(-1, x.shape[-1]).contiguous(), self.grids.to(x.dtype)  # (…, I) → (N, I)
-        y = rows.new_empty(0, grids.shape[1])
-        if len(rows):
-            y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group, grids)  # (N, O)
-        y = y.view(*x.shape[:-1], grids.shape[1])
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu  # which knows no empty batch
+        y = product(rows, self.packed, self.group, grids) if len(rows) else rows.new_empty(0, grids.shape[1])
+        y = y.view(*x.shape[:-1], grids.shape[1])  # (N, O) → (…, O)
         return y if self.bias is None else y + self.bias
 
 

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from ed_lib import models
-from ed_lib.precision import finetuning, fp8, int8, minilm, weight_only
+from ed_lib.precision import fp8, minilm, weight_only
 from ed_lib.precision.autocasting import autocast
-from ed_lib.precision.compression import keep_filters, smallest, strongest
+from ed_lib.precision.compression import keep_filters, strongest
 from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.formats import nearest, values
 from ed_lib.precision.low_bit_training import Bfloat16Weights, Scaling, scaled
 from ed_lib.precision.master_weights import MasterWeights
-from ed_lib.precision.quantization import choose_grid, quantize, quantize_model, unpacked
+from ed_lib.precision.quantization import choose_scale, quantize, quantize_model
 from ed_lib.precision.scaler import GradScaler
 from ed_lib.precision.weight_only import Linear4
 
@@ -22,7 +22,7 @@ ONES = torch.ones(2, requires_grad=True)
 SGD = partial(torch.optim.SGD, lr=0.1)
 BERT = dict(layers=1, hidden=4, heads=1, vocabulary=3, positions=2)
 SMALL = models.Encoder(**BERT, eps=minilm.EPS)
-PAIRS = finetuning.Examples([torch.tensor([1])] * 2, [torch.tensor([0])] * 2, torch.tensor([0, 3]))
+PAIRS = minilm.Examples([torch.tensor([1])] * 2, [torch.tensor([0])] * 2, torch.tensor([0, 3]))
 
 
 def scaler(**arguments):
@@ -42,10 +42,6 @@ def update(scale):
 def emulated(call):
     with autocast():
         call()
-
-
-def quantized(**options):
-    return quantize_model(MLP, **options)
 
 
 PRECISION = [
@@ -93,21 +89,14 @@ PRECISION = [
     ("attention of several classes", lambda: emulated(lambda: nn.MultiheadAttention(4, 2)(X, X, X)),
      RuntimeError, "multi_head_attention_forward is made of operations of several classes"),
     ("a whole LSTM", lambda: emulated(lambda: nn.LSTM(4, 2)(X)), RuntimeError, "lstm is made of"),
-    ("float64 to quantize", lambda: choose_grid(X.double()), TypeError,
-     "x is of torch.float64; wanted"),
-    ("nothing to quantize", lambda: choose_grid(X[:0]), ValueError, "x (0, 4) is empty"),
-    ("NaN to quantize", lambda: quantize(NAN, choose_grid(X)), ValueError, "NaN or infinity"),
-    ("a scheme that is none", lambda: choose_grid(X, scheme="affine"), ValueError,
-     "scheme is 'affine'; wanted"),
-    ("nine bits", lambda: choose_grid(X, 9), ValueError, "bits is 9; wanted one of 2, "),
-    ("inputs without images", lambda: quantized(inputs=8), ValueError, "one of inputs and images is None"),
-    ("nothing but a ReLU", lambda: quantize_model(nn.ReLU()), ValueError, "has no Conv2d or Linear layer"),
-    ("quantized twice", lambda: quantize_model(quantized()), ValueError, "or is quantized; wanted"),
-    ("quantized inputs, unpacked", lambda: unpacked(quantized(inputs=8, images=X)), ValueError,
-     "inputs of layer 0"),
-    ("Int8 of floats", lambda: int8.Int8(quantized()[0]), ValueError, "has inputs in float32; wanted"),
-    ("amount beyond 1", lambda: smallest(X, 1.2), ValueError, "amount is 1.2; wanted 0 to 1"),
-    ("nothing to prune", lambda: smallest(X[:0], 0.5), ValueError, "weight (0, 4) is empty"),
+    ("float64 to quantize", lambda: choose_scale(X.double()), TypeError, "weight is of torch.float64;"),
+    ("nothing to quantize", lambda: choose_scale(X[:0]), ValueError, "weight (0, 4) is empty"),
+    ("NaN to quantize", lambda: quantize(NAN, X[:1, :1], 8), ValueError, "NaN or infinity"),
+    ("nine bits", lambda: choose_scale(X, 9), ValueError, "bits is 9; wanted one of 2, "),
+    ("a span that is none", lambda: choose_scale(X, 8, "all"), ValueError, "span is 'all'; wanted one of"),
+    ("nothing but a ReLU", lambda: quantize_model(nn.ReLU()), ValueError, "no Conv2d or Linear layer inside"),
+    ("quantized twice", lambda: quantize_model(quantize_model(MLP)), ValueError, "or is quantized; wanted"),
+    ("an amount beyond 1", lambda: strongest(X, 1.2), ValueError, "amount is 1.2"),
     ("no filter stays", lambda: strongest(X, 0.9), ValueError, "of 3 filters none would stay; wanted less"),
     ("filters of the last layer", lambda: keep_filters(LENET, {"9": [0]}), ValueError,
      "'9'; wanted one of 0, 3, 7"),
@@ -117,7 +106,7 @@ PRECISION = [
     ("grouped filters", lambda: keep_filters(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), MLP[0]), {}),
      ValueError, "layer 0 has 2 groups"),
     ("Adam's codes", lambda: Adam8bit([ONES], kind="odd"), ValueError, "kind is 'odd'"),
-    ("a label that is no class", lambda: finetuning.finetune(SMALL, PAIRS), ValueError,
+    ("a label that is no class", lambda: minilm.finetune(SMALL, PAIRS), ValueError,
      "labels run from 0 to 3; wanted 0 to 2"),
     ("a BERT without tensors", lambda: minilm.load_bert(SMALL, {}), ValueError,
      "theirs lacks, or net has no use for, emb"),
@@ -127,7 +116,7 @@ PRECISION = [
     ("a Hessian's shape", lambda: weight_only.gptq(X, X[:2, :2], 4, 2), ValueError, "hessian has the shape"),
     ("a Hessian of NaN", lambda: weight_only.gptq(X[:, :1], NAN, 4, 1), ValueError, "holds NaN"),
     ("AWQ's inputs", lambda: weight_only.awq(X, X[:, :2], 4, 2), ValueError,
-     "inputs have 2 columns; wanted 4"),
+     "inputs has the shape (3, 2)"),
     ("Linear4 of three bits", lambda: Linear4(weight_only.nearest(X, 3, 2)), ValueError,
      "few has 3 bits, groups"),
     ("Linear4 of three rows", lambda: Linear4(weight_only.nearest(torch.ones(3, 32), 4, 32)), ValueError,

@@ -2,36 +2,28 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ed_lib.ed.language import Transformer
-from ed_lib.precision.decoding import Decoder
-
-
-def network(**options):
-    return Transformer(11, context=9, layers=3, heads=2, width=8, seed=4, **options)
+from ed_lib import models
+from ed_lib.precision import decoding
 
 
-def test_one_character_at_a_time_gives_the_scores_of_the_whole_text():
-    net, text = network(), torch.tensor([[3, 0, 10, 10, 7, 1, 2, 5, 8]])
-    for p in net.parameters.values():
-        p.data.mul_(20)  # so that what is attended to matters
-    decoder = Decoder(net)
-    found = torch.stack([decoder.step(int(number)) for number in text[0]])
-    assert torch.allclose(found, net.forward(text)[0], rtol=1e-4, atol=1e-5)
+def test_one_token_at_a_time_gives_the_scores_of_the_whole_text():
+    net = models.GPT(11, 9, 8, 2, 3, seed=4)
+    for p in net.parameters():
+        p.data.mul_(5)  # so that what is attended to matters
+    texts, caches = torch.tensor([[3, 0, 10, 10, 7, 1, 2, 5, 8], [1, 1, 2, 3, 5, 8, 0, 9, 9]]), [[], [], []]
+    with torch.no_grad():
+        found = torch.stack([decoding.step(net, tokens, caches) for tokens in texts.T], dim=1)
+        torch.testing.assert_close(found, net(texts), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="9 tokens are read; wanted fewer than the positions, 9"):
+        decoding.step(net, texts[:, 0], caches)
+    assert all(kept.shape == (2, 2, 9, 4) for cache in caches for kept in cache), "keys, values: (B, a, T, d)"
 
 
-def test_products_are_made_of_weights_with_a_row_for_each_output():
-    shapes = []
-    Decoder(network(), lambda w: shapes.append(tuple(w.shape)) or w.is_contiguous())
-    assert shapes == 3 * [(24, 8), (8, 8), (32, 8), (8, 32)]
-
-
-def test_a_full_context_and_an_unknown_character_are_errors_that_change_nothing():
-    decoder = Decoder(network())
-    with pytest.raises(ValueError, match="11"):
-        decoder.step(11)
-    assert decoder.length == 0 and not decoder.keys.any()
-    for _ in range(9):
-        decoder.step(1)
-    with pytest.raises(ValueError, match="9 characters are read"):
-        decoder.step(1)
+def test_on_a_gpu_all_of_it_is_there():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        net, caches = models.GPT(11, 9, 8, 2, 1), [[]]
+        for _ in range(2):
+            scores = decoding.step(net, torch.zeros(3, dtype=torch.long), caches)
+        assert {each.device.type for each in (scores, *caches[0])} == {"cuda"}

@@ -1,13 +1,15 @@
-"""The pretrained encoder: equal to transformers', and checkpoints that do not fit."""
+"""The pretrained encoder: equal to transformers'; checkpoints that do not fit; and its fine-tuning."""
 
 import os
 import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ed_lib import data, models
 from ed_lib.precision import minilm
+from ed_lib.precision.scaler import GradScaler, StaticScaler
 
 DATA = pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
 SMALL = {"layers": 2, "hidden": 12, "heads": 3, "vocabulary": 20, "positions": 9}
@@ -118,3 +120,80 @@ def test_embeddings_are_means_over_the_tokens_in_the_order_given():
         with torch.no_grad():
             alone = net.hidden(tokens[None])[0].mean(0)  # (T, H) → (H,)
         torch.testing.assert_close(vector, alone / alone.norm())
+
+
+def test_on_a_gpu_all_of_it_is_there():
+    with FakeTensorMode(allow_non_fake_inputs=True):  # such tensors know their device, and have no numbers
+        with torch.device("cuda"):
+            net = models.Encoder(**SMALL, eps=minilm.EPS)
+        tokens = [torch.ones(3, dtype=torch.long)] * 2
+        made = minilm.Examples(tokens, tokens, torch.zeros(2, dtype=torch.long)).batch([0, 1], "cuda")
+        found = [minilm.embeddings(net, tokens), net(*made[:3]), *made]
+        assert {each.device.type for each in found} == {"cuda"}
+
+
+# Fine-tuning
+
+
+def small():
+    sizes = {"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 12}
+    return models.Encoder(**sizes, eps=minilm.EPS)
+
+
+def task(n, seed=0, classes=3):
+    """Sequences of different lengths whose class is the first token's."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 10, (n,), generator=draw)
+    tokens = [torch.randint(3, 30, (int(length),), generator=draw) for length in lengths]
+    labels = torch.tensor([int(each[0]) % classes for each in tokens])
+    return minilm.Examples(tokens, [torch.zeros_like(each) for each in tokens], labels)
+
+
+def test_it_learns():
+    net, train, test = small(), task(600), task(200, seed=1)
+    history = minilm.finetune(net, train, test, rate=3e-3, epochs=6)
+    assert history.accuracy[0] < 0.6 and history.accuracy[-1] > 0.9
+    assert history.accuracy[-1] == minilm.accuracy(net, test, batch=7), "whatever the batch"
+
+
+@pytest.mark.oracle
+def test_the_rate_warms_up_and_falls_and_only_matrices_decay(monkeypatch):
+    rates, decays = [], {}
+    step = torch.optim.AdamW.step
+
+    def watched(self, *args):
+        rates.append(self.param_groups[0]["lr"])
+        for group in self.param_groups:
+            decays.update({p.dim(): group["weight_decay"] for p in group["params"]})
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    minilm.finetune(small(), task(100), rate=1.0, epochs=2, batch=10, warmup=0.2)
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and rates[-1] == pytest.approx(1 / 16)
+    assert rates[3:] == sorted(rates[3:], reverse=True) and len(rates) == 20
+    assert decays == {1: 0.0, 2: 0.01}
+
+
+def test_in_few_bits_with_a_scaler():
+    net, scaler = small(), GradScaler("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        history = minilm.finetune(
+            net, task(64), epochs=2, context=lambda: torch.autocast("cpu", torch.bfloat16), scaler=scaler
+        )
+    assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("scaler", [GradScaler("cpu"), StaticScaler(1.0, "cpu")], ids=["dynamic", "static"])
+def test_the_schedule_waits_while_steps_are_skipped(monkeypatch, scaler):
+    rates, step, found_inf = [], torch.optim.AdamW.step, [torch.inf] * 3
+
+    def watched(self, *args):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args)
+
+    scale = scaler.scale  # overflows in the first three steps
+    monkeypatch.setattr(scaler, "scale", lambda loss: scale(loss * (found_inf.pop() if found_inf else 1)))
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    minilm.finetune(small(), task(100), rate=1.0, epochs=1, batch=10, warmup=1.0, scaler=scaler)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), "as many rates as steps taken"
