@@ -93,7 +93,7 @@ class GradScaler:
         if "closure" in kwargs or any(map(callable, args)):
             raise RuntimeError("step() got a closure, which would compute unscaled gradients; wanted none")
         self._check_order("step()", optimizer, ("step()",))
-        if not _gradients(optimizer) or self._finite.get(id(optimizer), True) is None:
+        if self._finite.get(id(optimizer), _gradients(optimizer) or None) is None:  # of unscale_, or now
             raise RuntimeError("step() came with no gradient in the optimizer; wanted a backward pass before")
         if id(optimizer) not in self._stage:
             self.unscale_(optimizer)
