@@ -33,8 +33,8 @@ from ed_lib import check
 # seconds. So a server imports it once, computes nothing, and is forked. (macOS does not bear even that.)
 FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-if FORKS:
-    CONTEXT.set_forkserver_preload(["torch.distributed", "threadpoolctl", "ed_lib.parallel.launcher"])
+if FORKS:  # torch's optimizers import dynamo, which takes as long as all the rest
+    CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"])
 BACKENDS = ("gloo", "nccl")
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are

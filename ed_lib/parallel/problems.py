@@ -20,16 +20,16 @@ class Perceptron:
         self.net = models.mlp((self.images.shape[1], hidden, 10), seed).to(self.images.dtype)
         self.batch, self.seed, self.first = batch, seed, parameters_to_vector(self.net.parameters()).detach()
 
-    def start(self):
+    def start(self) -> torch.Tensor:
         """Parameters to start from, (P,)."""
         return self.first.clone()
 
-    def at(self, params):
+    def at(self, params: torch.Tensor) -> torch.nn.Module:
         """The network with these parameters."""
         vector_to_parameters(params, self.net.parameters())
         return self.net
 
-    def rows(self, task):
+    def rows(self, task: int) -> np.ndarray:
         """The images of a task, (batch,)."""
         return np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
 

@@ -252,7 +252,7 @@ def test_a_run_killed_twenty_times_is_the_run_without_a_break(tmp_path):
     wanted = next(right)
     for n in range(20):  # on one to three ranks, in each stage
         p = 1 + n % 3
-        moments = [draw.uniform(0, 0.2) for _ in range(p)]
+        moments = [draw.uniform(0, 0.12) for _ in range(p)]
         with pytest.raises(RankError, match="SIGKILL"):
             launch(train_until_killed, p, str(tmp_path), n % 4, wanted, moments)
         ends.append(int(checkpoints.whole(tmp_path)[-1].name[5:]) if checkpoints.whole(tmp_path) else 0)
