@@ -30,7 +30,10 @@ except ImportError:  # as on macOS: the kernels can be read there, and not run
 BLOCK = 256  # numbers of h that one program computes
 
 
-def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output) -> None:
+def plain_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor,
+) -> None:  # fmt: skip
     """``cell``, one step from the products on, in place: the twin of its kernel, in eleven operations.
 
     gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
@@ -48,7 +51,9 @@ def plain_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output) -> No
     output.copy_(h)
 
 
-def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
+def plain_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """``cell_backward``, the step backwards; σ' = σ(1 − σ) and tanh' = 1 − tanh².
 
     gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of c_after that
@@ -65,12 +70,17 @@ def plain_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
     dc.mul_(f)
 
 
-def triton_cell(gates, recurrent, b_ih, b_hh, c_before, c_after, h, output) -> None:
+def triton_cell(
+    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
+    h: Tensor, output: Tensor,
+) -> None:  # fmt: skip
     """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
     launch(cell_kernel, h, gates, recurrent, b_ih, b_hh, c_before, c_after, h, output)
 
 
-def triton_cell_backward(gates, c_before, c_after, dh, dc, dgates) -> None:
+def triton_cell_backward(
+    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
+) -> None:
     """``cell_backward`` by ``cell_backward_kernel``, likewise."""
     launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates)
 

@@ -96,16 +96,6 @@ def test_interleaving_divides_the_bubble(p, v, m):
     assert math.isclose(clock.seconds, sum(parts.values()) - parts["optimizer"], rel_tol=1e-9)
 
 
-def test_a_link_for_each_pair_on_the_clock():
-    """Two servers of two stages: only the message between the servers takes time."""
-
-    def link(sender, receiver):
-        return Link(0.0, 1.0) if {sender, receiver} == {1, 2} else None
-
-    clock = simulate(schedules.gpipe, 4, 1, {"forward": 1, "backward": 2}, link, {"activation": 5.0})
-    assert clock.seconds == 4 * 3 + 5
-
-
 @pytest.mark.oracle
 @given(message=st.floats(0, 9), computing=st.floats(0, 9), often=st.integers(1, 20))
 def test_what_computing_does_not_hide(message, computing, often):
