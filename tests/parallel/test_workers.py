@@ -4,11 +4,9 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,35 +150,3 @@ def test_the_deadline_holds_for_a_worker_that_stops():
     with pytest.raises(WorkerError, match=r"[1-4] of 4 tasks were not done within 1 s"):
         train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=1.0)
     assert 1 <= time.monotonic() - start < 20
-
-
-SCRIPT = """
-import torch
-from ed_lib.parallel.asynchronous import ParameterServer
-from ed_lib.parallel.workers import train
-from tests.parallel.test_workers import tell_and_sleep
-if __name__ == "__main__":
-    train(ParameterServer(torch.zeros(4), 1.0), tell_and_sleep, 4, 2, timeout=120)
-"""
-
-
-def tell_and_sleep(params, task):
-    os.write(1, f"{os.getpid()}\n".encode())  # at once: another worker writes to the same pipe
-    time.sleep(1000)
-
-
-def test_workers_end_when_the_server_is_killed(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, str(tmp_path / "script.py")]
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
-    workers = [int(server.stdout.readline()) for _ in range(2)]
-    server.kill()
-    server.wait()
-    server.stdout.close()
-    end = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
