@@ -57,9 +57,17 @@ def test_the_citation_and_the_forms_for_issues_are_complete():
     citation = yaml.safe_load(text_of("CITATION.cff"))
     assert citation["cff-version"] == "1.2.0" and citation["message"] and citation["authors"][0]["name"]
     assert citation["title"] == yaml.safe_load(text_of("_config.yml"))["title"]
-    assert all(text_of(page).startswith(f"# {citation['title']}\n") for page in PAGES)
+    assert all(text_of(page).startswith(f"# {citation['title']}\n") for page in PAGES[:2])
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(path.read_text())
         assert (
             form["name"] and form["description"] and all(item["attributes"]["label"] for item in form["body"])
         )
+
+
+def test_the_japanese_page_names_the_core_and_each_page_leads_to_its_twin():
+    for page in ("index", "README"):
+        twin = next(name for name in PAGES if name.startswith(page) and "ja" in name)
+        assert f"({twin})" in text_of(f"{page}.md") and f"({page}.md)" in text_of(twin)
+    listed = re.findall(r"[：、]\[[^]]+\]\(book/\w+/(\w+)\.ipynb\)", text_of("index_ja.md"))
+    assert listed == front.CORE.split()

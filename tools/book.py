@@ -95,7 +95,7 @@ def check_program():
 
 def stage():
     """Brings _build/source up to date with what the book is made of, chapters apart; keeps files' times."""
-    files = [ROOT / "_toc.yml", ROOT / "index.md", *(ROOT / "book").rglob("*")]
+    files = [ROOT / "_toc.yml", *ROOT.glob("index*.md"), *(ROOT / "book").rglob("*")]
     files = [path for path in files if path.is_file() and path.suffix != ".ipynb"]
     pages = {path.relative_to(ROOT): path.read_bytes() for path in files}
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()

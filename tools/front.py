@@ -1,5 +1,5 @@
 """The front page: `python -m tools.front` writes its numbers (of records, or published), its figure and the
-list of chapters into index.md and README.md; the findings' words are in front.md.
+list of chapters into PAGES; the findings' words are in front.md, and in front_ja.md.
 """
 
 import json
@@ -14,7 +14,7 @@ from tools import notebooks
 from tools.pages import ROOT, by_part
 
 TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front.png"
-PAGES, INK = ("index.md", "README.md"), "#404040"
+PAGES, INK = ("index.md", "README.md", "index_ja.md", "README.ja.md"), "#404040"
 # Of what is drawn: published, its limit, measured, its limit
 COLOURS = [figures.ORANGE] * 2 + [figures.BLUE] * 2
 CORE = "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work data_parallel "
@@ -79,14 +79,14 @@ def chapters():
 
 
 def blocks():
-    """{name of a block: its text}: what the command writes into index.md and README.md."""
+    """{name of a block: its text}: what the command writes into PAGES."""
     parts = "ed", "parallel", "precision", "lstm"
-    labels = {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
-    rows = "; ".join(f"{row[0]}: {said(row[1], row[3])}" for row in drawn())
-    alt = f'alt="How many times as fast: {rows}."'
+    found = vars(numbers()) | {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
+    alt = "How many times as fast: " + "; ".join(f"{row[0]}: {said(row[1], row[3])}" for row in drawn())
     return {
-        "figure": f'<img src="book/_static/front.png" {alt} width="560px" class="dark-light">',
-        "findings": TEXTS.read_text().format(**vars(numbers()), **labels),
+        "figure": f'<img src="book/_static/front.png" alt="{alt}." width="560px" class="dark-light">',
+        "findings": TEXTS.read_text().format(**found),
+        "findings_ja": TEXTS.with_stem("front_ja").read_text().format(**found),
         "chapters": chapters(),
     }
 
