@@ -51,6 +51,8 @@ def test_every_chapter_is_on_the_front_page():
     listed = re.findall(r"^- \[(\**).*?\]\((.*?)\) .*\? \*\d+ min\*$", text_of("index.md"), re.M)
     assert [path for _, path in listed] == [path.as_posix() for path in notebooks.chapters()]
     assert sum(bold == "**" for bold, _ in listed) == len(front.CORE.split()) == 10
+    assert re.findall(r"[：、]\[[^]]+\]\(book/\w+/(\w+)\.", text_of("index_ja.md")) == front.CORE.split()
+    assert all(f"({twin})" in text_of(page) for page, twin in zip(PAGES, PAGES[2:] + PAGES[:2], strict=True))
 
 
 def test_the_citation_and_the_forms_for_issues_are_complete():
@@ -60,14 +62,5 @@ def test_the_citation_and_the_forms_for_issues_are_complete():
     assert all(text_of(page).startswith(f"# {citation['title']}\n") for page in PAGES[:2])
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(path.read_text())
-        assert (
-            form["name"] and form["description"] and all(item["attributes"]["label"] for item in form["body"])
-        )
-
-
-def test_the_japanese_page_names_the_core_and_each_page_leads_to_its_twin():
-    for page in ("index", "README"):
-        twin = next(name for name in PAGES if name.startswith(page) and "ja" in name)
-        assert f"({twin})" in text_of(f"{page}.md") and f"({page}.md)" in text_of(twin)
-    listed = re.findall(r"[：、]\[[^]]+\]\(book/\w+/(\w+)\.ipynb\)", text_of("index_ja.md"))
-    assert listed == front.CORE.split()
+        labels = [item["attributes"]["label"] for item in form["body"]]
+        assert form["name"] and form["description"] and all(labels)

@@ -31,9 +31,8 @@ def prose_of(nb):
 
 
 def test_the_table_of_contents_holds_every_notebook_and_every_page_is_there_or_made():
-    there = {
-        p.relative_to(ROOT) for p in (ROOT / "book").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
-    }
+    found = (ROOT / "book").rglob("*.ipynb")
+    there = {path.relative_to(ROOT) for path in found if ".ipynb_checkpoints" not in path.parts}
     assert there == set(CHAPTERS) and there
     for name in pages():
         files = [suffix for suffix in (".md", ".ipynb") if (ROOT / f"{name}{suffix}").exists()]
