@@ -51,7 +51,7 @@ def test_every_chapter_is_on_the_front_page():
     listed = re.findall(r"^- \[(\**).*?\]\((.*?)\) .*\? \*\d+ min\*$", text_of("index.md"), re.M)
     assert [path for _, path in listed] == [path.as_posix() for path in notebooks.chapters()]
     assert sum(bold == "**" for bold, _ in listed) == len(front.CORE.split()) == 10
-    assert re.findall(r"[：、]\[[^]]+\]\(book/\w+/(\w+)\.", text_of("index_ja.md")) == front.CORE.split()
+    assert re.findall(r"[：、]\[[^]]+\]\(book/\w+/(\w+)\.i", text_of("index_ja.md")) == front.CORE.split()
     assert all(f"({twin})" in text_of(page) for page, twin in zip(PAGES, PAGES[2:] + PAGES[:2], strict=True))
 
 
