@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from threadpoolctl import threadpool_info
 from ed_lib import machine, records
 
 OURS = ("ed_lib", "benchmarks")
+PARSING = threading.Lock()  # two threads at it can end in CPython's SystemError, "recursion depth mismatch"
 FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")  # by the environment
 ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
 LONG = 200  # letters of a list that stands beside the table

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 import nbformat
@@ -141,9 +141,11 @@ def prepared(chapters, render_only):
             yield from ((jobs[job], job.result()) for job in as_completed(jobs))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for child in psutil.Process().children():
-                if "ipykernel_launcher" in child.cmdline():
-                    child.kill()
+            while wait(jobs, timeout=0.2).not_done:  # a kernel may begin, or be gone, only now
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for child in psutil.Process().children():
+                        if "ipykernel_launcher" in child.cmdline():
+                            child.kill()
     yield from ((path, prepare(path, render_only)) for path in chapters if path not in by_two)
 
 

@@ -16,9 +16,8 @@ from tools.pages import ROOT
 OVERVIEW = Path("book/appendix/measurements.md")
 HERE = "<!-- records -->"  # where that page lists them
 TIMES = ("seconds", "q1", "q3", "launch", "floor")
-LONG = 25  # rows; a longer table is folded
+LONG, FEW = 25, 30  # rows, beyond which a table is folded; numbers in a list that a mean may stand for
 SAID = ("benchmark", "machine", "device", "date", "note", "label", "rows")  # elsewhere on the page
-FEW = 30  # numbers in a list that a mean may stand for
 
 
 def pages():

@@ -92,8 +92,9 @@ def fingerprint(nb):
     """
     cells = [cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
-    modules = {"ed_lib.notebook"}.union(*map(provenance.imported, cells))
-    return provenance.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
+    with provenance.PARSING:
+        modules = {"ed_lib.notebook"}.union(*map(provenance.imported, cells))
+        return provenance.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
 
 
 def execute(nb, path, **environment):

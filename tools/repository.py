@@ -7,16 +7,15 @@ import ed_lib
 from tools import notebooks
 from tools.notebooks import ROOT
 
-CONFIG_LINE = re.compile(r"(?m)^(repository:\n\s+url: )(\S+)")
-CLONE_LINE = re.compile(r"(?m)^(git clone )(\S+)")
+LINES = {"_config.yml": re.compile(r"(?m)^(repository:\n\s+url: )(\S+)"),
+         "README.md": re.compile(r"(?m)^(git clone )(\S+)")}  # fmt: skip
 CELL_LINE = re.compile(r'(?m)^(REPOSITORY = ")([^"]*)(")')
 VERSION_LINE = re.compile(r'(?m)^(VERSION = ")[^"]*(")')
 
 
 def addresses():
     """{file: address} for each place in which the address stands."""
-    lines = {"_config.yml": CONFIG_LINE, "README.md": CLONE_LINE}
-    found = {file: line.search((ROOT / file).read_text()).group(2) for file, line in lines.items()}
+    found = {file: line.search((ROOT / file).read_text()).group(2) for file, line in LINES.items()}
     for path in notebooks.chapters():
         for cell in notebooks.read(ROOT / path).cells:
             if "setup" in notebooks.tags(cell):
@@ -29,7 +28,7 @@ def change(url):
     url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
-    for file, line in (("_config.yml", CONFIG_LINE), ("README.md", CLONE_LINE)):
+    for file, line in LINES.items():
         (ROOT / file).write_text(line.sub(rf"\g<1>{url}", (ROOT / file).read_text()))
     for path in notebooks.chapters():
         nb = notebooks.read(ROOT / path)

@@ -9,8 +9,7 @@ from tools.pages import ROOT
 def chapters():
     """(chapter, the day of its outputs) for each whose code has changed since."""
     for path in notebooks.chapters():
-        nb = notebooks.read(ROOT / path)
-        made = nb.metadata.get("ed_lib", {})
+        made = (nb := notebooks.read(ROOT / path)).metadata.get("ed_lib", {})
         if made.get("code") != notebooks.fingerprint(nb):
             yield path.as_posix(), made.get("executed", "never executed")
 
