@@ -58,11 +58,10 @@ def ten_classes(size, device):
     """The ten-class task in full, each method with either optimizer at its best rate; results: "kept", what
     each rate reached on the images held out; by seed that of the best, "held_out", the tests' "accuracy".
     """
-    options = {"score": "held_out", "workers": size.workers, "size": size}
     grids, sizes = {"sgd": size.sgd, "adam": size.adam}, {"width": size.width, "passes": size.passes}
     for of, method, name in itertools.product(size.sets, METHODS, grids):
         case = {"data": of} | method | {"optimizer": name} | sizes
-        yield from search(run, [case], grids[name], size.seeds, **options)
+        yield from search(run, [case], grids[name], size, score="held_out")
 
 
 def frozen(size, device):
@@ -73,8 +72,7 @@ def frozen(size, device):
     learns = learner.LAYERS, ("input",), ("hidden",), ("output",)
     cases = [one | {"learns": names} for one in stacks for names in learns]
     cases += [one | {"depth": 0} for one in stacks]
-    common = {"workers": size.workers, "size": size, "decay": False}
-    return harness.runs(run, cases, size.seeds, **common)
+    return harness.runs(run, cases, size, decay=False)
 
 
 def run(seed, size, *, data="mnist", task="ten classes", passes=1, searching=False, **case):

@@ -40,13 +40,13 @@ def steps(size, device, optimizer):
     first = {batch: FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer] for batch in size.batches}
     cases = [{"batch": batch, "rate": float(f"{first[batch] * 2**n:.3g}"), "target": size.target}
              for batch in size.batches for n in range(size.grid)]  # fmt: skip
-    return runs(reach, cases, size.seeds, workers=size.workers, optimizer=optimizer, size=size)
+    return runs(reach, cases, size, optimizer=optimizer)
 
 
 def reach(batch, rate, target, seed, optimizer, size):
     """Trains until the target is reached → {"steps", "seconds"}."""
-    (x, y), (test_x, test_y) = images("fashion-mnist", size.offline, tensors)
-    net = models.mlp(size.widths, seed)
+    (x, y), (test_x, test_y) = images("fashion-mnist", size.offline, data.tensors)
+    net = torch.nn.Sequential(torch.nn.Flatten(), *models.mlp(size.widths, seed))
     update = getattr(torch.optim, optimizer)(net.parameters(), rate)
     start, most = timing.now(), min(size.most, max(size.steps, size.samples // batch))
     epochs = (data.batches(len(x), batch, seed=1000 * seed + epoch) for epoch in itertools.count())
@@ -54,12 +54,10 @@ def reach(batch, rate, target, seed, optimizer, size):
         training.optimizer_step(F.cross_entropy(net(x[rows]), y[rows]), update)
         looks = n % max(1, n // 50) == 0  # to two per cent
         if looks and training.accuracy(net, test_x[: size.looks], test_y[: size.looks]) >= target:
-            return {"steps": n, "seconds": timing.now() - start}
-    return {"steps": 0, "seconds": timing.now() - start}
-
-
-def tensors(pictures, labels):
-    return torch.from_numpy(data.as_inputs(pictures)), torch.from_numpy(labels).long()
+            break
+    else:
+        n = 0  # it never got there
+    return {"steps": n, "seconds": timing.now() - start}
 
 
 TABLES = {f"steps, {name}": partial(steps, optimizer=name) for name in FIRST}

@@ -44,12 +44,11 @@ TINY = Size((0, 3), (CASES[0], CASES[2], CASES[4], CASES[-1]), 4, (1e-3, 3e-3, 1
 
 def by_depth(size, device, cases=None):
     """Results: "kept" and "test", shares of images that are right."""
-    options = {"score": "test", "workers": size.workers, "size": size}
     for depth in size.depths:
         for network, rule in cases or size.cases:
             rates, ladder = (size.sgd, LADDER) if rule == "kaneko" else (size.rates, size.ladder)
             case = {"network": network, "rule": rule, "depth": depth}
-            yield from search(even_or_odd, [case], rates, size.seeds, ladder=ladder, **options)
+            yield from search(even_or_odd, [case], rates, size, score="test", ladder=ladder)
 
 
 def even_or_odd(network, rule, depth, rate, seed, searching, size):

@@ -114,13 +114,12 @@ def articles_formulas(size, device):
         net.update(target - output)
         error = deviation(shape, output, net.state["hidden.weight"])
         net.alpha = NEARLY_0
-        for what, call in {
-            "forward": partial(net.forward, x),
-            "update": partial(net.update, target - output),
-        }.items():
-            yield from measure(
-                [version(shape, LIBRARY[device], what, "article", call, error, dtype)], device, size.seconds
-            )
+        for what, call in (
+            ("forward", partial(net.forward, x)),
+            ("update", partial(net.update, target - output)),
+        ):
+            one = version(shape, LIBRARY[device], what, "article", call, error, dtype)
+            yield from measure([one], device, size.seconds)
 
 
 def by_hand(size, device):
@@ -166,10 +165,11 @@ def compilers(size, device):
         net = network(shape, "numpy", "cpu", path="layers")
         net.forward(a_batch(shape, net)[0])
         stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
+        one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]  # x (B, C), (D, C, C), (D, 1, C)
         exact = [array.astype(float) for array in stack]
         layout.forward(*exact, U0)
-        ways = {"loop over layers": partial(layout.forward, *stack, U0), "torch.compile": of_compile(*stack),
-                "jax.lax.scan": of_jax(*stack), "kernel": partial(cpu.forward, *stack, U0)}  # fmt: skip
+        ways = {"loop over layers": partial(layout.forward, *stack, U0), "torch.compile": of_compile(*one),
+                "jax.lax.scan": of_jax(*one), "kernel": partial(cpu.forward, *stack, U0)}  # fmt: skip
         errors = {}
         for how, call in ways.items():
             answers = call()  # None: they are in the states
@@ -181,9 +181,9 @@ def compilers(size, device):
         ], "cpu", size.seconds)  # fmt: skip
 
 
-def of_compile(states, weight, bias):
+def of_compile(x, weight, bias):
     """A call of what torch.compile makes, for the threads that PyTorch has now → (D, B, C)."""
-    x, weight, bias = (torch.as_tensor(array) for array in (states[0, 0], weight[:, 0], bias[:, 0]))
+    x, weight, bias = map(torch.as_tensor, (x, weight, bias))
     torch.compiler.reset()
 
     @partial(torch.compile, options={"cpp.threads": torch.get_num_threads()})
@@ -203,7 +203,7 @@ def of_compile(states, weight, bias):
     return forward
 
 
-def of_jax(states, weight, bias):
+def of_jax(*stack):
     """A call of what JAX's jit makes of a ``lax.scan`` → (D, B, C)."""
     import jax
 
@@ -215,7 +215,7 @@ def of_jax(states, weight, bias):
 
         return jax.lax.scan(layer, x, (weight, bias))[1]
 
-    given = [jax.numpy.asarray(array) for array in (states[0, 0], weight[:, 0], bias[:, 0])]
+    given = [jax.numpy.asarray(array) for array in stack]
     return lambda: walk(*given).block_until_ready()
 
 

@@ -82,7 +82,7 @@ def rows(size, device, kind):
     """
     rates = [RATE, SLOW] if kind == "weights" else [RATE]
     cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
-    for row in runs(run, cases, size.seeds, workers=size.workers, kind=kind, size=size):
+    for row in runs(run, cases, size, kind=kind):
         yield {kind: row.pop("name")} | row
 
 

@@ -9,7 +9,7 @@ from benchmarks.harness import runs
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3))  # 1e-5 to 30
 
 
-def search(function, cases, rates, seeds, *, score, tried="kept", best=max, ladder=LADDER, **common):
+def search(function, cases, rates, size, *, score, tried="kept", best=max, ladder=LADDER, **common):
     """As :func:`harness.runs`, each case at its best rate, found by the ``score`` of one run at each with
     ``searching`` true, when the function keeps out data for it. It begins with ``rates``, neighbours on the
     ladder, and goes on along it while the best is the lowest or the highest.
@@ -22,12 +22,12 @@ def search(function, cases, rates, seeds, *, score, tried="kept", best=max, ladd
 
         def reach(rates, case=case):
             cases = [case | {"rate": rate} for rate in rates]
-            found = [row[score][0] for row in runs(function, cases, 1, searching=True, **common)]
+            found = [row[score][0] for row in runs(function, cases, size, seeds=1, searching=True, **common)]
             return [worst if math.isnan(one) else one for one in found]
 
         scores = widened(reach, rates, best, ladder)
         rate, edge = inner(scores, best)
-        (row,) = runs(function, [case | {"rate": rate}], seeds, searching=False, **common)
+        (row,) = runs(function, [case | {"rate": rate}], size, searching=False, **common)
         yield row | {"rates": list(scores), tried: list(scores.values()), "edge": edge}
 
 

@@ -77,15 +77,18 @@ def summary(seconds):
     return {"seconds": median, "q1": q1, "q3": q3, "n": np.size(seconds)}
 
 
-def runs(function, cases, seeds, *, workers=None, **common):
-    """Rows of cases: what ``function(seed=n, **case, **common)`` gives, side by side; lists by seed."""
+def runs(function, cases, size, *, seeds=None, **common):
+    """Rows of cases: what ``function(seed=n, size=size, **case, **common)`` gives, side by side, as lists by
+    seed. size: a :class:`Training`. seeds: how many; without, the size's.
+    """
     from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
 
     with parallel_config("loky", inner_max_num_threads=1):
-        jobs = (delayed(function)(seed=n, **case, **common) for case in cases for n in range(seeds))
-        found = Parallel(n_jobs=workers or machine.threads(), return_as="generator")(jobs)
+        options, seeds = common | {"size": size}, range(seeds or size.seeds)
+        jobs = (delayed(function)(seed=n, **case, **options) for case in cases for n in seeds)
+        found = Parallel(n_jobs=size.workers or machine.threads(), return_as="generator")(jobs)
     for case in cases:
-        mine = pd.DataFrame([next(found) for _ in range(seeds)], dtype=object).to_dict("list")
+        mine = pd.DataFrame([next(found) for _ in seeds], dtype=object).to_dict("list")
         yield case | summary(mine.pop("seconds")) | mine
 
 

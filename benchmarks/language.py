@@ -65,9 +65,8 @@ def rows(size, device, table):
         "transformer": (transformer, ("attention", "mlp"), size.transformers, size.rates),
         "window": (window, ("rule", "hidden", "one_signed"), size.windows, size.rates_of_windows),
     }[table]
-    cases, options = [dict(zip(keys, case, strict=True)) for case in cases], {"score": "loss", "best": min}
-    options |= {"tried": "tried", "workers": size.workers, "size": size}
-    return search(function, cases, rates, size.seeds, **options)
+    cases = [dict(zip(keys, case, strict=True)) for case in cases]
+    return search(function, cases, rates, size, score="loss", tried="tried", best=min)
 
 
 def transformer(attention, mlp, rate, seed, searching, size):

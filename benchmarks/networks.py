@@ -30,23 +30,19 @@ class Ordinary:
         self.asarray, self.layers = space("torch").asarray, models.mlp(widths, seed)
         self.optimizer = rivals.optimizer(self.layers.parameters(), optimizer, rate, steps)
 
-    @torch.no_grad()
     def forward(self, x):
-        """x (B, n_inputs) → the probabilities, (B, K)."""
-        return self.probabilities(self.layers(x))
-
-    def probabilities(self, scores):
-        """Of scores (B, K)."""
-        return scores.softmax(1) if self.n_outputs > 1 else scores.sigmoid()
+        """x (B, n_inputs) → the probabilities, (B, K). Keeps the scores."""
+        self.scores = self.layers(x)
+        return (self.scores.softmax(1) if self.n_outputs > 1 else self.scores.sigmoid()).detach()
 
     def step(self, x, target):
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
         loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
-        scores = self.layers(x)
-        self.layers.zero_grad()
-        loss(scores, target).backward()
+        probabilities = self.forward(x)
+        self.optimizer.zero_grad()
+        loss(self.scores, target).backward()
         self.optimizer.step()
-        return self.probabilities(scores.detach())
+        return probabilities
 
 
 class Residual:
@@ -59,7 +55,7 @@ class Residual:
 
     def __init__(self, n_inputs, width, depth, rule="ed", rate=1e-3, *, stack=True, steps=None, seed=0,
                  u0=0.4, dtype="float32"):  # fmt: skip
-        self.rule, self.stack, self.u0 = rule, stack, u0
+        self.rule, self.u0, self.share = rule, u0, max(depth, 1) ** -0.5
         ed = EDNetwork(n_inputs, width, depth, init="fan_in", seed=seed, backend="torch", dtype=dtype)
         self.net, self.asarray, self.n_inputs, self.n_outputs = self, ed.asarray, n_inputs, 1
         self.inhibitory = ed.asarray(np.repeat([0.0, 1.0], width))  # s, (n,)
@@ -75,53 +71,41 @@ class Residual:
             "hidden.bias": p["hidden.bias"][:, 0, 0] * signs,
             "output.bias": p["output.bias"][0, 0, :1].clone(),
         }  # fmt: skip
-        self.share = max(depth, 1) ** -0.5
-        self.optimizer = rivals.optimizer(
-            self.parameters.values(), "adam", rate, steps, maximize=True, fused=True
-        )
+        learning = [
+            p.requires_grad_() for name, p in self.parameters.items() if stack or "hidden" not in name
+        ]
+        self.optimizer = rivals.optimizer(learning, "adam", rate, steps, fused=True)
 
     def forward(self, x):
-        """x (B, n_inputs) → the output, (B, 1). Keeps what each layer is given, its y and the last z."""
-        p, sigma = self.parameters, lambda v: torch.sigmoid(v * (2 / self.u0))
-        self.given, self.y = [x], [sigma(x @ p["input.weight"] + p["input.bias"])]  # (B, n)
+        """x (B, n_inputs) → the output, (B, 1). Keeps each layer's y and, times 2/u0, the last sum."""
+        p, scale, of_rule = self.parameters, 2 / self.u0, self.rule == "ed"
+        self.y = [((x @ p["input.weight"] + p["input.bias"]) * scale).sigmoid()]  # (B, n)
         z = self.y[0] - self.inhibitory
         for weight, bias in zip(p["hidden.weight"], p["hidden.bias"], strict=True):
-            self.given.append(z)
-            self.y.append(sigma(z @ weight + bias))
+            z = z.detach() if of_rule else z  # under ED's nothing goes back from layer to layer
+            self.y.append(((z @ weight + bias) * scale).sigmoid())
             z = z + self.share * (self.y[-1] - self.inhibitory)
-        self.z, self.output = z, sigma(z @ p["output.weight"] + p["output.bias"])  # (B, n), (B, 1)
-        return self.output
+        self.last = ((z.detach() if of_rule else z) @ p["output.weight"] + p["output.bias"]) * scale  # (B, 1)
+        return self.last.sigmoid().detach()
 
-    def directions(self, target, rule=None):
-        """(of the weights, of the biases) of each layer, to be climbed: target (B, 1)."""
-        rule, p = rule or self.rule, self.parameters
-        slope = 1 if rule == "ed" else 2 / self.u0  # over y (1 − y); ED leaves it to its α
-        error = (target - self.output) / len(target)  # (B, 1)
-        told = error * slope  # the cross-entropy's derivative has o (1 − o) below the line
-        if rule != "cross_entropy":
-            told = told * self.output * (1 - self.output)
-        found = [(self.z.T @ told, told.sum(0))]
-        back = told @ p["output.weight"].T  # −∂loss/∂z, (B, n)
-        for d in reversed(range(len(self.y))):
-            y, share = self.y[d], self.share if d else 1.0
-            told = (error if rule == "ed" else back * share) * slope * y * (1 - y)  # (B, n)
-            found.insert(0, (self.given[d].T @ told, told.sum(0)))
-            if d and rule != "ed":
-                back = back + told @ p["hidden.weight"][d - 1].T
-        return found
+    def loss(self, output, target):
+        """What falls, after a forward pass that gave this output: of target (B, 1) in [0, 1]."""
+        if self.rule == "cross_entropy":
+            return functional.binary_cross_entropy_with_logits(self.last, target)
+        if self.rule == "squared":
+            return functional.mse_loss(self.last.sigmoid(), target) / 2
+        # ED: each cell rises by its own slope times the error; σ's 2/u0 is left to the rate.
+        told = (target - output) * self.u0 / 2 / len(target)  # (B, 1)
+        return -sum((told * y).sum() for y in [*self.y, self.last.sigmoid()])
 
     def step(self, x, target):
         """One step: x (B, n_inputs), target (B, 1) in [0, 1] → the outputs before it."""
-        output, p = self.forward(x), self.parameters
-        first, *hidden, last = self.directions(target)
-        found = {"input": first, "output": last}
-        if hidden and self.stack:
-            found["hidden"] = map(torch.stack, zip(*hidden, strict=True))
-        for name, direction in found.items():
-            p[f"{name}.weight"].grad, p[f"{name}.bias"].grad = direction
+        output = self.forward(x)
+        self.optimizer.zero_grad()
+        self.loss(output, target).backward()
         self.optimizer.step()
         for name in ("hidden.weight", "output.weight"):
-            p[name].clamp_(min=0)
+            self.parameters[name].data.clamp_(min=0)
         return output
 
 

@@ -118,7 +118,7 @@ def asynchronous(size, device):
     counts as guessing, 0.1.
     """
     cases = [{"method": method, "lr": lr} for method in METHODS for lr in size.lrs]
-    return runs(on_clock, cases, size.seeds, workers=size.workers, size=size)
+    return runs(on_clock, cases, size)
 
 
 def on_clock(method, lr, seed, size):
@@ -147,7 +147,7 @@ def meetings(size, device):
         for lr in (size.lrs if way == "local SGD" else size.inner)
         for outer in (size.outer if way == "DiLoCo" else (1.0,))
     ]
-    return runs(between_meetings, cases, size.seeds, workers=size.workers, size=size)
+    return runs(between_meetings, cases, size)
 
 
 def between_meetings(method, steps, lr, outer, seed, size):

@@ -92,7 +92,7 @@ def accuracies(size, device):
     keys = "model", "data", "optimizer", "rates", "format"
     cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
              if name not in WITHOUT.get(task[0], ())]  # fmt: skip
-    for row in runs(trained, cases, size.seeds, workers=size.workers, size=size):
+    for row in runs(trained, cases, size):
         if row["format"] == "float32":  # the first of each task
             right = row["accuracy"]
         yield row | {"points": (100 * np.subtract(row["accuracy"], right)).round(4).tolist()}
@@ -116,7 +116,7 @@ def trained(model, data, optimizer, rates, format, seed, size):
 
 def smaller(size, device):
     """A row for each way and batch; "accuracy" and "bytes" are by seed."""
-    (found,) = runs(made, [{}], size.seeds, workers=size.workers, size=size)
+    (found,) = runs(made, [{}], size)
     _, (x, _) = size.data()
     for batch in size.batches:
         versions = []

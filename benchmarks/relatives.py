@@ -17,7 +17,6 @@ from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
 
-SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
 CASES += [("vectors", rule) for rule in VectorPerceptron.rules]
 
@@ -42,8 +41,7 @@ TINY = Size((12,), (6,), FEW, (1e-3, 3e-3, 1e-2), 1, 256, 200, **REHEARSAL)
 def rules(size, device, of):
     """A row for each network and rule; results: "kept" and "test", shares of images that are right."""
     cases = [{"network": network, "rule": rule} for network, rule in size.cases]
-    options = {"score": "test", "workers": size.workers, "of": of, "size": size}
-    return search(run, cases, size.rates, size.seeds, **options)
+    return search(run, cases, size.rates, size, score="test", of=of)
 
 
 def run(network, rule, rate, seed, searching, of, size):
@@ -73,11 +71,11 @@ def split(of, searching, size):
     """What is learned from and what judges: the training images and the test images, or in ``searching``
     the training images without the last, which are kept out, and these.
     """
-    (x, labels), test = images(SETS[of], size.offline)
+    (x, labels), test = images(of.lower(), size.offline)
     if searching:
         return (x[: -size.kept], labels[: -size.kept]), (x[-size.kept :], labels[-size.kept :])
     return (x, labels), test
 
 
-TABLES = {name: partial(rules, of=name) for name in SETS}
+TABLES = {name: partial(rules, of=name) for name in ("MNIST", "Fashion-MNIST")}
 context = one_thread

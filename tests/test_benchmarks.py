@@ -162,8 +162,8 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
     size = critical_batch.TINY
     row = next(row for row in critical_batch.steps(size, "cpu", "SGD") if all(row["steps"]))
     for seed, steps in enumerate(row["steps"]):
-        (x, y), (test_x, test_y) = harness.images("fashion-mnist", True, critical_batch.tensors)
-        net = models.mlp(size.widths, seed)
+        (x, y), (test_x, test_y) = harness.images("fashion-mnist", True, data.tensors)
+        x, test_x, net = x.flatten(1), test_x.flatten(1), models.mlp(size.widths, seed)
         order = [rows for e in range(9) for rows in data.batches(len(x), row["batch"], seed=1000 * seed + e)]
         for n, rows in enumerate(order[:steps], start=1):
             gradients = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), net.parameters())

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import grid
+from benchmarks import grid, harness
 from benchmarks.networks import RULES, Residual
 from ed_lib.ed import EDNetwork
 
@@ -21,6 +21,14 @@ def example(n=6, depth=D, seed=0, **options):
     for _ in range(3):
         net.step(x, target)
     return net, x, target
+
+
+def directions(net, x, target):
+    """Of the parameters, in the network's order, by its own step."""
+    found = {
+        name: p for name, p in net.parameters.items() if p.numel()
+    }  # none between hidden layers at depth 0
+    return zip(found, torch.autograd.grad(-net.loss(net.forward(x), target), found.values()), strict=True)
 
 
 def run(net, x, p):
@@ -37,7 +45,7 @@ def test_its_first_layer_is_that_of_an_ed_network():
     ed = EDNetwork(INPUTS, W, D, init="fan_in", seed=3, dtype="float64")
     x = np.random.default_rng(0).random((6, INPUTS))
     mine.forward(mine.asarray(x)), ed.forward(x)
-    turned = np.abs(mine.inhibitory.numpy() - mine.y[0].numpy())  # of inhibitory cells 1 − y
+    turned = np.abs(mine.inhibitory.numpy() - mine.y[0].detach().numpy())  # of inhibitory cells 1 − y
     np.testing.assert_allclose(turned, ed.states[0, 0], atol=1e-14)
 
 
@@ -47,44 +55,40 @@ def test_its_first_layer_is_that_of_an_ed_network():
 @pytest.mark.parametrize("depth", [0, 1, D])
 def test_backpropagation_is_the_gradient_of_its_loss(depth, size, loss):
     net, x, target = example(size, depth, rule=loss)
-    leaf = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
+    leaf = {name: p.detach().clone().requires_grad_() for name, p in net.parameters.items()}
     output = run(net, x, leaf)
     torch.testing.assert_close(output, net.forward(x), rtol=0, atol=1e-14)
-    if loss == "squared":
-        (((target - output) ** 2).mean() / 2).backward()
-    else:
-        F.binary_cross_entropy(output, target).backward()
-    for n, part in enumerate(("weight", "bias")):
-        grads = [leaf[f"input.{part}"].grad, *(leaf[f"hidden.{part}"].grad if depth else ()),
-                 leaf[f"output.{part}"].grad]  # fmt: skip
-        assert len(grads) == depth + 2
-        for found, grad in zip(net.directions(target), grads, strict=True):
-            torch.testing.assert_close(found[n], -grad, rtol=1e-10, atol=1e-15)
+    squared = ((target - output) ** 2).mean() / 2
+    (squared if loss == "squared" else F.binary_cross_entropy(output, target)).backward()
+    for name, found in directions(net, x, target):
+        torch.testing.assert_close(found, -leaf[name].grad, rtol=1e-10, atol=1e-15)
 
 
 @pytest.mark.oracle
 @given(st.integers(0, 4), st.integers(0, 10**6))
 def test_the_output_grows_with_every_cell_and_one_samples_ed_direction_has_the_gradients_signs(depth, seed):
     net, x, target = example(1, depth, seed, rule="ed")
-    leaf = {name: p.clone().requires_grad_() for name, p in net.parameters.items()}
-    output = run(net, x, leaf)
-    ((target - output) ** 2).sum().backward()
-    net.forward(x)
-    hidden = leaf["hidden.weight"].grad if depth else ()
-    grads = [leaf["input.weight"].grad, *hidden, leaf["output.weight"].grad]
-    for (ed, _), grad in zip(net.directions(target), grads, strict=True):
-        assert (ed * grad <= 0).all()
+    leaf = {name: p.detach().clone().requires_grad_() for name, p in net.parameters.items()}
+    ((target - run(net, x, leaf)) ** 2).sum().backward()
+    for name, ed in directions(net, x, target):
+        assert (ed * leaf[name].grad <= 0).all()
 
 
 @pytest.mark.oracle
 def test_eds_direction_against_loops():
     net, x, target = example(4, 2, rule="ed")
-    output = net.forward(x)
-    for found, given_, y in zip(net.directions(target), [*net.given, net.z], [*net.y, output], strict=True):
-        wanted = torch.zeros_like(found[0])
+    error, z = target - net.forward(x), 0
+    given_, y = [x], [*(one.detach() for one in net.y), net.forward(x)]
+    for n, own in enumerate(y[:-1]):
+        z = z + (own - net.inhibitory) / (2**0.5 if n else 1)
+        given_.append(z)
+    found = dict(directions(net, x, target))
+    layers = [found["input.weight"], *found["hidden.weight"], found["output.weight"]]
+    for direction, sent, own in zip(layers, given_, y, strict=True):
+        wanted = torch.zeros_like(direction)
         for b, i, o in np.ndindex(4, *wanted.shape):
-            wanted[i, o] += (target - output)[b, 0] * y[b, o] * (1 - y[b, o]) * given_[b, i] / 4
-        torch.testing.assert_close(found[0], wanted, rtol=1e-10, atol=1e-15)
+            wanted[i, o] += error[b, 0] * own[b, o] * (1 - own[b, o]) * sent[b, i] / 4
+        torch.testing.assert_close(direction, wanted, rtol=1e-10, atol=1e-15)
 
 
 def test_a_frozen_stack_stays_and_weights_keep_their_sign():
@@ -127,14 +131,14 @@ def test_a_best_rate_at_an_edge_is_told(scores, found):
     assert grid.inner(scores) == found
 
 
-def square(x, rate, seed, searching, add):
+def square(x, rate, seed, searching, add, size):
     score = (rate - x) ** 2 + add * seed if rate < 5 else float("nan")
     return {"seconds": 1.0, "score": score, "searching": searching}
 
 
 def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
-    options = {"score": "score", "best": min, "ladder": (1, 2, 3, 4, 5), "workers": 1, "add": 10}
-    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), 2, **options)
+    options = {"score": "score", "best": min, "ladder": (1, 2, 3, 4, 5), "add": 10}
+    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), harness.Training(seeds=2, workers=1), **options)
     keys = "x", "rate", "score", "searching", "rates", "kept", "n", "edge"
     assert [tuple(row[key] for key in keys) for row in rows] == [
         (1, 1, [0, 10], [False, False], [1, 2, 3], [0, 1, 4], 2, True),
