@@ -39,11 +39,8 @@ def test_it_is_a_well_formed_svg_with_the_text_as_its_name():
     assert svg.tag.endswith("svg") and svg.get("role") == "img"
     assert svg.get("aria-label") == 'Rises from "0" to 1 & stays < 2. Then not.'
     assert caption.tag == "figcaption" and caption.text == 'Rises from "0" to 1 & stays < 2.'
-
-
-def test_a_caption_of_its_own():
-    html = figures.to_html(draw(), "Two panels. Above, a line.", "What a < b costs.")
-    assert "<figcaption>What a &lt; b costs.</figcaption>" in html
+    own = figures.to_html(draw(), "Two panels. Above, a line.", "What a < b costs.")
+    assert "<figcaption>What a &lt; b costs.</figcaption>" in own
 
 
 def test_a_notebook_gets_a_picture_and_the_book_a_drawing(monkeypatch):
@@ -105,9 +102,8 @@ def test_helpers_for_many_figures_set_ticks_and_one_legend():
         ax.plot([1, 10], [2.0, 4.0], label="both")
         ax.set_xscale("log")
         figures.log_ticks(ax.xaxis, [1, 2000])
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2000"] and not len(
-        ax.get_xticks(minor=True)
-    )
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2000"]
+    assert not len(ax.get_xticks(minor=True))
     assert [text.get_text() for text in figures.legend_above(figure).get_texts()] == ["both"]
     plt.close(figure)
 
@@ -121,11 +117,8 @@ def test_what_the_data_show_is_said_with_the_text():
     left.set_title("time")
     right.barh(["slow", "fast"], [3, 0.125])
     found = figures.in_words(figure)
-    assert found == [
-        "time: one: from 3 at 1 to 1.5 at 5, highest 9.",
-        "time: floor: a line at 2.",
-        "slow 3, fast 0.125.",
-    ]
+    assert found == ["time: one: from 3 at 1 to 1.5 at 5, highest 9.", "time: floor: a line at 2.",
+                     "slow 3, fast 0.125."]  # fmt: skip
     assert 'aria-label="Two panels. time: one: from 3' in figures.to_html(figure, "Two panels.")
     figure, axes = plt.subplots()
     axes.bar([0, 1], [1, 2], label="live")
@@ -135,7 +128,4 @@ def test_what_the_data_show_is_said_with_the_text():
     assert figures.in_words(figure) == ["live: 1, 2."]
     axes.set_xticks([0, 1], [8, 16])  # numbers as names
     assert figures.in_words(figure) == ["live: 8 1, 16 2."]
-
-
-def test_a_diagram_without_data_has_its_text_alone():
-    assert figures.in_words(diagram()) == []
+    assert figures.in_words(diagram()) == [], "without data the text stands alone"

@@ -15,13 +15,17 @@ from ed_lib import records
 MADE = {"benchmark": "ed", "machine": "nvidia-h200", "device": "NVIDIA H200", "code": {"update": "c0de"}}
 TIMES = {"seconds": 1.5e-3, "q1": 1.25e-3, "q3": 2e-3, "n": 40}
 ROWS = [
-    {"table": "update", "how": "a, b", "depth": 4096, "wide": True, "sizes": [1, 2]}
-    | TIMES
-    | {"floor": 1e-3},
-    {"table": "update", "how": "loop", "depth": 4096, "wide": False, "rule": ""}
-    | TIMES
-    | {"curve": [[1.0], [2]]},
-    {"table": "step", "how": "[[7", "depth": 64} | TIMES | {"text": "two\nlines, “so”", "epochs": [0.5] * 90},
+    {"table": "update", "how": "a, b", "depth": 4096, "wide": True, "sizes": [1, 2], **TIMES, "floor": 1e-3},
+    {
+        "table": "update",
+        "how": "loop",
+        "depth": 4096,
+        "wide": False,
+        "rule": "",
+        **TIMES,
+        "curve": [[1.0], [2]],
+    },
+    {"table": "step", "how": "[[7", "depth": 64, **TIMES, "text": "two\nlines, “so”", "epochs": [0.5] * 90},
 ]
 
 
@@ -57,9 +61,8 @@ def test_a_table_is_a_csv_file_that_pandas_reads(place):
     assert "curve" not in table and "epochs" not in table, "what is long stands beside it"
 
 
-CELLS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
+CELLS = st.none() | st.booleans() | st.integers() | st.text()
+CELLS |= st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(CELLS | st.lists(CELLS | st.lists(st.integers())), min_size=1, max_size=5))
@@ -124,12 +127,9 @@ def test_a_file_that_is_cut_off_says_where(place, left):
 def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_error(place):
     for machine in ("tesla-t4", "apple-m1"):
         provenance.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
-    assert [*records.by_machine("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"] and records.by_machine(
-        "lstm"
-    ) == {}
-    with pytest.raises(
-        LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200, te"
-    ):
+    assert [*records.by_machine("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"]
+    assert records.by_machine("lstm") == {}
+    with pytest.raises(LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200"):
         records.of("ed", "a-cpu")
     with pytest.raises(LookupError, match="no record of lstm on tesla-t4; there is one on: no machine"):
         records.of("lstm", "tesla-t4")

@@ -12,10 +12,9 @@ ROOF = roofline.Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(
-    "size, flops, seconds",
-    [(2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000)],
-)
+@pytest.mark.parametrize("size, flops, seconds", [
+    (2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000),
+])  # fmt: skip
 def test_the_floor_is_the_longer_of_moving_and_computing(size, flops, seconds):
     assert ROOF.floor(size, flops) == ROOF.floor(np.int64(size), flops) == seconds
 
@@ -41,17 +40,11 @@ def test_ceilings_are_measured_once_kept_and_only_ever_raised(kept):
     assert [file.name for file in file.parent.iterdir()] == ["ceilings.json"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{broken",
-        "[]",
-        '{"KEY": 7}',
-        '{"KEY": {"device": "x", "rate": 1}}',
-        "\udcff",
-        '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": "1", "rate": 1}}',
-    ],
-)
+MALFORMED = ["{broken", "[]", '{"KEY": 7}', '{"KEY": {"device": "x", "rate": 1}}', "\udcff",
+             '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": "1", "rate": 1}}']  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MALFORMED)
 def test_a_malformed_file_is_measured_anew(kept, text):
     file, found = kept
     file.parent.mkdir()
@@ -126,8 +119,7 @@ def test_the_fastest_run_is_taken(monkeypatch):
 
 
 def settings():
-    of = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
-    return [getattr(matmul, "fp32_precision", None) for matmul in of]
+    return [backend.matmul.fp32_precision for backend in (torch.backends.cuda, torch.backends.mkldnn)]
 
 
 @pytest.fixture

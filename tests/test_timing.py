@@ -1,9 +1,6 @@
 """Timing: what is called, how often, and what is reported. Never how long it took."""
 
-import itertools
-import queue
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -74,7 +71,11 @@ def test_a_long_function_runs_once_to_warm_up_and_once_a_round(clock):
 
 
 def test_launch_is_until_the_call_returns_and_completion_until_the_device_waited_for_is_idle(clock):
-    result = timing.apart(lambda: clock.takes(0.25), wait=lambda: clock.takes(1.75), min_seconds=5)
+    said = []
+    launch, wait = (lambda: said.append("launched") or clock.takes(0.25),
+                    lambda: said.append("idle") or clock.takes(1.75))  # fmt: skip
+    result = timing.apart(launch, wait=wait, min_seconds=5)
+    assert said == ["launched", "idle"] * 6, "a warm-up and five, each waited for before the next"
     assert result == (timing.Timing(0.25, 0.25, 0.25, 5), timing.Timing(2, 2, 2, 5))
     assert str(result[0]) == "250 ms (quartiles 250 to 250, n = 5)"
 
@@ -83,48 +84,6 @@ def test_launch_is_until_the_call_returns_and_completion_until_the_device_waited
 def test_runs_until_both_the_time_and_the_number_are_reached(clock, min_seconds, min_runs, n):
     launch, completion = timing.apart(lambda: clock.takes(2), min_seconds=min_seconds, min_runs=min_runs)
     assert launch.n == completion.n == n
-
-
-class Device:
-    """A device in a thread: it takes its work from a queue, and does it only while somebody waits for it.
-
-    So a call that waits for the work itself would hang, and no run depends on how fast the thread is.
-    """
-
-    def __init__(self):
-        self.events, self.queue, self.awaited = [], queue.Queue(), threading.Semaphore(0)
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def launch(self):
-        self.events.append("launched")
-        self.queue.put("work")
-
-    def wait(self):
-        for _ in range(self.queue.unfinished_tasks):
-            self.awaited.release()
-        self.queue.join()
-        self.events.append("idle")
-
-    def _work(self):
-        while True:
-            self.queue.get()
-            self.awaited.acquire()
-            self.events.append("worked")
-            self.queue.task_done()
-
-
-def test_an_asynchronous_device_is_waited_for_after_the_launch_was_timed(monkeypatch):
-    device, reads = Device(), itertools.count()
-
-    def read():
-        device.events.append("clock")
-        return float(next(reads))
-
-    monkeypatch.setattr(timing, "perf_counter", read)
-    timing.apart(device.launch, wait=device.wait, min_seconds=1, min_runs=3)
-    warm_up = ["launched", "worked", "idle"]
-    run = ["clock", "launched", "clock", "worked", "idle", "clock"]
-    assert device.events == warm_up + 3 * run
 
 
 def fake_torch(waited, *, initialized, using=(0, 2)):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ed_lib import arrays
 from ed_lib.ed import gpu, network, rules
+from ed_lib.ed.layout import fold as fold_weight  # (…, p, q, i, o) → (…, q·i, p·o), times s_p
 from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import assert_same_after_steps, twins
@@ -32,16 +33,9 @@ CASES = [
 SMALL = (3, 5, 2, 2, 2, "float64", "kaneko")
 
 
-def fold_weight(w):
-    """(..., p, q, i, o) → (..., q·i, p·o), times s_p."""
-    w = np.moveaxis(w * SIGN[:, None, None, None], -4, -2)  # (..., q, i, p, o)
-    return w.reshape(*w.shape[:-4], w.shape[-4] * w.shape[-3], 2 * w.shape[-1])
-
-
 def fold_bias(b):
     """(D, K, p, n, o) → (D, K, n, p·o), times s_p."""
-    b = np.moveaxis(b * SIGN[:, None, None], 2, 3)  # (D, K, n, p, o)
-    return b.reshape(*b.shape[:3], 2 * b.shape[-1])
+    return fold_weight(b[:, :, :, None])
 
 
 def fold_states(y):

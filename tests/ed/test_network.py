@@ -77,9 +77,10 @@ def test_one_step_equals_plain_loops_for_every_weight(shape, seed):
     assert_state(net, after)
 
 
-@pytest.mark.parametrize(
-    "shape", [dict(depth=3, bias="free", rule="signed"), dict(depth=0, bias="cells", rule="kaneko")]
-)
+TWO = dict(depth=3, bias="free", rule="signed"), dict(depth=0, bias="cells", rule="kaneko")
+
+
+@pytest.mark.parametrize("shape", TWO)
 def test_every_library_gives_the_same_network(shape, backend, rng):
     ours = EDNetwork(7, 5, n_outputs=3, **shape, dtype="float64")
     theirs = EDNetwork(7, 5, n_outputs=3, **shape, dtype="float64", **backend)
