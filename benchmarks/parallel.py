@@ -36,11 +36,12 @@ class Size:
     rounds: int = 11
     pipeline: pipelines.Size = pipelines.Size()
     ed: pipelines.EDSize = pipelines.EDSize()
+    workers: int = 4
     gradients: int = 240
     pause: float = 0.02
 
 
-SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, pipelines.ED_TINY, 16, 0.001)
+SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, pipelines.ED_TINY, 2, 16, 0.001)
 
 
 def step(size, device):
@@ -112,7 +113,7 @@ def throughput(size, device):
     problem = Perceptron(random.random((512, 784), np.float32), random.integers(10, size=512))
     for name in ("synchronous", "asynchronous"):
         for speeds, relative in SPEEDS.items():
-            pauses, start = [size.pause * times for times in relative], problem.start()
+            pauses, start = [size.pause * times for times in relative[-size.workers :]], problem.start()
             if name == "synchronous":
                 server, floor = SynchronousServer(start, 0.05, len(pauses)), max(pauses) / len(pauses)
             else:

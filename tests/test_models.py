@@ -19,14 +19,9 @@ def torchs_layer(layer):
         hidden, layer.heads, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True,
         norm_first=layer.causal, layer_norm_eps=layer.norm1.eps, dtype=torch.float64,
     )  # fmt: skip
-    pairs = {
-        "self_attn.in_proj_": layer.queries_keys_values,
-        "self_attn.out_proj.": layer.out,
-        "linear1.": layer.wide,
-        "linear2.": layer.narrow,
-        "norm1.": layer.norm1,
-        "norm2.": layer.norm2,
-    }
+    pairs = {"self_attn.in_proj_": layer.queries_keys_values, "self_attn.out_proj.": layer.out,
+             "linear1.": layer.wide, "linear2.": layer.narrow,
+             "norm1.": layer.norm1, "norm2.": layer.norm2}  # fmt: skip
     state = {name + kind: getattr(part, kind) for name, part in pairs.items() for kind in ("weight", "bias")}
     theirs.load_state_dict(state)
     return theirs
@@ -100,9 +95,10 @@ def test_sizes_are_those_of_the_sources():
     assert [type(m) for m in models.mlp((7, 5, 2))] == [nn.Linear, nn.ReLU, nn.Linear]
 
 
-@pytest.mark.parametrize(
-    "make", [models.mlp, models.lenet, partial(models.Encoder, **SMALL), partial(models.GPT, 50, 9)]
-)
+NETWORKS = models.mlp, models.lenet, partial(models.Encoder, **SMALL), partial(models.GPT, 50, 9)
+
+
+@pytest.mark.parametrize("make", NETWORKS)
 def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -110,11 +106,9 @@ def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
     again, other = make(seed=3), make(seed=4)
-    same = [torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True)]
-    differs = [not torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True)]
-    assert all(same)
-    drawn = [p.dim() > 1 for p in one.parameters()]  # LayerNorm's, ones and zeros, are alike under any seed
-    assert all(d for d, matrix in zip(differs, drawn, strict=True) if matrix)
+    for p, same, another in zip(*(net.parameters() for net in (one, again, other)), strict=True):
+        assert torch.equal(p, same)
+        assert p.dim() == 1 or not torch.equal(p, another)  # LayerNorm's are alike under any seed
 
 
 @pytest.mark.oracle

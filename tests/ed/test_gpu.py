@@ -97,48 +97,34 @@ def test_the_formulas_here_equal_plain_loops(rule):
         np.testing.assert_allclose(bias[d], wanted, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.oracle
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward_equals_the_formula(case):
-    case = Case(*case)
-    weight, bias, states, *_ = case.folded()
-    first = to_numpy(states[0]).copy()
-    states[1:] = float("nan")
-    gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
-    states = to_numpy(states)
-    np.testing.assert_allclose(states, fold_states(case.forward()), **TOLERANCE[case.dtype])
-    np.testing.assert_array_equal(states[0], first)
-
-
-@pytest.mark.oracle
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_update_equals_the_formula_and_leaves_the_states(case):
-    case = Case(*case)
-    weight, bias, *read = case.folded()
-    before = [to_numpy(a).copy() for a in read]
-    gpu.update(weight, bias, *read)
-    for ours, wanted in zip((weight, bias), case.update(), strict=True):
-        fold = fold_weight if wanted.ndim == 6 else fold_bias
+def check(case):
+    """Forward from the first states, then one update by the random ones: each against its formula."""
+    weight, bias, states, *gains = case.folded()
+    answers = SPACES[case.dtype].asarray(to_numpy(states).copy())
+    answers[1:] = float("nan")
+    gpu.forward(answers, weight, bias.sum(2, keepdims=True), 0.4)
+    np.testing.assert_allclose(to_numpy(answers), fold_states(case.forward()), **TOLERANCE[case.dtype])
+    np.testing.assert_array_equal(to_numpy(answers[0]), to_numpy(states[0]))
+    before = [to_numpy(a).copy() for a in (states, *gains)]
+    gpu.update(weight, bias, states, *gains)
+    for ours, wanted, fold in zip((weight, bias), case.update(), (fold_weight, fold_bias), strict=True):
         np.testing.assert_allclose(to_numpy(ours), fold(wanted), **TOLERANCE[case.dtype])
-    assert all((to_numpy(a) == b).all() for a, b in zip(read, before, strict=True))
+    assert all((to_numpy(a) == b).all() for a, b in zip((states, *gains), before, strict=True))
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_kernels_equal_the_formulas_and_leave_what_they_read(case):
+    check(Case(*case))
 
 
 @pytest.mark.oracle
 @settings(max_examples=15)
 @given(sizes=st.tuples(*(st.integers(1, n) for n in (12, 9, 3, 4, 2))), rule=st.sampled_from(rules.RULES))
-def test_both_kernels_equal_numpy_for_any_sizes(sizes, rule):
+def test_both_kernels_equal_the_formulas_for_any_sizes(sizes, rule):
     """In float64: width, batch, K, D, n."""
-    case = Case(*sizes, "float64", rule)
-    weight, bias, states, *gains = case.folded()
-    gpu.forward(states, weight, bias.sum(2, keepdims=True), 0.4)
-    np.testing.assert_allclose(to_numpy(states), fold_states(case.forward()), **TOLERANCE["float64"])
-    case.states = case.forward()
-    gpu.update(weight, bias, states, *gains)
-    for ours, wanted in zip((weight, bias), case.update(), strict=True):
-        fold = fold_weight if wanted.ndim == 6 else fold_bias
-        np.testing.assert_allclose(to_numpy(ours), fold(wanted), **TOLERANCE["float64"])
+    check(Case(*sizes, "float64", rule))
 
 
 def guarded(array):
@@ -210,9 +196,7 @@ def test_a_network_on_a_gpu(path, rule, bias):
 def test_what_is_taken_on_a_gpu():
     cupy = Space("cupy", "cuda", "float32")
     assert network.obstacle(cupy, 512) is None and "at most 512 pairs" in network.obstacle(cupy, 513)
-    assert (
-        network.choose("auto", cupy, 32, 2) == "kernel" and network.choose("auto", cupy, 600, 2) == "layers"
-    )
+    assert [network.choose("auto", cupy, width, 2) for width in (32, 600)] == ["kernel", "layers"]
     with pytest.raises(ValueError, match="path is 'kernel', which takes at most 512 pairs of cells, not 600"):
         network.choose("kernel", cupy, 600, 2)
 
