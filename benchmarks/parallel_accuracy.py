@@ -84,9 +84,7 @@ def lenets(size, copies):
                     p.grad.zero_()
         return loss
 
-    def look():
-        return training.accuracy(nets[0], *test)
-
+    look = partial(training.accuracy, nets[0], *test)
     return training.loop(step, len(x), look, epochs=size.epochs, batch=size.batch)
 
 
@@ -98,17 +96,12 @@ def as_the_source_starts(net, seed=0):
     return net
 
 
-EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)  # seconds of a gradient, for each worker
-FREE = lambda start, lr, workers: ParameterServer(start, lr)  # noqa: E731
-BY_STALENESS = lambda start, lr, workers: ParameterServer(start, lr, by_staleness=True)  # noqa: E731
-METHODS = {
-    "serial": (FREE, (1,)),
-    "synchronous": (SynchronousServer, EVEN),
-    "asynchronous": (FREE, EVEN),
-    "asynchronous, lr by staleness": (BY_STALENESS, EVEN),
-    "asynchronous, one slow": (FREE, SLOW),
-    "asynchronous, one slow, lr by staleness": (BY_STALENESS, SLOW),
-}
+EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)
+METHODS = {  # seconds of a gradient, for each worker
+    "serial": (1,), "synchronous": EVEN,
+    "asynchronous": EVEN, "asynchronous, lr by staleness": EVEN,
+    "asynchronous, one slow": SLOW, "asynchronous, one slow, lr by staleness": SLOW,
+}  # fmt: skip
 
 
 def asynchronous(size, device):
@@ -123,15 +116,23 @@ def asynchronous(size, device):
 
 def on_clock(method, lr, seed, size):
     """One training run → accuracy on the tests, and seconds."""
-    (inputs, labels), (tests, test_labels) = images("fashion-mnist", size.offline)
-    make, seconds = METHODS[method]
-    problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
-    server, accuracy = make(problem.start(), lr, len(seconds)), 0.1  # if it diverges
+    problem, test, begin = *a_problem(seed, size), time.perf_counter()
+    start, seconds, accuracy = problem.start(), METHODS[method], 0.1  # if it diverges
+    if method == "synchronous":
+        server = SynchronousServer(start, lr, len(seconds))
+    else:
+        server = ParameterServer(start, lr, by_staleness=method.endswith("by staleness"))
     with contextlib.suppress(Diverged):
         simulate(server, problem, size.gradients, seconds)
-        judged = (torch.as_tensor(each[: size.tests]) for each in (tests, test_labels))
-        accuracy = training.accuracy(problem.at(server.params), *judged)
+        accuracy = training.accuracy(problem.at(server.params), *test)
     return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}
+
+
+def a_problem(seed, size):
+    """A network on Fashion-MNIST, what to learn from drawn by the seed, and the test images, labels."""
+    learned, test = images("fashion-mnist", size.offline)
+    x, labels = (torch.as_tensor(each[: size.tests]) for each in test)
+    return Perceptron(*learned, seed=seed), (x, labels.long())
 
 
 WAYS = {"local SGD": torch.optim.SGD, "local AdamW": torch.optim.AdamW, "DiLoCo": torch.optim.AdamW}
@@ -152,19 +153,13 @@ def meetings(size, device):
 
 def between_meetings(method, steps, lr, outer, seed, size):
     """One run → the mean cross-entropy on the test images, and seconds."""
-    (inputs, labels), (tests, right) = images("fashion-mnist", size.offline)
-    problem, begin = Perceptron(inputs, labels, seed=seed), time.perf_counter()
+    problem, (tests, right), begin = *a_problem(seed, size), time.perf_counter()
     how = partial(WAYS[method], lr=lr), outer, 0.9 if method == "DiLoCo" else 0.0
     params = local_sgd(problem.start(), problem, 4, size.each // steps, steps, *how)
     with torch.no_grad():
-        logits = problem.at(params)(torch.as_tensor(tests[: size.tests]))
-        loss = F.cross_entropy(logits, torch.as_tensor(right[: size.tests]).long())
+        loss = F.cross_entropy(problem.at(params)(tests), right)
     return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}
 
 
 context = one_thread
-TABLES = {
-    "source": source,
-    "asynchronous, accuracy": asynchronous,
-    "meetings": meetings,
-}
+TABLES = {"source": source, "asynchronous, accuracy": asynchronous, "meetings": meetings}

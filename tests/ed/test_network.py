@@ -92,17 +92,6 @@ def test_every_library_gives_the_same_network(shape, backend, rng):
     assert_state(theirs, ours.state_dict())
 
 
-@given(shape=shapes, seed=st.integers(0, 999))
-def test_the_order_of_a_batch_does_not_matter(shape, seed):
-    rng = np.random.default_rng(seed)
-    one, other = EDNetwork(**shape, dtype="float64"), EDNetwork(**shape, dtype="float64")
-    x, target = batch(rng, one, size=6)
-    order = rng.permutation(6)
-    one.step(x, target)
-    other.step(x[order], target[order])
-    assert_state(other, one.state_dict(), atol=1e-13)
-
-
 @given(shape=shapes, seed=st.integers(0, 999), scale=st.sampled_from([0.1, 1.0, 100.0]))
 def test_kanekos_rule_keeps_every_sign_for_any_data(shape, seed, scale):
     """No weight even shrinks."""
@@ -125,17 +114,6 @@ def test_the_signed_rule_lets_weights_cross_zero(rng):
         x, _ = batch(rng, net)
         net.step(net.asarray(x), net.asarray(np.zeros((4, 1))))
     assert not signs_hold(net)
-
-
-def test_k_outputs_are_k_independent_networks(rng):
-    """Output k of a network of three is the network that has its weights alone."""
-    net = EDNetwork(5, 4, 2, 3, dtype="float64")
-    single = EDNetwork(5, 4, 2, 1, dtype="float64")
-    x, target = batch(rng, net)
-    second = lambda state: {n: v[:, 1:2] if "hidden" in n else v[1:2] for n, v in state.items()}  # noqa: E731
-    single.load_state_dict(second(net.state_dict()))
-    np.testing.assert_allclose(single.step(x, target[:, 1:2]), net.step(x, target)[:, 1:2], rtol=1e-13)
-    assert_state(single, second(net.state_dict()), atol=1e-13)
 
 
 def test_a_fan_in_start_keeps_sums_of_order_one_and_the_others_grow(rng):

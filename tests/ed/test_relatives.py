@@ -181,16 +181,6 @@ def test_the_vector_rule_is_what_came_in_times_the_error_where_the_gate_is_open(
         assert weight.shape == ours.shape
 
 
-def test_the_vector_rule_has_the_gradients_signs_for_one_sample():
-    """And so no weight of a hidden layer moves against its gradient, sample by sample."""
-    net, (x, target) = network("vector", VectorPerceptron), batch(1)
-    net.forward(x)
-    ours = net.directions(target)
-    weights, biases, _ = vectors_by_autograd(net, x, target)
-    for mine, gradient in zip(ours, [*weights, *biases], strict=True):
-        assert (mine * gradient >= 0).all() and (mine * gradient > 0).any()
-
-
 def test_a_step_keeps_weights_from_going_below_zero():
     net, (x, target) = network("vector", VectorPerceptron, rate=1.0), batch()
     before = [weight.detach().clone() for weight in net.weights]
