@@ -1,4 +1,4 @@
-"""ED learning: the forward pass, the update of all layers at once, the whole step, and backpropagation.
+"""ED learning: the forward pass, the update of all layers at once, and what backpropagation has beside them.
 
 Each version first takes one step from the same start as a float64 reference; its largest deviation is its
 error. Then versions are timed in turns, with a tiny step (α = 1e-9), so that repetitions leave the network as
@@ -19,8 +19,7 @@ from benchmarks import harness
 from benchmarks.harness import Version, measure
 from ed_lib import machine
 from ed_lib.ed import EDNetwork, costs, cpu, layout, rivals
-from ed_lib.ed.network import obstacle
-from ed_lib.ed.space import space, to_numpy
+from ed_lib.ed.space import to_numpy
 
 ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
@@ -82,25 +81,16 @@ def version(shape, library, what, how, call, error=None, dtype="float32", cost=N
 
 
 def paths(size, device):
-    """The network of this book by each path, at two sizes; at the smaller beside the article's listing."""
-    library = LIBRARY[device]
-    for shape in size.shapes():
-        nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")
-                if path == "layers" or not obstacle(space(library, device), shape.width)}  # fmt: skip
-        errors = {path: first_step(net, shape) for path, net in nets.items()}
-        x, target = a_batch(shape, nets["layers"])
-        given = {"forward": (x,), "update": (target * 0 + 0.5,), "step": (x, target)}
-        for what in COSTS:
-            calls = {path: partial(getattr(net, what), *given[what]) for path, net in nets.items()}
-            if what == "step" and shape.depth == size.shallow:
-                calls["article"] = partial(article_step, rivals.ArticleNetwork(nets["layers"]), x, target)
-            yield from measure([
-                version(shape, library, what, how, call, errors.get(how)) for how, call in calls.items()
-            ], device, size.seconds)  # fmt: skip
-
-
-def article_step(net, x, target):
-    net.update(target - net.forward(x))
+    """The network of this book by each path."""
+    shape, library = size.article, LIBRARY[device]
+    nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")}
+    errors = {path: first_step(net, shape) for path, net in nets.items()}
+    x, target = a_batch(shape, nets["layers"])
+    for what, given in (("forward", x), ("update", target * 0 + 0.5)):
+        yield from measure([
+            version(shape, library, what, path, partial(getattr(net, what), given), errors[path])
+            for path, net in nets.items()
+        ], device, size.seconds)  # fmt: skip
 
 
 def articles_formulas(size, device):
@@ -114,10 +104,8 @@ def articles_formulas(size, device):
         net.update(target - output)
         error = deviation(shape, output, net.state["hidden.weight"])
         net.alpha = NEARLY_0
-        for what, call in (
-            ("forward", partial(net.forward, x)),
-            ("update", partial(net.update, target - output)),
-        ):
+        calls = {"forward": partial(net.forward, x), "update": partial(net.update, target - output)}
+        for what, call in calls.items():
             one = version(shape, LIBRARY[device], what, "article", call, error, dtype)
             yield from measure([one], device, size.seconds)
 
@@ -130,14 +118,12 @@ def by_hand(size, device):
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     back.step(x, target)
-    mine, whole = partial(version, shape, library), costs.step(shape, passes=2)
+    mine = partial(version, shape, library)
     return measure([
         mine("forward", "ED, layers", partial(ed.forward, x)),
         mine("update", "ED, layers", partial(ed.update, error)),
-        mine("step", "ED, layers", partial(ed.step, x, target)),
         mine("chain", "by hand", partial(back.chain, error), cost=costs.forward(shape)),
         mine("update", "by hand", back.learn),
-        mine("step", "by hand", partial(back.step, x, target), cost=whole),
     ], device, size.seconds)  # fmt: skip
 
 
