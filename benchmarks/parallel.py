@@ -19,8 +19,7 @@ from benchmarks.harness import ROUNDING, is_right, one_thread, summary
 from benchmarks.pipelines import barrier_to_barrier
 from ed_lib import models
 from ed_lib.parallel import launch, train, workers
-from ed_lib.parallel.asynchronous import ParameterServer, SynchronousServer
-from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.asynchronous import ParameterServer, Perceptron, SynchronousServer
 from ed_lib.parallel.replica import Replica, reduce_each, shard
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker

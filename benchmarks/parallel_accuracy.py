@@ -18,8 +18,14 @@ import torch.nn.functional as F
 from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
 from ed_lib import data, models, training
 from ed_lib.parallel import launch
-from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, local_sgd, simulate
-from ed_lib.parallel.problems import Perceptron
+from ed_lib.parallel.asynchronous import (
+    Diverged,
+    ParameterServer,
+    Perceptron,
+    SynchronousServer,
+    local_sgd,
+    simulate,
+)
 from ed_lib.parallel.replica import Replica, shard
 
 LR = 0.2  # the source's

@@ -51,7 +51,7 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
     buffer = io.BytesIO()
     torch.save(content(sharded, step), buffer)
     write(unfinished / f"rank-{rank}.pt", buffer.getvalue())
-    hashes = gathered(sharded, hashlib.sha256(buffer.getvalue()).hexdigest())
+    hashes = collectives.gathered(hashlib.sha256(buffer.getvalue()).hexdigest(), sharded.group)
     if rank == 0:
         write(unfinished / MANIFEST, json.dumps(hashes, indent=1).encode())
         publish(unfinished, place)
@@ -126,7 +126,7 @@ def load(sharded: Stage0, place: Path | str) -> int:
         files = read(Path(place), layout(sharded))
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
-    if problems := list(filter(None, gathered(sharded, problem))):
+    if problems := list(filter(None, collectives.gathered(problem, sharded.group))):
         raise CheckpointError(problems[0])
 
     def joined(first, *others):  # all ranks' parts of a vector (n,), cut anew
@@ -165,10 +165,3 @@ def read(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
         if there != here:
             raise CheckpointError(f"{name} is {there}; the model's is {here}")
     return files
-
-
-def gathered(sharded: Stage0, mine: Any) -> list[Any]:
-    """What each rank has, by rank."""
-    found: list[Any] = [None] * sharded.wire.size
-    dist.all_gather_object(found, mine, sharded.group)
-    return found

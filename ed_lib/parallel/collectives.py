@@ -7,7 +7,6 @@ optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +78,11 @@ class Wire:
         tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
-            operations.append(dist.P2POp(dist.isend, sent, self._global(to), self.group))
+            operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
             self.traffic += Traffic(1, sent.nbytes)
         if received is not None and received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, self._global(source), self.group))
+            operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
         return dist.batch_isend_irecv(operations) if operations else []
-
-    def _global(self, rank):
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 def naive(flat: torch.Tensor, wire: Wire) -> None:
@@ -154,21 +150,15 @@ def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
     sum from them at the end.
     """
     q = 1 << (wire.size.bit_length() - 1)  # the last power of two ≤ p
-    partner = wire.rank + q if wire.rank + q < wire.size else None
+    partner = wire.rank ^ q  # above q, or below
     if wire.rank >= q:
-        wire.send(flat, wire.rank - q)
-        wire.receive(flat, wire.rank - q)
+        wire.send(flat, partner)
+        wire.receive(flat, partner)
         return
-    if partner is not None:
+    if partner < wire.size:
         other = torch.empty_like(flat)
         wire.receive(other, partner)
         flat += other
-    _halve_and_double(flat, wire, q)
-    if partner is not None:
-        wire.send(flat, partner)
-
-
-def _halve_and_double(flat, wire, q):
     kept, given, step = flat, [], q // 2
     while step >= 1:
         low, high = kept.tensor_split(2)
@@ -176,21 +166,29 @@ def _halve_and_double(flat, wire, q):
         received = torch.empty_like(mine)
         wire.exchange(theirs, wire.rank ^ step, received, wire.rank ^ step)
         mine += received
-        given.append((kept, mine, theirs, step))
+        given.append((mine, theirs, step))
         kept, step = mine, step // 2
-    for _, mine, theirs, step in reversed(given):
+    for mine, theirs, step in reversed(given):
         wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
+    if partner < wire.size:
+        wire.send(flat, partner)
 
 
-ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]]
 ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
 
 
 def copy_from_0(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
     sent = tensor.detach().flatten().view(torch.uint8)  # bytes: gloo knows few dtypes
-    dist.broadcast(sent, 0 if group is None else dist.get_global_rank(group, 0), group=group)
+    dist.broadcast(sent, group=group, group_src=0)
     tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
+
+
+def gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank of the group has, by rank: anything that pickle knows."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group)
+    return found
 
 
 def agree(call: str, group: dist.ProcessGroup | None = None) -> None:
@@ -198,9 +196,6 @@ def agree(call: str, group: dist.ProcessGroup | None = None) -> None:
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
     ends = torch.tensor([number, -number], device=device())  # will be the largest, and minus the smallest
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if ends.sum() == 0:
-        return
-    calls: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(calls, call, group=group)
-    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
-    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+    if ends.sum() != 0:
+        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(gathered(call, group)))
+        raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

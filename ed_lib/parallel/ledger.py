@@ -1,11 +1,10 @@
-"""What training holds in memory, by formula, and what a process really holds.
+"""What training holds in memory, and sends, by formula.
 
 Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S. Rajbhandari and
 others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,30 +58,6 @@ def activations(
     check.choice("recompute", recompute, RECOMPUTE)
     numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[recompute]
     return tokens * sequences * numbers * itemsize
-
-
-def saved(call: Callable, *known: torch.Tensor) -> int:
-    """The bytes that autograd keeps after ``call()`` for its backward pass, without those of ``known``."""
-    storages: dict[int, torch.UntypedStorage] = {}  # kept here, so that no memory is given out twice
-    ours = {t.untyped_storage().data_ptr() for t in known}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = call()
-    del result
-    return sum(storage.nbytes() for place, storage in storages.items() if place not in ours)
-
-
-def alive() -> int:
-    """The bytes of all tensors that this process's Python can reach, each memory counted once."""
-    gc.collect()
-    # by their type: to ask some objects whether they are instances makes them warn
-    tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-    return nbytes(tensors + [t.grad for t in tensors if t.is_leaf and t.grad is not None])
 
 
 def nbytes(values: Iterable) -> int:

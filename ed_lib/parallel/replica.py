@@ -7,7 +7,6 @@ global batch: so shards may be uneven, or empty.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,17 +18,17 @@ from ed_lib.parallel import collectives
 BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
 
 
-@dataclass
 class Bucket:
-    """Gradients side by side: ``flat`` (n,), and for each parameter the view of it that is its ``grad``."""
+    """Gradients of parameters side by side, ``flat`` (n,), of which each one's ``grad`` is a view."""
 
-    flat: torch.Tensor
-    views: dict[torch.Tensor, torch.Tensor] = field(repr=False)  # {parameter: view}
-    awaited: set[torch.Tensor] = field(repr=False)  # those whose gradient this step has not computed yet
-
-    @property
-    def bytes(self) -> int:
-        return self.flat.numel() * self.flat.element_size()
+    def __init__(self, params: Sequence[torch.Tensor]):
+        sizes = [p.numel() for p in params]
+        self.flat = torch.zeros(sum(sizes), dtype=params[0].dtype, device=params[0].device)
+        parts = zip(params, self.flat.split(sizes), strict=True)
+        self.views = {p: part.view(p.shape) for p, part in parts}
+        self.awaited = set(params)  # those whose gradient this step has not computed yet
+        for p, view in self.views.items():
+            p.grad = view
 
 
 class Replica:
@@ -45,13 +44,15 @@ class Replica:
     """
 
     def __init__(self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True):
-        collectives.agree(f"Replica({_layout(module)}, {bucket_bytes!r}, {overlap!r})")
+        named = [*module.named_parameters(), *module.named_buffers()]
+        layout = ", ".join(f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named)
+        collectives.agree(f"Replica({layout}, {bucket_bytes!r}, {overlap!r})")
         check.count("bucket_bytes", bucket_bytes)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        for tensor in (*module.parameters(), *module.buffers()):
+        for _, tensor in named:
             collectives.copy_from_0(tensor)
+        trained = [p for p in module.parameters() if p.requires_grad]
         self.module, self.calls, self.bytes = module, 0, 0
-        self.buckets = [_bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
+        self.buckets = [Bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._requests: list[Any] = []  # one for each bucket that was started in this step
         if overlap:
@@ -96,7 +97,7 @@ class Replica:
         """Starts the sum of the next bucket. All ranks start them in one order, since they meet in it."""
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
-        self.calls, self.bytes = self.calls + 1, self.bytes + bucket.bytes
+        self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
 
 
 def reduce_each(parameters: Iterable[torch.nn.Parameter], samples: int) -> collectives.Traffic:
@@ -116,40 +117,21 @@ def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
     Without numbers: those of this process.
     """
     rank = dist.get_rank() if rank is None else rank
-    size = dist.get_world_size() if size is None else size
-    each, more = divmod(len(rows), size)  # the first `more` parts have one row more
-    start = rank * each + min(rank, more)
+    each, more = divmod(len(rows), dist.get_world_size() if size is None else size)
+    start = rank * each + min(rank, more)  # the first `more` parts have one row more
     return rows[start : start + each + (rank < more)]
-
-
-def _layout(module):
-    """What has to be equal on all ranks, as text."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    return ", ".join(f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named)
 
 
 def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
     """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
     many bytes unless it is a single parameter."""
     groups: list[list[torch.Tensor]] = []
-    used = 0
+    used = 0  # bytes of the last group
     for p in params:
-        size = p.numel() * p.element_size()
-        fits = groups and used + size <= bucket_bytes
-        if fits and (groups[-1][-1].dtype, groups[-1][-1].device) == (p.dtype, p.device):
-            groups[-1].append(p)
-            used += size
-        else:
-            groups.append([p])
-            used = size
+        alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (p.dtype, p.device)
+        if not alike or used + p.nbytes > bucket_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(p)
+        used += p.nbytes
     return groups
-
-
-def _bucket(params):
-    """A bucket of zeros for these parameters, whose gradients are views of it from now on."""
-    flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
-    parts = flat.split([p.numel() for p in params])
-    views = {p: part.view(p.shape) for p, part in zip(params, parts, strict=True)}
-    for p, view in views.items():
-        p.grad = view
-    return Bucket(flat, views, set(params))

@@ -8,13 +8,11 @@ Whichever starts it, the weights are the same, to the last bit. The options are 
 """
 
 import argparse
-import contextlib
 import hashlib
 import inspect
 import os
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,7 @@ import torch.nn.functional as F
 from ed_lib import check, data, timing
 from ed_lib.models import GPT
 from ed_lib.parallel import checkpoints, launch, zero
-from ed_lib.parallel.launcher import device, local_rank
+from ed_lib.parallel.launcher import device
 from ed_lib.parallel.replica import Replica, shard
 
 BUCKET_BYTES = 2**18  # four buckets, of which three can be summed while the backward pass still computes
@@ -44,7 +42,7 @@ def train(
     last step; "peak", the most, seen whenever a gradient arrived; "sent", what it has sent.
     """
     check.count("steps", steps), check.count("batch", batch), check.positive("rate", rate)
-    text = loaded(data.text)
+    text, losses, seconds = data.text(), [], []
     net = GPT(len(text.characters), LENGTH).to(device())
     adam: Any = partial(torch.optim.Adam, lr=rate)
     if stage is None:
@@ -54,21 +52,21 @@ def train(
         model = zero.shard(net, adam, stage, list(net.blocks))
     done = checkpoints.whole(folder) if folder else []
     first = checkpoints.load(model, done[-1]) if done else 0
-    losses, seconds = [], []
     for n, rows in zip(range(steps), data.stretches(text.train, batch, LENGTH, seed=0), strict=False):
-        if n >= first:
-            start = timing.now()
-            x, wanted = (shard(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
-            loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
-            loss.backward()
-            if stage is None:
-                model.finish(batch * LENGTH)
-                optimizer.step()
-                model.zero_grad()
-            else:
-                model.step(batch * LENGTH)
-            losses.append(loss.detach())
-            seconds.append(timing.now() - start)
+        if n < first:
+            continue
+        start = timing.now()
+        x, wanted = (shard(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
+        loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
+        loss.backward()
+        if stage is None:
+            model.finish(batch * LENGTH)
+            optimizer.step()
+            model.zero_grad()
+        else:
+            model.step(batch * LENGTH)
+        losses.append(loss.detach())
+        seconds.append(timing.now() - start)
     if folder and first < steps:
         checkpoints.save(model, folder, steps)
     total = torch.stack(losses) if losses else torch.zeros(0, device=device())
@@ -77,22 +75,9 @@ def train(
     if stage is not None:
         found |= {"held": model.full, "peak": model.peak, "sent": model.wire.traffic}
         for unit in model.units:
-            unit.is_here or model.gather(unit)
-    digest = hashlib.sha256()
-    for p in net.parameters():
-        digest.update(p.detach().cpu().numpy().tobytes())
-    return found | {"sha256": digest.hexdigest()}
-
-
-def loaded(load: Callable) -> Any:
-    """What ``load()`` gives. One rank of each machine loads it first, so that a download happens once."""
-    if local_rank() != 0:
-        dist.barrier()
-    with contextlib.redirect_stdout(None if local_rank() else sys.stdout):  # rank 0 has said it
-        found = load()
-    if local_rank() == 0:
-        dist.barrier()
-    return found
+            model.gather(unit)
+    content = b"".join(p.detach().cpu().numpy().tobytes() for p in net.parameters())
+    return found | {"sha256": hashlib.sha256(content).hexdigest()}
 
 
 def report(results: Sequence[dict]) -> None:
@@ -113,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{option.name}", type=kind, default=option.default)
     o = vars(parser.parse_args(arguments))
     ranks, backend = o.pop("ranks"), o.pop("backend")
+    data.text()  # where it must be downloaded, before the ranks read it
     results = launch(partial(train, **o), ranks, backend=backend, timeout=TIMEOUT)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs main in every process
         report(results)

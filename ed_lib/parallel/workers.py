@@ -43,87 +43,69 @@ def train(
         raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
     payload, run, end = launcher.pickled(gradient), Run(server, n_tasks), time.monotonic() + timeout
     pipes = [launcher.CONTEXT.Pipe() for _ in pauses]
-    calls = [(theirs, seconds) for (_, theirs), seconds in zip(pipes, pauses, strict=True)]
+    calls = [(theirs, seconds, payload) for (_, theirs), seconds in zip(pipes, pauses, strict=True)]
     with launcher.team("worker", _work, calls) as processes:
+        for _, theirs in pipes:
+            theirs.close()  # so that ours ends when the process does
         late = threading.Timer(end - time.monotonic(), lambda: [process.kill() for process in processes])
         late.start()  # so the server, which waits for workers, comes to an end
         try:
-            serve(run, [Worker(n, process, *pipes[n]) for n, process in enumerate(processes)], payload)
-        except WorkerError as error:
-            if time.monotonic() < end:  # else it is the timer's doing
-                raise
-            undone = f"{run.unfinished} of {n_tasks} tasks were not done within {timeout:g} s"
-            raise WorkerError(f"{undone}: {error}") from None
+            _serve(run, {n: ours for n, (ours, _) in enumerate(pipes)})
         finally:
             late.cancel()
+        if run.unfinished:
+            undone = f"{run.unfinished} of {n_tasks} tasks were not done within {timeout:g} s: "
+            endings = [f"worker {n} {launcher.ending(process)}" for n, process in enumerate(processes)]
+            is_late = time.monotonic() >= end  # then it was the timer
+            raise WorkerError(f"{undone if is_late else ''}no worker is left: {'; '.join(endings)}")
     return run
 
 
-class Worker:
-    """A process as the server sees it, with this process's end of the pipe between them, and the other."""
-
-    def __init__(self, number: int, process: Any, channel: Any, theirs: Any):
-        self.number, self.process, self.channel, self.is_alive = number, process, channel, True
-        theirs.close()  # so that ours ends when the process does
-
-    def send(self, message: bytes) -> None:
-        try:
-            self.channel.send_bytes(message)
-        except OSError:
-            self.is_alive = False
-
-    def receive(self) -> Any:
-        """What its gradient gave, or None if it is gone, before its report or in the middle of one."""
-        try:
-            problem, value = pickle.loads(self.channel.recv_bytes())
-        except (EOFError, OSError):
-            self.is_alive = False
-            return None
-        if problem:
-            raise WorkerError(f"worker {self.number} {problem}")
-        return value
-
-
-def serve(run: Run, workers: Sequence[Worker], payload: bytes) -> None:
-    """The server's life, until all tasks are done."""
-    for worker in workers:
-        worker.send(payload)
-    starting = list(workers)
-    while starting := [worker for worker in starting if worker.is_alive]:
-        for worker in _ready(starting):
-            worker.receive()  # it is ready, or dead
-            starting.remove(worker)
+def _serve(run: Run, alive: dict[int, Any]) -> None:
+    """The server's life, until all tasks are done or all workers gone. alive: {worker: the server's end of
+    its pipe}, of those whose pipe has not ended.
+    """
+    for worker in [*alive]:
+        receive(alive, worker)  # it is ready, or dead
     zero = time.monotonic()
-    while run.unfinished:
-        for worker in workers:
-            is_idle = worker.is_alive and worker.number not in run.held
-            if is_idle and (order := run.assign(worker.number, time.monotonic() - zero)) is not None:
-                worker.send(pickle.dumps((order[0], order[1].numpy())))
-        gone = [worker for worker in workers if not worker.is_alive and worker.number in run.held]
-        for worker in gone:
-            run.lose(worker.number, time.monotonic() - zero)
-        for worker in [] if gone else _ready(workers):  # if one is gone, another gets its task first
-            if (answer := worker.receive()) is not None:
-                gradient, loss = answer
-                run.receive(worker.number, torch.from_numpy(gradient), loss, time.monotonic() - zero)
+    while run.unfinished and alive:
+        for worker in sorted(alive.keys() - run.held.keys()):
+            if (order := run.assign(worker, time.monotonic() - zero)) is not None:
+                send(alive, worker, pickle.dumps((order[0], order[1].numpy())))
+        if gone := run.held.keys() - alive.keys():
+            for worker in gone:
+                run.lose(worker, time.monotonic() - zero)
+            continue  # another gets its task first
+        ready = connection.wait(alive.values())  # something has come from these, or nothing will
+        for worker in [worker for worker, channel in alive.items() if channel in ready]:
+            if (answer := receive(alive, worker)) is not None:
+                run.receive(worker, torch.from_numpy(answer[0]), answer[1], time.monotonic() - zero)
 
 
-def _ready(workers):
-    """The workers, of those alive, from whom something has come, or nothing will. Waits for one."""
-    channels = {worker.channel: worker for worker in workers if worker.is_alive}
-    if not channels:
-        endings = [f"worker {worker.number} {launcher.ending(worker.process)}" for worker in workers]
-        raise WorkerError("no worker is left: " + "; ".join(endings))
-    return [channels[channel] for channel in connection.wait(channels)]
+def send(alive: dict[int, Any], worker: int, message: bytes) -> None:
+    """Sends bytes to a worker; one that is gone is taken out of ``alive``."""
+    try:
+        alive[worker].send_bytes(message)
+    except OSError:
+        del alive[worker]
 
 
-def _work(channel, pause):
+def receive(alive: dict[int, Any], worker: int) -> Any:
+    """What a worker's gradient gave, or None if it is gone, before its report or in the middle of one."""
+    try:
+        problem, value = pickle.loads(alive[worker].recv_bytes())
+    except (EOFError, OSError):
+        del alive[worker]
+        return None
+    if problem:
+        raise WorkerError(f"worker {worker} {problem}")
+    return value
+
+
+def _work(channel, pause, payload):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
     launcher.one_thread()
-    gradient = functools.cache(lambda: pickle.loads(channel.recv_bytes())[0])
-
-    def ready():
-        gradient()  # it can be imported
+    gradient = functools.cache(lambda: pickle.loads(payload)[0])
 
     def computed(task, params):
         time.sleep(pause)
@@ -131,6 +113,6 @@ def _work(channel, pause):
         return found.detach().numpy(), float(loss)
 
     with contextlib.suppress(EOFError, OSError):
-        channel.send_bytes(launcher.attempt(ready))
+        channel.send_bytes(launcher.attempt(lambda: gradient() is None))  # it can be imported
         while True:
             channel.send_bytes(launcher.attempt(computed, *pickle.loads(channel.recv_bytes())))

@@ -81,6 +81,9 @@ class Stage0:
     def spread(self) -> None:
         """Brings every rank's weights up to date; here they are."""
 
+    def gather(self, unit: Unit) -> None:
+        """Has all of a unit's weights on this rank; here they are."""
+
     def agree(self, call: str) -> None:
         """ValueError, on every rank, where the ranks are not at the same place."""
         collectives.agree(call, self.group)
@@ -203,7 +206,6 @@ class Stage3(Stage2):
         return kept
 
     def gather(self, unit: Unit) -> None:
-        """Has all of a unit's weights on this rank."""
         if not unit.is_here:
             unit.make_room()
             self.fetch(unit)

@@ -43,8 +43,7 @@ def mixed(stage=3, rate=0.1, amsgrad=True, **options):
 def numbers(sharded):
     """Every number of a module, whole."""
     for unit in sharded.units:
-        if not unit.is_here:
-            sharded.gather(unit)
+        sharded.gather(unit)
     return {name: t.clone() for name, t in sharded.module.state_dict().items()}
 
 

@@ -40,7 +40,7 @@ def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
     dtype, calls, counts = module[0].weight.dtype, module, []
     if how == "replica":
         calls = Replica(module, size, overlap)
-        places = [(b.flat.data_ptr(), b.bytes) for b in calls.buckets]
+        places = [(b.flat.data_ptr(), b.flat.nbytes) for b in calls.buckets]
         counts = lambda: (len(calls.buckets), calls.calls, calls.bytes)  # noqa: E731
     elif how == "DDP":
         calls = torch.nn.parallel.DistributedDataParallel(module)

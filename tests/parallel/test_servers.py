@@ -13,14 +13,13 @@ from torch import nn
 from ed_lib.parallel.asynchronous import (
     Diverged,
     ParameterServer,
+    Perceptron,
     Run,
     Span,
     SynchronousServer,
     local_sgd,
     simulate,
-    stable_rate,
 )
-from ed_lib.parallel.problems import Perceptron
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -209,38 +208,6 @@ def test_a_death_changes_no_bit_of_a_synchronous_run(problem):
     simulate(plain, problem, 40, [1, 1, 1, 1])
     run = simulate(hurt, problem, 40, [1, 1, 1, 1], dies={2: 3.5, 0: 7.2})
     assert torch.equal(plain.params, hurt.params) and [span.worker for span in run.lost] == [2, 0]
-
-
-def radius(rate, staleness):
-    """The largest eigenvalue of w' = w − rate · w_old, as a matrix on the last τ + 1 values of w."""
-    companion = np.eye(staleness + 1, k=-1)
-    companion[0, 0] = 1
-    companion[0, staleness] -= rate
-    return np.abs(np.linalg.eigvals(companion)).max()
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("staleness", [0, 1, 2, 3, 7, 15, 40])
-def test_the_stable_rate_against_eigenvalues_and_simulation(staleness):
-    curvature = 3.7
-    rate = stable_rate(curvature, staleness)
-    assert radius(0.999 * rate * curvature, staleness) < 1 < radius(1.001 * rate * curvature, staleness)
-    gradient, p = quadratic(curvature), staleness + 1
-
-    def loss(factor):
-        server = ParameterServer(torch.ones(1, dtype=torch.float64), factor * rate)
-        steps = 100 * p * p  # the slowest mode decays in about p² steps
-        return simulate(server, gradient, min(steps, 20_000), [1] * p).spans[-1].loss
-
-    assert loss(0.95) < 1e-3 and loss(1.05) > 1e3
-
-
-@pytest.mark.oracle
-def test_dividing_by_the_staleness_makes_any_staleness_stable_below_one():
-    for staleness in range(1, 60):
-        limit = staleness * stable_rate(1, staleness)  # of lr·λ, where the step is lr / τ
-        assert 1 - 1e-12 <= limit < np.pi / 2
-        assert radius(0.99 / staleness, staleness) < 1
 
 
 def quadratic(curvatures):

@@ -3,6 +3,7 @@
 There is one launch for each size of a world. What ranks return is compared here.
 """
 
+import gc
 import itertools
 from functools import partial
 
@@ -68,9 +69,7 @@ def weights(sharded):
     """All of a module's parameters."""
     with torch.no_grad():
         for unit in sharded.units:
-            if not unit.is_here:
-                unit.make_room()
-                sharded.fetch(unit)
+            sharded.gather(unit)
     return flat(sharded.module)
 
 
@@ -92,11 +91,18 @@ def found():
     return ranks.in_worlds((1, 2, 3, 4), on_every_rank)
 
 
+def alive():
+    """The bytes of all tensors that Python can reach."""
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+    return ledger.nbytes(tensors + [t.grad for t in tensors if t.is_leaf and t.grad is not None])
+
+
 def by_stages():
     """{stage: parameters, traffic, what is held, tensors that exist beyond those of before}."""
     found = {}
     for stage in STAGES:
-        before = ledger.alive()
+        before = alive()
         module = net()
         sharded = shard(module, ADAM, stage, list(module.blocks))
         end = train(sharded).clone()
@@ -105,7 +111,7 @@ def by_stages():
             if stage == 3:
                 unit.free()
         held = sharded.held()
-        found[stage] = end, sent, held, ledger.alive() - before - end.nbytes
+        found[stage] = end, sent, held, alive() - before - end.nbytes
         del sharded, module, unit
     return found
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel.asynchronous import Diverged, ParameterServer, SynchronousServer, simulate
-from ed_lib.parallel.problems import Perceptron
-from ed_lib.parallel.workers import Worker, WorkerError, train
+from ed_lib.parallel.asynchronous import Diverged, ParameterServer, Perceptron, SynchronousServer, simulate
+from ed_lib.parallel.workers import WorkerError, receive, train
 
 TIMEOUT = 120.0
 LARGE = 400_000  # parameters: a message of 1.6 MB, several times what a pipe holds
@@ -118,8 +117,8 @@ def test_every_gradient_is_applied_once_though_two_workers_kill_themselves(make)
 def test_half_a_message_is_none(part):
     ours, theirs = multiprocessing.Pipe()
     os.write(theirs.fileno(), part)
-    worker = Worker(0, None, ours, theirs)
-    assert worker.receive() is None and not worker.is_alive
+    theirs.close()
+    assert receive(alive := {0: ours}, 0) is None and not alive
     ours.close()
 
 
