@@ -118,6 +118,7 @@ def test_the_min_max_scale_is_that_of_torchs_observer(bits, random):
     torch.testing.assert_close(choose_scale(x, bits).flatten(), wanted, rtol=1e-6, atol=0)
 
 
+@pytest.mark.oracle
 def test_no_number_is_off_by_more_than_half_a_step(random):
     for bits in BITS:
         for x in tensors((4, 51), random):
