@@ -15,8 +15,6 @@ from tools.pages import ROOT, by_part
 
 TEXTS, PICTURE = ROOT / "tools" / "front.md", ROOT / "book" / "_static" / "front.png"
 PAGES, INK = ("index.md", "README.md", "index_ja.md", "README.ja.md"), "#404040"
-# Of what is drawn: published, its limit, measured, its limit
-COLOURS = [figures.ORANGE] * 2 + [figures.BLUE] * 2
 CORE = "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work data_parallel "
 CORE += "ten_thousand_devices mixed_precision one_token_at_a_time many_steps"  # what one reads first
 # qiita2024: its forward pass in seconds, and its GPU's float64 FLOP/s by the data sheet; NVIDIA's M40
@@ -36,7 +34,7 @@ def at(benchmark, column="seconds", **case):
 
 
 def numbers():
-    """All numbers that the findings and the figure say, not yet rounded."""
+    """All numbers that the findings and the figure say, not yet rounded, by name."""
     ours = partial(at, "ed", depth=4096, table="paths", how="kernel", threads=2)
     work = partial(at, "parallel", table="asynchronous, throughput")  # seconds a gradient
     wait, free, even, slow = "synchronous", "asynchronous", "even", "one slow by 5×"
@@ -80,8 +78,8 @@ def chapters():
 
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
-    parts = "ed", "parallel", "precision", "lstm"
-    found = vars(numbers()) | {f"{name}_machine": on_cpu(name).attrs["label"] for name in parts}
+    machines = {f"{name}_machine": on_cpu(name).attrs["label"] for name in ("ed", "parallel", "precision")}
+    found = vars(numbers()) | machines
     alt = "How many times as fast: " + "; ".join(f"{row[0]}: {said(row[1], row[3])}" for row in drawn())
     return {
         "figure": f'<img src="book/_static/front.png" alt="{alt}." width="560px" class="dark-light">',
@@ -94,10 +92,8 @@ def blocks():
 def filled(page):
     """``page`` with the blocks between its markers, <!-- name: … --> and <!-- end of name -->."""
     for name, text in blocks().items():
-        start, end = f"<!-- {name}: by python -m tools.front -->\n", f"<!-- end of {name} -->"
-        if start in page:
-            before, rest = page.split(start)
-            page = f"{before}{start}\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
+        lines = rf"(<!-- {name}: .* -->\n)[\s\S]*(<!-- end of {name} -->)"
+        page = re.sub(lines, lambda mark, text=text: f"{mark[1]}\n{text.strip()}\n\n{mark[2]}", page)
     return page
 
 
@@ -121,13 +117,14 @@ def said(published, measured):
 def draw():
     """Draws the rows, dark on white in either theme. The picture's metadata tell them, to a test."""
     ink = {key: INK for key, colour in figures.STYLE.items() if colour == figures.INK}
+    colours = [figures.ORANGE] * 2 + [figures.BLUE] * 2  # of published, its limit, measured, its limit
     with plt.rc_context(figures.STYLE | ink):
         fig, ax = plt.subplots(figsize=(4.3, 3.15))
         for y, (title, *values) in enumerate(drawn()):
             beside = {"y": y - 0.36, "transform": ax.get_yaxis_transform()}
             ax.text(0, s=title, weight="bold", **beside)
             ax.text(1, s=said(values[0], values[2]), size=9, ha="right", **beside)
-            for x, colour, marker in zip(values, COLOURS, "o|o|", strict=True):
+            for x, colour, marker in zip(values, colours, "o|o|", strict=True):
                 face, size = colour if colour == figures.BLUE else "none", 10 if marker == "o" else 18
                 ax.plot(x, [y] * len(x), marker, color=colour, mfc=face, ms=size, mew=1.8)
         ax.set(xscale="log", xlim=(0.3, 5000), ylim=(3.4, -0.8), yticks=[], facecolor="none")
@@ -135,7 +132,6 @@ def draw():
         ax.set_xlabel("times as fast, published (○) and measured (●); limits (|)", size=9.5)
         about = {"Software": None, "Description": json.dumps(drawn())}
         fig.savefig(PICTURE, dpi=200, facecolor="white", metadata=about)
-        plt.close(fig)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,24 @@
 """`make pdf`: the rendered book as one PDF, _build/book.pdf, to print or to read without a browser.
 
-Chromium prints each page of _toc.yml with book/_static/print.css, and last the contents, when the page
-numbers are known. Bookmarks are Chromium's; links within the book stay in the PDF.
+Chromium prints each page of _toc.yml with book/_static/print.css. The front page lists the chapters, and
+bookmarks are Chromium's; links within the book stay in the PDF.
 """
 
 import sys
-from html import escape
 from io import BytesIO
-from pathlib import Path
-from string import Template
 from urllib.parse import quote, unquote
 
-import yaml
 from playwright.sync_api import sync_playwright
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import NameObject
 
 from tools import browser
-from tools.pages import ROOT, by_part
+from tools.pages import ROOT, pages
 
 HTML, PDF = ROOT / "_build" / "html", ROOT / "_build" / "book.pdf"
 NUMBERS = "@page { @bottom-center { content: counter(page); } } @page:first { counter-set: page %d; }"
 # Gives every id the number of its page, and a link, without which Chromium leaves it out of the PDF. Links
-# to other pages of the book are "book:", which ``joined`` understands. Returns the headings.
+# to other pages of the book are "book:", which ``joined`` understands.
 PREPARE = """async ([number, pages]) => {
     await window.MathJax?.startup?.promise;
     await document.fonts.ready;
@@ -37,30 +33,15 @@ PREPARE = """async ([number, pages]) => {
         const link = Object.assign(document.createElement("a"), { href: "#" + element.id, hidden: true });
         document.body.append(link);
     }
-    return [...article.querySelectorAll("h1, h2")].map(
-        heading => [heading.localName, heading.firstChild.textContent.trim(), heading.closest("[id]").id]);
 }"""
 
 
 def printed(tab, number, urls, first=1):
-    """Page ``number`` of these, its sheets counted from ``first`` on → (PDF, [heading: name, text, id])."""
+    """The PDF of page ``number`` of these, its sheets counted from ``first`` on."""
     tab.goto(urls[number])
-    headings = tab.evaluate(PREPARE, [number, {url: n for n, url in enumerate(urls)}])
+    tab.evaluate(PREPARE, [number, {url: n for n, url in enumerate(urls)}])
     tab.add_style_tag(content=NUMBERS % first)
-    options = {"prefer_css_page_size": True, "outline": True, "tagged": True}
-    return PdfReader(BytesIO(tab.pdf(**options))), headings
-
-
-def contents(title, author, parts, headings, sheets):
-    """The HTML of the title page and of the contents, with the number of the sheet of each heading."""
-    lines = []
-    for part, before, of_page in zip(parts, ["", *parts], headings, strict=False):
-        lines += [f"<h3>{escape(part)}</h3>"] * (part != before)
-        for level, text, id in of_page:
-            link = f'class="{level}" href="book:{escape(id)}" data-page="{sheets[id]}"'
-            lines.append(f"<a {link}><span>{escape(text)}</span></a>")
-    template = Template(Path(__file__).with_name("contents.html").read_text())
-    return template.substitute(title=escape(title), author=escape(author), lines="\n".join(lines))
+    return PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True, outline=True, tagged=True)))
 
 
 def joined(pdfs):
@@ -81,22 +62,18 @@ def joined(pdfs):
 
 
 def main():
-    program, config = browser.find(), yaml.safe_load((ROOT / "_config.yml").read_text())
+    program = browser.find()
     if not program or not (HTML / "index.html").exists():
         sys.exit("Printing needs Chromium or Chrome, and the book in _build/html: run make book.")
-    parts, names = zip(*by_part(ROOT / "_build" / "source"), strict=True)
-    urls, pdfs, headings, sheets, first = [(HTML / f"{name}.html").as_uri() for name in names], [], [], {}, 1
+    names, made, first = pages(ROOT / "_build" / "source"), [], 1
+    urls = [(HTML / f"{name}.html").as_uri() for name in names]
     with sync_playwright() as playwright:
         tab = playwright.chromium.launch(executable_path=program, args=browser.flags()).new_page()
         for number, name in enumerate(names):
-            pdf, found = printed(tab, number, urls, first)
-            for key, place in pdf.named_destinations.items():
-                sheets[unquote(key[1:])] = first + pdf.get_destination_page_number(place)
             print(f"{name}: from page {first}", flush=True)
-            first, pdfs, headings = first + len(pdf.pages), [*pdfs, pdf], [*headings, found]
-        tab.goto("about:blank")
-        tab.set_content(contents(config["title"], config["author"], parts, headings, sheets))
-        book = joined([PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True))), *pdfs])
+            made.append(printed(tab, number, urls, first))
+            first += len(made[-1].pages)
+    book = joined(made)
     book.write(PDF)
     print(f"The book is printed ({len(book.pages)} pages): {PDF.as_uri()}")
 

@@ -4,23 +4,17 @@ import re
 import sys
 
 import ed_lib
-from tools import notebooks
-from tools.notebooks import ROOT
+from tools.notebooks import chapters
+from tools.pages import ROOT
 
-LINES = {"_config.yml": re.compile(r"(?m)^(repository:\n\s+url: )(\S+)"),
-         "README.md": re.compile(r"(?m)^(git clone )(\S+)")}  # fmt: skip
-CELL_LINE = re.compile(r'(?m)^(REPOSITORY = ")([^"]*)(")')
-VERSION_LINE = re.compile(r'(?m)^(VERSION = ")[^"]*(")')
+LINES = {"_config.yml": r"(?m)^(repository:\n\s+url: )(\S+)", "README.md": r"(?m)^(git clone )(\S+)"}
+CELL, VERSION = r'("REPOSITORY = \\")([^\\"]*)', r'("VERSION = \\"v)([^\\"]*)'
 
 
 def addresses():
     """{file: address} for each place in which the address stands."""
-    found = {file: line.search((ROOT / file).read_text()).group(2) for file, line in LINES.items()}
-    for path in notebooks.chapters():
-        for cell in notebooks.read(ROOT / path).cells:
-            if "setup" in notebooks.tags(cell):
-                found[str(path)] = CELL_LINE.search(cell.source).group(2)
-    return found
+    lines = LINES | {path.as_posix(): CELL for path in chapters()}
+    return {file: re.search(line, (ROOT / file).read_text())[2] for file, line in lines.items()}
 
 
 def change(url):
@@ -28,15 +22,9 @@ def change(url):
     url = url.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.~-]+)+", url):
         raise ValueError(f"URL is {url!r}; wanted an address like https://github.com/name/repository")
-    for file, line in LINES.items():
-        (ROOT / file).write_text(line.sub(rf"\g<1>{url}", (ROOT / file).read_text()))
-    for path in notebooks.chapters():
-        nb = notebooks.read(ROOT / path)
-        for cell in nb.cells:
-            if "setup" in notebooks.tags(cell):
-                cell.source = CELL_LINE.sub(rf"\g<1>{url}\g<3>", cell.source)
-                cell.source = VERSION_LINE.sub(rf"\g<1>v{ed_lib.__version__}\g<2>", cell.source)
-        notebooks.write(notebooks.canonical(nb), ROOT / path)
+    for file in addresses():
+        text = re.sub(LINES.get(file, CELL), rf"\g<1>{url}", (ROOT / file).read_text())
+        (ROOT / file).write_text(re.sub(VERSION, rf"\g<1>{ed_lib.__version__}", text))
 
 
 if __name__ == "__main__":
