@@ -66,9 +66,8 @@ class Machine:
     def slower(self, products: float = 1.0, memory: float = 1.0, links: float = 1.0) -> "Machine":
         """One that reaches only these shares of its rate, of its memory's and of its links' bandwidth."""
         inside, between = (replace(link, beta=link.beta / links) for link in (self.inside, self.between))
-        return Machine(
-            self.rate * products, self.memory * memory, self.capacity, inside, between, self.server
-        )
+        rate, memory = self.rate * products, self.memory * memory
+        return replace(self, rate=rate, memory=memory, inside=inside, between=between)
 
     def together(self, ranks: int, stride: int) -> int:
         """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server."""

@@ -90,34 +90,25 @@ def interleaved(chunks: int) -> Schedule:
 
 def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """1F1B with the backward pass in two: the weights' gradients wait until there would be a bubble."""
-    ahead = min(microbatches, stages - 1 - stage)
-    for i in range(ahead):
-        yield from forward(stage, stages, i)
-    for i in range(microbatches):
-        if i + ahead < microbatches:
-            yield from forward(stage, stages, i + ahead)
-        yield from backward(stage, stages, i, "backward_input")
-        if i >= stage:
-            yield Instruction("backward_weight", i - stage)
-    for i in range(max(0, microbatches - stage), microbatches):
-        yield Instruction("backward_weight", i)
-    yield Instruction("step")
+    return _in_two(stage, stages, microbatches, ahead=stages - stage, late=stage)
 
 
 def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """More forward passes first, more weights' gradients last: no bubble, for about twice the activations."""
-    ahead = min(microbatches, 2 * (stages - stage) - 1)
-    late = 2 * stage
-    for i in range(ahead):
+    return _in_two(stage, stages, microbatches, ahead=2 * (stages - stage) - 1, late=2 * stage)
+
+
+def _in_two(stage, stages, microbatches, ahead, late):
+    """So many forward passes first; the weights' gradients ``late`` micro-batches after the inputs'."""
+    for i in range(min(ahead, microbatches)):
         yield from forward(stage, stages, i)
-    for i in range(microbatches):
-        yield from backward(stage, stages, i, "backward_input")
+    for i in range(microbatches + late):
+        if i < microbatches:
+            yield from backward(stage, stages, i, "backward_input")
         if i >= late:
             yield Instruction("backward_weight", i - late)
         if i + ahead < microbatches:
             yield from forward(stage, stages, i + ahead)
-    for i in range(max(0, microbatches - late), microbatches):
-        yield Instruction("backward_weight", i)
     yield Instruction("step")
 
 

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ed_lib import check
 from ed_lib.parallel.links import Link
@@ -12,8 +13,7 @@ WHOLE = ({"forward", "backward"}, {"forward", "backward_input", "backward_weight
 FREES = {"backward", "backward_weight", "update"}  # after these, a micro-batch's activations are not needed
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A computation: from ``start`` to ``end`` (seconds), the stage did ``op`` for a micro-batch."""
 
     stage: int
@@ -34,10 +34,6 @@ class Timeline:
     live: list[int]
 
     @property
-    def stages(self) -> int:
-        return len(self.live)
-
-    @property
     def seconds(self) -> float:
         """When the last event ends."""
         return max(event.end for event in self.events)
@@ -45,12 +41,28 @@ class Timeline:
     @property
     def busy(self) -> float:
         """The share of the time in which a stage computes, mean over the stages."""
-        return sum(event.end - event.start for event in self.events) / (self.stages * self.seconds)
+        return sum(event.end - event.start for event in self.events) / (len(self.live) * self.seconds)
 
     def begins(self, stage: int, microbatch: int, op: str = "forward") -> float:
         """When a stage starts this computation."""
         wanted = stage, op, microbatch
         return next(e.start for e in self.events if (e.stage, e.op, e.microbatch) == wanted)
+
+    def draw(self, ax: Any, numbers: bool = True) -> None:
+        """On Matplotlib's axes, a row for each stage, a box for each computation, with its micro-batch."""
+        from ed_lib import figures  # here: ranks need no Matplotlib
+
+        split = {"backward_input": figures.ORANGE, "backward_weight": figures.PINK}
+        colours = {"forward": figures.BLUE, "backward": figures.ORANGE, "update": figures.GREEN} | split
+        for event in self.events:
+            if not (width := event.end - event.start):
+                continue
+            ax.barh(event.stage, width, 0.86, event.start, color=colours[event.op], ec="white", lw=0.6)
+            if numbers:
+                place = (event.start + event.end) / 2, event.stage
+                ax.text(*place, str(event.microbatch), ha="center", va="center", fontsize=8.5, color="white")
+        ax.set(ylim=(len(self.live) - 0.4, -0.6), xlim=(0, self.seconds), yticks=range(len(self.live)))
+        ax.grid(False)
 
 
 def simulate(

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib.parallel import drawing
 from ed_lib.parallel.links import Link
 from ed_lib.parallel.schedules import SCHEDULES, Instruction, interleaved, repeat
 from ed_lib.parallel.simulator import simulate
@@ -203,7 +202,7 @@ def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
 def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
     timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
     fig, ax = plt.subplots()
-    drawing.timeline(ax, timeline)
+    timeline.draw(ax)
     boxes = {(round(b.get_y() + 0.43), b.get_x(), b.get_width()) for b in ax.patches}
     wanted = {(e.stage, e.start, e.end - e.start) for e in timeline.events if e.op != "step"}
     assert boxes == wanted and len(ax.patches) == len(ax.texts) == 3 * 4 * 3
