@@ -2,8 +2,8 @@
 
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -28,22 +28,17 @@ def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or
     assert platform.node() not in str(made) and str(ROOT) not in str(made)
 
 
-def test_the_load_counts_cores(monkeypatch):
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: 25.0)
-    assert quiet.load() == 1.0
-
-
 @pytest.fixture
 def machines(monkeypatch):
     """set(load, share): what others use, and how much of the ceilings a probe reaches."""
     best = roofline.Ceilings("x", "float32", 10e9, 100e9)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
 
     def set(load, share):
-        probe = roofline.Ceilings("x", "float32", 10e9, share * 100e9)
-        measured = SimpleNamespace(ceilings=lambda: best, probe=lambda seconds: probe)
-        monkeypatch.setattr(quiet, "load", lambda: load)
-        monkeypatch.setattr(quiet, "roofline", measured)
+        probe = replace(best, rate=share * best.rate)
+        monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: 100 * load / 4)  # of all cores
+        monkeypatch.setattr(roofline, "ceilings", lambda: best)
+        monkeypatch.setattr(roofline, "probe", lambda seconds: probe)
 
     return set
 
@@ -55,9 +50,9 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
     with pytest.raises(gates.Busy, match=f"{words}.*Waited"):
         quiet.wait(0.05, say=said.append)
     assert said and words in said[0]
-    times = []
-    quiet.wait(0.4, say=lambda reason: times.append(machines(0.0, 0.9)))  # meanwhile it gets quiet
-    assert len(times) == 1
+    said.clear()
+    quiet.wait(0.4, say=lambda reason: said.append(machines(0.0, 0.9)))  # meanwhile it gets quiet
+    assert len(said) == 1
 
 
 SOURCES = {
@@ -80,17 +75,12 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
     assert found == sorted(set(SOURCES) - {"ed_lib/alone.py", "tools/c.py"})
     assert provenance.reached(["ed_lib.none"], tmp_path) == [Path("ed_lib/__init__.py")]
     before = provenance.code_hash(["benchmarks.b"], tmp_path)
+    same = '"""A."""\r\n\r\ndef run():  # more\r\n    """B."""\r\n    import ed_lib.a'
     for name, source, changes in [
-        ("ed_lib/late/three.py", "x = 4", True),
-        ("ed_lib/alone.py", "x = 4", False),
-        (
-            "benchmarks/b.py",
-            '"""A."""\r\n\r\ndef run():  # more\r\n    """B."""\r\n    import ed_lib.a',
-            False,
-        ),
-        ("benchmarks/b.py", "def walk():\n    import ed_lib.a", True),
-    ]:
+        ("ed_lib/late/three.py", "x = 4", True), ("ed_lib/alone.py", "x = 4", False),
+        ("benchmarks/b.py", same, False), ("benchmarks/b.py", same.replace("run", "walk"), True),
+    ]:  # fmt: skip
         (tmp_path / name).write_text(source, newline="")
         assert (provenance.code_hash(["benchmarks.b"], tmp_path) != before) == changes, name
-        (tmp_path / name).write_text(SOURCES.get(name, ""))
+        (tmp_path / name).write_text(SOURCES[name])
     assert provenance.code_hash(["benchmarks.b"], tmp_path, "a cell") != before

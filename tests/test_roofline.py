@@ -24,7 +24,10 @@ def kept(monkeypatch, tmp_path):
     """The file of the ceilings, on a machine where ``probe`` finds what is given."""
     file, found = tmp_path / "cache" / "ceilings.json", []
     monkeypatch.setenv("ED_CEILINGS", str(file))
-    made = lambda device, dtype, seconds: roofline.Ceilings("a machine", dtype, *found.pop(0))  # noqa: E731
+
+    def made(device, dtype, seconds):
+        return roofline.Ceilings("a machine", dtype, *found.pop(0))
+
     monkeypatch.setattr(roofline, "probe", made)
     return file, found
 
@@ -85,20 +88,13 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
 
 @pytest.mark.oracle
 def test_a_square_product_counts_2n3_and_the_best_size_and_library_are_taken(monkeypatch):
-    monkeypatch.setattr(roofline, "SIZES", {"cpu": (10, 20, 40)})
+    """Those of 40 would take too long, and are not begun."""
+    seconds, begun = {10: 2.0, 20: 4.0, 40: 640.0}, []
+    monkeypatch.setattr(roofline, "SIZES", {"cpu": (*seconds,)})
     monkeypatch.setattr(roofline, "_products", lambda n, device, dtype: {"a": (n, 1), "b": (n, 2)})
-    seconds = {10: 2.0, 20: 4.0, 40: 64.0}
-    monkeypatch.setattr(roofline, "_best", lambda of, limit, device: seconds[of[0]] / of[1])
-    assert roofline._rate("cpu", "float32", 2000) == (2 * 20**3 / 2, "b")
-
-
-def test_a_size_that_would_take_too_long_is_not_begun(monkeypatch):
-    began = []
-    monkeypatch.setattr(roofline, "SIZES", {"cpu": (10, 20, 40)})
-    monkeypatch.setattr(roofline, "_products", lambda n, device, dtype: {"a": n})
-    best = lambda n, limit, device: began.append(n) or 2 * n**3 / 1000  # noqa: E731  1000 FLOP/s
+    best = lambda of, limit, device: begun.append(of[0]) or seconds[of[0]] / of[1]  # noqa: E731
     monkeypatch.setattr(roofline, "_best", best)
-    assert roofline._rate("cpu", "float32", 3 * 16)[0] == 1000 and began == [10, 20]  # 40 would take 128 s
+    assert roofline._rate("cpu", "float32", 60) == (2 * 20**3 / 2, "b") and begun == [10, 10, 20, 20]
 
 
 @pytest.mark.oracle
@@ -122,31 +118,24 @@ def settings():
     return [backend.matmul.fp32_precision for backend in (torch.backends.cuda, torch.backends.mkldnn)]
 
 
-@pytest.fixture
-def precision():
-    """Puts PyTorch's precision of float32 products back, whatever a test does to it."""
-    before = torch.get_float32_matmul_precision()
-    yield
+@pytest.fixture(params=["highest", "high", "medium", "tf32, by library"])
+def precision(request):
+    """PyTorch's precision of float32 products, set anew; put back, whatever a test does to it."""
+    before, matmul = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul
+    if request.param in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(request.param)
+    else:
+        matmul.fp32_precision = "tf32"  # from now on PyTorch refuses to tell allow_tf32
+    yield settings()
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("before", ["highest", "high", "medium"])
-def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, monkeypatch, before):
-    torch.set_float32_matmul_precision(before)
-    was, during = settings(), []
+def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, monkeypatch):
+    during = []
     monkeypatch.setattr(roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0)
     roofline.probe(seconds=1000)
-    assert settings() == was and not {"tf32", "bf16"} & set(during[-1])
-    assert torch.get_float32_matmul_precision() == before
+    assert settings() == precision and not {"tf32", "bf16"} & set(during[-1])
     monkeypatch.setattr(roofline, "_rate", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         roofline.probe(seconds=0.01)
-    assert settings() == was, "after a fault too"
-
-
-def test_the_newer_setting_by_library_is_put_back_too(precision):
-    matmul = torch.backends.cuda.matmul
-    matmul.fp32_precision = "tf32"  # from now on PyTorch refuses to tell allow_tf32
-    with roofline.true_float32():
-        assert matmul.fp32_precision == "ieee" and not matmul.allow_tf32
-    assert matmul.fp32_precision == "tf32"
+    assert settings() == precision, "after a fault too"
