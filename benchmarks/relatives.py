@@ -18,15 +18,16 @@ from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
 
 CASES = [(network, rule) for network in ("free", "one-signed") for rule in relatives.RULES]
-CASES += [("vectors", rule) for rule in VectorPerceptron.rules]
+CASES += [*(("vectors", rule) for rule in VectorPerceptron.rules), ("free, 1M", "direct")]
 
 
 @dataclass(frozen=True)
 class Size(Training):
-    """``hidden``: cells of each hidden layer; of vectors, fewer. ``rates``: of Adam, where grids begin."""
+    """Cells of each hidden layer, ``wide`` with as many weights as vectors; ``rates`` where grids begin."""
 
     hidden: tuple = (400, 400)
     of_vectors: tuple = (128, 128)
+    wide: tuple = (688, 688)
     cases: tuple = tuple(CASES)
     rates: tuple = (3e-4, 1e-3, 3e-3, 1e-2)
     epochs: int = 6
@@ -34,8 +35,8 @@ class Size(Training):
     kept: int = 10_000
 
 
-SIZE, FEW = Size(), (CASES[0], CASES[-4], CASES[-2])
-TINY = Size((12,), (6,), FEW, (1e-3, 3e-3, 1e-2), 1, 256, 200, **REHEARSAL)
+SIZE, FEW = Size(), (CASES[0], CASES[-5], *CASES[-3::2])
+TINY = Size((12,), (6,), (20,), FEW, (1e-3, 3e-3, 1e-2), 1, 256, 200, **REHEARSAL)
 
 
 def rules(size, device, of):
@@ -46,9 +47,9 @@ def rules(size, device, of):
 
 def run(network, rule, rate, seed, searching, of, size):
     """Trains one network → {"test", "seconds"}."""
-    kind, hidden = VectorPerceptron, size.of_vectors
-    if network != "vectors":
-        kind, hidden = partial(relatives.Perceptron, one_signed=network == "one-signed"), size.hidden
+    hidden = {"vectors": size.of_vectors, "free, 1M": size.wide}.get(network, size.hidden)
+    free = partial(relatives.Perceptron, one_signed=network == "one-signed")
+    kind = VectorPerceptron if network == "vectors" else free
     make = lambda n, steps: kind((n, *hidden, 10), rule, rate, steps=steps, seed=seed)  # noqa: E731
     return learned(make, of, seed, searching, size, size.epochs)
 

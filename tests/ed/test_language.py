@@ -105,7 +105,7 @@ def what_moves(net, x, target, attention, mlp):
 @pytest.mark.oracle
 @pytest.mark.parametrize("attention", RULES)
 @pytest.mark.parametrize("mlp", RULES)
-def test_each_part_is_moved_by_its_own_rule_whatever_the_others(attention, mlp):
+def test_each_part_is_moved_by_its_own_rule_whatever_the_others_and_what_is_frozen_stays(attention, mlp):
     net, (x, target) = network(attention, mlp), batch()
     wanted, before = what_moves(net, x, target, attention, mlp), copy.deepcopy(net.parameters)
     net.step(x, target)

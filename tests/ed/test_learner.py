@@ -11,6 +11,7 @@ from ed_lib import data
 from ed_lib.ed import EDNetwork, learner, rivals
 from ed_lib.ed.learner import Learner
 from tests.ed.test_network import assert_state, signs_hold
+from tests.ed.test_rivals import loss_of
 
 PLAIN = [("kaneko", "free", 2), ("kaneko", "cells", 20), ("signed", "cells", 0)]  # rule, bias, depth
 XOR_1999 = {8: 75.14, 16: 28.00, 32: 8.26, 64: 5.97, 128: 5.09, 256: 4.62, 512: 4.47}  # Kaneko's page
@@ -33,21 +34,6 @@ def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
         x, target = batch(rng, own)
         torch.testing.assert_close(own.step(x, target), learner.step(x, target), rtol=1e-12, atol=1e-14)
     assert_state(own, learner.net.state_dict(), rtol=1e-11, atol=1e-13)
-
-
-def loss_of(net, parameters, x, target, loss):
-    """The loss of the folded weights, by PyTorch's own layers and losses, for autograd."""
-    y = x.expand(net.n_outputs, *x.shape)  # (K, B, I)
-    layers = [("input", ...), *[("hidden", d) for d in range(net.depth)], ("output", ...)]
-    for name, at in layers:
-        weight, bias = parameters[f"{name}.weight"][at], parameters[f"{name}.bias"][at]
-        if name == "input":
-            weight = weight[:, :7] + weight[:, 7:]
-        y = torch.sigmoid(2 / net.u0 * (y @ weight + bias))
-    out = y[..., 0].T
-    if loss == "squared":
-        return torch.nn.functional.mse_loss(out, target, reduction="sum") / (2 * len(x))
-    return torch.nn.functional.binary_cross_entropy(out, target, reduction="sum") / len(x)
 
 
 @pytest.mark.oracle

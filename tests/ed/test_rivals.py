@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.networks import Ordinary
 from ed_lib.ed import EDNetwork, rivals
 from ed_lib.ed.rivals import Logged
+from ed_lib.ed.space import to_numpy
 
 
 def batch(rng, net, size=6):
@@ -56,15 +57,19 @@ def test_the_articles_network_makes_the_listings_calls(rng):
     assert largest == [(2, 2, 2, 5, 3, 3)]  # all products of the hidden layers, with their batch axis
 
 
-def loss_of(state, x, target, u0):
-    """½ Σ_k mean_b (t − o)² from the formulas in the layout of state_dict, for autograd."""
-    y = x.expand(target.shape[1], 2, *x.shape)  # (K, 2, B, I)
-    sign = torch.tensor([1.0, -1.0], dtype=x.dtype).reshape(2, 1, 1)
-    layers = [("input", ()), *[("hidden", (d,)) for d in range(len(state["hidden.weight"]))], ("output", ())]
+def loss_of(net, parameters, x, target, loss="squared"):
+    """The loss of the folded weights, by PyTorch's own layers and losses, for autograd."""
+    y = x.expand(net.n_outputs, *x.shape)  # (K, B, I)
+    layers = [("input", ...), *[("hidden", d) for d in range(net.depth)], ("output", ...)]
     for name, at in layers:
-        total = torch.einsum("kqbi,kpqio->kpbo", y, state[f"{name}.weight"][at]) + state[f"{name}.bias"][at]
-        y = torch.sigmoid(2 / u0 * sign * total)
-    return ((target - y[:, 0, :, 0].T) ** 2).sum() / (2 * len(x))
+        weight, bias = parameters[f"{name}.weight"][at], parameters[f"{name}.bias"][at]
+        if name == "input":
+            weight = weight[:, : net.n_inputs] + weight[:, net.n_inputs :]
+        y = torch.sigmoid(2 / net.u0 * (y @ weight + bias))
+    out = y[..., 0].T
+    if loss == "squared":
+        return F.mse_loss(out, target, reduction="sum") / (2 * len(x))
+    return F.binary_cross_entropy(out, target, reduction="sum") / len(x)
 
 
 @pytest.mark.oracle
@@ -72,14 +77,14 @@ def loss_of(state, x, target, u0):
 @pytest.mark.parametrize("depth, k", [(0, 1), (1, 3), (20, 2)])
 def test_backpropagation_by_hand_is_the_gradient(backend, depth, k, rng):
     net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend=backend, path="layers")
-    before = {name: torch.tensor(value, requires_grad=True) for name, value in net.state_dict().items()}
+    before = {name: torch.tensor(to_numpy(p), requires_grad=True) for name, p in net.parameters.items()}
     x, target = batch(rng, net)
-    loss = loss_of(before, torch.as_tensor(x), torch.as_tensor(target), net.u0)
+    loss = loss_of(net, before, torch.as_tensor(x), torch.as_tensor(target))
     gradient = torch.autograd.grad(loss, list(before.values()), materialize_grads=True)
     rivals.Backprop(net, rate=0.5).step(x, target)
-    for (name, value), slope in zip(net.state_dict().items(), gradient, strict=True):
+    for (name, value), slope in zip(net.parameters.items(), gradient, strict=True):
         wanted = before[name].detach() - 0.5 * slope
-        np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-15, err_msg=name)
+        np.testing.assert_allclose(to_numpy(value), wanted, rtol=1e-10, atol=1e-15, err_msg=name)
 
 
 @pytest.mark.oracle
