@@ -23,7 +23,10 @@ def traffic(found):
 @pytest.mark.oracle
 def test_every_algorithm_is_right_in_every_group_and_was_counted(traffic):
     assert set(traffic) == {
-        (p, a, n) for p in ranks.GROUPS for a in collectives.ALGORITHMS for n in (*ranks.LENGTHS, 101)
+        (p, a, n)
+        for p in ranks.GROUPS
+        for a in collectives.ALGORITHMS
+        for n in ranks.LENGTHS + (101,) * (p == 5)
     }
     assert all(len(each) == key[0] for key, each in traffic.items())
 
