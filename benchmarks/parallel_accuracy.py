@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -75,8 +74,9 @@ def lenets(size, copies):
     params = [list(net.parameters()) for net in nets]
 
     def step(rows):
-        loss = 0.0
-        for net, part in zip(nets, np.array_split(shard(rows) if replicas else rows, copies), strict=True):
+        loss, rows = 0.0, torch.from_numpy(rows)
+        mine = shard(rows) if replicas else rows
+        for net, part in zip(nets, mine.tensor_split(copies), strict=True):
             summed = F.cross_entropy(net(x[part]), y[part], reduction="sum")
             summed.backward()
             loss += summed.detach() / len(rows)

@@ -1,9 +1,9 @@
 """Collectives, built from sends and receives between two ranks, and counted.
 
-Every rank of a group calls the same function with a tensor of the same shape and dtype, which is changed in
-place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R. Rabenseifner and W. Gropp,
-"Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan, "Bandwidth
-optimal all-reduce algorithms for clusters of workstations" (2009).
+Every rank of a group (None: of all) calls the same function with a tensor of the same shape and dtype, which
+is changed in place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R. Rabenseifner and W.
+Gropp, "Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ed_lib import arrays, check
+from ed_lib import check
 from ed_lib.parallel.launcher import device
 
 
@@ -28,9 +28,7 @@ class Traffic:
         return Traffic(self.messages + other.messages, self.bytes + other.bytes)
 
 
-def all_reduce(
-    tensor: torch.Tensor, algorithm: str = "ring", group: dist.ProcessGroup | None = None
-) -> Traffic:
+def all_reduce(tensor: torch.Tensor, algorithm: str = "ring", group: Any = None) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place → what this rank sent, as :class:`Traffic`.
 
     tensor: any shape, integers or floats, contiguous or not. Sums are formed in an order that depends on the
@@ -40,16 +38,14 @@ def all_reduce(
     check.choice("algorithm", algorithm, ALGORITHMS)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
-    kind = arrays.dtype_name(tensor.dtype)
-    agree(f"all_reduce by {algorithm!r} of {kind} {tuple(tensor.shape)}", group)
+    agree(f"all_reduce by {algorithm!r} of {tensor.dtype} {tuple(tensor.shape)}", group)
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
-    wire = Wire(group)
-    with torch.no_grad():
-        flat = tensor.detach().contiguous().view(-1)  # the same memory, if the tensor is contiguous
-        ALGORITHMS[algorithm](flat, wire)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat.view_as(tensor))
+    wire, tensor = Wire(group), tensor.detach()
+    flat = tensor.contiguous().view(-1)  # the same memory, if the tensor is contiguous
+    ALGORITHMS[algorithm](flat, wire)
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.copy_(flat.view_as(tensor))
     return wire.traffic
 
 
@@ -71,11 +67,9 @@ class Wire:
         for request in self.start(*tensors_and_ranks):
             request.wait()
 
-    def start(
-        self, sent: torch.Tensor | None, to: int, received: torch.Tensor | None = None, source: int = 0
-    ) -> list:
-        """Sends one tensor and receives another, at the same time → requests to wait for; until then the
-        tensors must stay."""
+    def start(self, sent: Any, to: int, received: Any = None, source: int = 0) -> list:
+        """Sends one tensor and receives another, at the same time, or one of them, with None for the other →
+        requests to wait for; until then the tensors must stay."""
         operations = []
         if sent is not None and sent.numel():
             operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
@@ -87,36 +81,32 @@ class Wire:
 
 def naive(flat: torch.Tensor, wire: Wire) -> None:
     """Rank 0 receives every tensor in turn, adds them up, and sends the sum to each."""
-    if wire.rank == 0:
-        other = torch.empty_like(flat)
-        for rank in range(1, wire.size):
-            wire.receive(other, rank)
-            flat += other
-        for rank in range(1, wire.size):
-            wire.send(flat, rank)
-    else:
+    if wire.rank:
         wire.send(flat, 0)
         wire.receive(flat, 0)
+        return
+    other = torch.empty_like(flat)
+    for rank in range(1, wire.size):
+        wire.receive(other, rank)
+        flat += other
+    for rank in range(1, wire.size):
+        wire.send(flat, rank)
 
 
 def tree(flat: torch.Tensor, wire: Wire) -> None:
     """Sums up a binomial tree to rank 0, and copies the sum down the same tree."""
-    other = torch.empty_like(flat)
-    step = 1
-    while step < wire.size:  # ranks that are multiples of 2·step take in those step above them
+    other, steps = torch.empty_like(flat), [1 << n for n in range((wire.size - 1).bit_length())]
+    for step in steps:  # 1, 2, 4, …: multiples of 2·step take in the rank step above them
         if wire.rank % (2 * step) == step:
             wire.send(flat, wire.rank - step)
-            break
-        if wire.rank + step < wire.size:
+        elif wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
             wire.receive(other, wire.rank + step)
             flat += other
-        step *= 2
-    step = 1 << (wire.size - 1).bit_length()  # the first power of two ≥ p
-    while (step := step // 2) >= 1:
-        if wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
-            wire.send(flat, wire.rank + step)
-        elif wire.rank % (2 * step) == step:
+    for step in reversed(steps):
+        if wire.rank % (2 * step) == step:
             wire.receive(flat, wire.rank - step)
+        elif wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
+            wire.send(flat, wire.rank + step)
 
 
 def ring(flat: torch.Tensor, wire: Wire) -> None:
@@ -159,15 +149,14 @@ def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
         other = torch.empty_like(flat)
         wire.receive(other, partner)
         flat += other
-    kept, given, step = flat, [], q // 2
-    while step >= 1:
-        low, high = kept.tensor_split(2)
-        mine, theirs = (low, high) if wire.rank & step == 0 else (high, low)
+    mine, given, step = flat, [], q
+    while step := step // 2:
+        low, high = mine.tensor_split(2)
+        mine, theirs = (high, low) if wire.rank & step else (low, high)
         received = torch.empty_like(mine)
         wire.exchange(theirs, wire.rank ^ step, received, wire.rank ^ step)
         mine += received
         given.append((mine, theirs, step))
-        kept, step = mine, step // 2
     for mine, theirs, step in reversed(given):
         wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
     if partner < wire.size:
@@ -177,21 +166,21 @@ def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
 ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
 
 
-def copy_from_0(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
     """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
     sent = tensor.detach().flatten().view(torch.uint8)  # bytes: gloo knows few dtypes
     dist.broadcast(sent, group=group, group_src=0)
     tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
 
 
-def gathered(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gathered(mine: Any, group: Any = None) -> list[Any]:
     """What each rank of the group has, by rank: anything that pickle knows."""
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, mine, group)
     return found
 
 
-def agree(call: str, group: dist.ProcessGroup | None = None) -> None:
+def agree(call: str, group: Any = None) -> None:
     """ValueError, on every rank, unless all ranks of the group pass the same text. A collective itself."""
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
     ends = torch.tensor([number, -number], device=device())  # will be the largest, and minus the smallest

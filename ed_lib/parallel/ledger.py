@@ -31,9 +31,9 @@ def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) ->
     ZeRO's stage 1 shares the optimizer's state out over p devices, 2 the gradients too, 3 the weights too.
     """
     check.choice("stage", stage, (0, 1, 2, 3))
-    parts = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which stage on it is shared
-    shared = {name: p if stage >= since else 1 for name, since in parts.items()}
-    return {name: parameters * getattr(each, name) / shared[name] for name in parts}
+    shared_from = {"weights": 3, "gradients": 2, "optimizer": 1}  # this stage on
+    bytes = {name: parameters * getattr(each, name) for name in shared_from}
+    return {name: bytes[name] / (p if stage >= since else 1) for name, since in shared_from.items()}
 
 
 def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:

@@ -23,7 +23,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[torch.Tensor]):
         sizes = [p.numel() for p in params]
-        self.flat = torch.zeros(sum(sizes), dtype=params[0].dtype, device=params[0].device)
+        self.flat = params[0].new_zeros(sum(sizes))
         parts = zip(params, self.flat.split(sizes), strict=True)
         self.views = {p: part.view(p.shape) for p, part in parts}
         self.awaited = set(params)  # those whose gradient this step has not computed yet
@@ -111,27 +111,20 @@ def reduce_each(parameters: Iterable[torch.nn.Parameter], samples: int) -> colle
     return traffic
 
 
-def shard(rows: Any, rank: int | None = None, size: int | None = None) -> Any:
-    """Rank ``rank``'s part of the rows of a global batch: ``rows.tensor_split(size)[rank]``, for any array.
-
-    Without numbers: those of this process.
-    """
-    rank = dist.get_rank() if rank is None else rank
-    each, more = divmod(len(rows), dist.get_world_size() if size is None else size)
-    start = rank * each + min(rank, more)  # the first `more` parts have one row more
-    return rows[start : start + each + (rank < more)]
+def shard(rows: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a global batch, (B, …) → (b, …). The first ranks may have one row more."""
+    return rows.tensor_split(dist.get_world_size())[dist.get_rank()]
 
 
 def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
     """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
     many bytes unless it is a single parameter."""
     groups: list[list[torch.Tensor]] = []
-    used = 0  # bytes of the last group
     for p in params:
-        alike = groups and (groups[-1][0].dtype, groups[-1][0].device) == (p.dtype, p.device)
-        if not alike or used + p.nbytes > bucket_bytes:
-            groups.append([])
-            used = 0
-        groups[-1].append(p)
-        used += p.nbytes
+        last = groups[-1] if groups else []
+        alike = all((q.dtype, q.device) == (p.dtype, p.device) for q in last)
+        if last and alike and sum(q.nbytes for q in last) + p.nbytes <= bucket_bytes:
+            last.append(p)
+        else:
+            groups.append([p])
     return groups

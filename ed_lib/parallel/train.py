@@ -14,11 +14,13 @@ import os
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector
 
 from ed_lib import check, data, timing
 from ed_lib.models import GPT
@@ -28,7 +30,6 @@ from ed_lib.parallel.replica import Replica, shard
 
 BUCKET_BYTES = 2**18  # four buckets, of which three can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
-TIMEOUT = 24 * 3600.0  # seconds
 
 
 def train(
@@ -52,9 +53,7 @@ def train(
         model = zero.shard(net, adam, stage, list(net.blocks))
     done = checkpoints.whole(folder) if folder else []
     first = checkpoints.load(model, done[-1]) if done else 0
-    for n, rows in zip(range(steps), data.stretches(text.train, batch, LENGTH, seed=0), strict=False):
-        if n < first:
-            continue
+    for rows in islice(data.stretches(text.train, batch, LENGTH, seed=0), first, steps):
         start = timing.now()
         x, wanted = (shard(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
         loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
@@ -65,19 +64,19 @@ def train(
             model.zero_grad()
         else:
             model.step(batch * LENGTH)
-        losses.append(loss.detach())
+        losses.append(loss.item())
         seconds.append(timing.now() - start)
     if folder and first < steps:
         checkpoints.save(model, folder, steps)
-    total = torch.stack(losses) if losses else torch.zeros(0, device=device())
+    total = torch.tensor(losses, device=device()) / (batch * LENGTH)
     dist.all_reduce(total)
-    found = {"loss": (total / (batch * LENGTH)).tolist(), "seconds": statistics.median(seconds or [0.0])}
+    found = {"loss": total.tolist(), "seconds": statistics.median(seconds or [0.0])}
     if stage is not None:
         found |= {"held": model.full, "peak": model.peak, "sent": model.wire.traffic}
         for unit in model.units:
             model.gather(unit)
-    content = b"".join(p.detach().cpu().numpy().tobytes() for p in net.parameters())
-    return found | {"sha256": hashlib.sha256(content).hexdigest()}
+    flat = parameters_to_vector(net.parameters()).detach().cpu()
+    return found | {"sha256": hashlib.sha256(flat.numpy()).hexdigest()}
 
 
 def report(results: Sequence[dict]) -> None:
@@ -89,17 +88,17 @@ def report(results: Sequence[dict]) -> None:
     print("weights:", *sorted({result["sha256"] for result in results}))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ed_lib.parallel.train", description=train.__doc__)
     parser.add_argument("--ranks", type=int, default=1, help="processes in all, on all machines together")
     parser.add_argument("--backend", default="gloo", help="nccl: one GPU for each rank")
     for option in inspect.signature(train).parameters.values():
         kind = int if option.default is None else type(option.default)
         parser.add_argument(f"--{option.name}", type=kind, default=option.default)
-    o = vars(parser.parse_args(arguments))
-    ranks, backend = o.pop("ranks"), o.pop("backend")
+    options = vars(parser.parse_args())
+    ranks, backend = options.pop("ranks"), options.pop("backend")
     data.text()  # where it must be downloaded, before the ranks read it
-    results = launch(partial(train, **o), ranks, backend=backend, timeout=TIMEOUT)
+    results = launch(partial(train, **options), ranks, backend=backend, timeout=24 * 3600.0)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs main in every process
         report(results)
 

@@ -80,7 +80,7 @@ def partly_used(rank, p):
     (module[:2] if rank == 1 else module)(shard(x)).sum().backward()
     shared.finish(6)
     for r in range(p):
-        ((alone[:2] if r == 1 else alone)(shard(x, r, p)).sum() / 6).backward()
+        ((alone[:2] if r == 1 else alone)(x.tensor_split(p)[r]).sum() / 6).backward()
     pairs = zip(module.parameters(), alone.parameters(), strict=True)
     return max((mine.grad - right.grad).abs().max() for mine, right in pairs)
 
@@ -162,16 +162,6 @@ def test_what_two_ranks_agree_on_and_refuse(worlds):
         assert "use zero_grad() of the Replica" in texts["replaced"]
         ours, ddps = found["even"]  # powers of two: dividing before or after the sum gives the same bits
         assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("n", [0, 1, 4, 11])
-@pytest.mark.parametrize("p", [1, 2, 3, 5])
-def test_the_shard_of_a_rank_is_tensor_split(n, p):
-    rows = torch.arange(n)
-    parts = [shard(rows, rank, p) for rank in range(p)]
-    assert all(torch.equal(a, b) for a, b in zip(parts, rows.tensor_split(p), strict=True))
-    assert [len(shard(list(range(n)), rank, p)) for rank in range(p)] == [len(part) for part in parts]
 
 
 @pytest.mark.parametrize(
