@@ -24,7 +24,6 @@ from ed_lib.parallel import collectives
 from ed_lib.parallel.zero import Stage0
 
 MANIFEST, UNFINISHED = "manifest.json", ".unfinished"
-KEEP = 2  # checkpoints
 
 
 class CheckpointError(ValueError):
@@ -32,32 +31,30 @@ class CheckpointError(ValueError):
 
 
 def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
-    """Writes the whole state as ``folder/step-N`` → its path, and removes all but the newest two. All ranks
-    call it, and have rank 0's buffers from then on. ValueError if there is one of this step already.
+    """Writes the whole state as ``folder/step-N`` → its path. All ranks call it, and have rank 0's buffers
+    from then on. ValueError if there is one of this step already.
     """
     step = check.count("step", step, least=0)
-    place, there, rank = Path(folder) / f"step-{step}", whole(folder), sharded.wire.rank
-    sharded.agree(f"save(step {step}) beside {[path.name for path in there]}")
-    if place in there:
+    place, rank, group = Path(folder) / f"step-{step}", sharded.wire.rank, sharded.group
+    collectives.agree(f"save(step {step}) beside {[path.name for path in whole(folder)]}", group)
+    if place.exists():
         raise ValueError(f"step is {step}, of which {folder} has a checkpoint; wanted another")
     unfinished = place.with_name(place.name + UNFINISHED)
     if rank == 0:
         for left in place.parent.glob(f"*{UNFINISHED}"):  # by a crash
             shutil.rmtree(left)
         unfinished.mkdir(parents=True)
-    dist.barrier(sharded.group)
+    dist.barrier(group)
     for tensor in sharded.untrained().values():  # running means differ by rank
-        collectives.copy_from_0(tensor, sharded.group)
+        collectives.copy_from_0(tensor, group)
     buffer = io.BytesIO()
-    torch.save(content(sharded, step), buffer)
+    torch.save(content(sharded, place.name), buffer)
     write(unfinished / f"rank-{rank}.pt", buffer.getvalue())
-    hashes = collectives.gathered(hashlib.sha256(buffer.getvalue()).hexdigest(), sharded.group)
+    hashes = collectives.gathered(hashlib.sha256(buffer.getvalue()).hexdigest(), group)
     if rank == 0:
         write(unfinished / MANIFEST, json.dumps(hashes, indent=1).encode())
         publish(unfinished, place)
-        for old in there[: -KEEP + 1]:
-            shutil.rmtree(old.rename(f"{old}{UNFINISHED}"))  # half of it is no checkpoint
-    dist.barrier(sharded.group)
+    dist.barrier(group)
     return place
 
 
@@ -83,20 +80,17 @@ def bring_to_the_disk(folder: Path) -> None:
     os.close(handle)
 
 
-def content(sharded: Stage0, step: int) -> dict[str, Any]:
+def content(sharded: Stage0, name: str) -> dict[str, Any]:
     """What a rank writes: its part of every vector, and all that every rank has."""
-    rank, size = sharded.wire.rank, sharded.wire.size
+    rank, size, optimizer = sharded.wire.rank, sharded.wire.size, sharded.optimizer.state_dict()
 
     def part(value):  # of a unit's weights or moments (n,); a number, as Adam's step, stays
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
         return (value if sharded.is_sharded else value.tensor_split(size)[rank]).clone()
 
-    optimizer = sharded.optimizer.state_dict()
     return {
-        "step": step,
-        "rank": (rank, size),
-        "layout": layout(sharded),
+        "layout": {"the file": f"rank {rank} of {size} in {name}"} | layout(sharded),
         "untrained": sharded.untrained(),
         "options": optimizer["param_groups"],
         "parts": tree_map(part, [[unit.kept for unit in sharded.units], optimizer["state"]]),
@@ -121,9 +115,9 @@ def load(sharded: Stage0, place: Path | str) -> int:
 
     Everything is checked on every rank before anything is changed on one; if not: :class:`CheckpointError`.
     """
-    problem, files, rank, size = "", [], sharded.wire.rank, sharded.wire.size
+    problem, files, place = "", [], Path(place)
     try:
-        files = read(Path(place), layout(sharded))
+        files = read(place, layout(sharded))
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
     if problems := list(filter(None, collectives.gathered(problem, sharded.group))):
@@ -133,7 +127,7 @@ def load(sharded: Stage0, place: Path | str) -> int:
         if not isinstance(first, torch.Tensor) or not first.dim():
             return first
         vector = torch.cat([first, *others])
-        return vector.tensor_split(size)[rank] if sharded.is_sharded else vector
+        return vector.tensor_split(sharded.wire.size)[sharded.wire.rank] if sharded.is_sharded else vector
 
     sharded.zero_grad()
     weights, state = tree_map(joined, *(file["parts"] for file in files))
@@ -143,25 +137,22 @@ def load(sharded: Stage0, place: Path | str) -> int:
         tensor.copy_(files[0]["untrained"][name])
     sharded.optimizer.load_state_dict({"state": state, "param_groups": files[0]["options"]})
     sharded.spread()
-    return files[0]["step"]
+    return int(place.name[5:])
 
 
 def read(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
-    """What all ranks wrote, if it is as it was written, and of a model that is as ``wanted``."""
+    """What all ranks wrote, if it is as it was written, here, and of a model that is as ``wanted``."""
     hashes, files = json.loads((place / MANIFEST).read_text()), []
     for rank, wanted_hash in enumerate(hashes):
         content = (place / f"rank-{rank}.pt").read_bytes()
         if (found := hashlib.sha256(content).hexdigest()) != wanted_hash:
             said = f"rank-{rank}.pt is not as it was written, {len(content)} bytes of SHA-256 {found}"
             raise CheckpointError(f"{said}; wanted {wanted_hash}")
-        file = torch.load(io.BytesIO(content), "cpu", weights_only=True)
-        if file["rank"] != (rank, len(hashes)) or f"step-{file['step']}" != place.name:
-            said = f"rank-{rank}.pt is of rank {file['rank'][0]} of {file['rank'][1]} in step {file['step']}"
-            raise CheckpointError(f"{said}; wanted rank {rank} of {len(hashes)}")
-        files.append(file)
-    written = files[0]["layout"]
-    for name in written | wanted:
-        there, here = (of.get(name, "nothing") for of in (written, wanted))
-        if there != here:
-            raise CheckpointError(f"{name} is {there}; the model's is {here}")
+        files.append(torch.load(io.BytesIO(content), "cpu", weights_only=True))
+        written = files[-1]["layout"]
+        wanted = wanted | {"the file": f"rank {rank} of {len(hashes)} in {place.name}"}
+        for name in written | wanted:
+            there, here = (of.get(name, "nothing") for of in (written, wanted))
+            if there != here:
+                raise CheckpointError(f"{name} is {there}; wanted {here}")
     return files

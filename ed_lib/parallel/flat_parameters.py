@@ -23,7 +23,6 @@ class Unit:
         self.name, self.module, self.named = name, module, named
         self.parameters = list(named.values())
         self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
-        self.size, self.bytes = self.weights.numel(), self.weights.nbytes
         self.nothing = self.weights.new_full((), torch.nan)
         self.kept: Any = self.weights
         self.awaited = set(self.parameters)  # those whose gradients the backward pass has not reached yet
@@ -39,7 +38,7 @@ class Unit:
 
     def take_gradients(self) -> torch.Tensor:
         """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the loss."""
-        flat = self.weights.new_zeros(self.size)
+        flat = self.weights.new_zeros(self.weights.numel())
         for p, place in self.pieces(flat):
             if p.grad is not None:
                 place.copy_(p.grad.to_dense().flatten())  # an embedding's may be sparse
@@ -55,13 +54,13 @@ class Unit:
 
     def make_room(self) -> None:
         """The same memory again, with anything in it."""
-        self.weights.untyped_storage().resize_(self.bytes)
+        self.weights.untyped_storage().resize_(self.weights.nbytes)
         for p, view in self.pieces(self.weights):
             p.data = view.view(p.shape)
 
     @property
     def is_here(self) -> bool:
-        return self.weights.untyped_storage().nbytes() == self.bytes
+        return self.weights.untyped_storage().nbytes() == self.weights.nbytes
 
 
 def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
@@ -78,8 +77,8 @@ def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Uni
         mine = {f"{names[part]}.{n}".strip("."): p for n, p in part.named_parameters() if p.requires_grad}
         for name, p in mine.items():
             if second := owner.get(p, there.get(p)):
-                said = f"the parameter {name} is {second} too"
-                raise ValueError(f"{said}; wanted it in one unit: leave both modules out")
+                wanted = "wanted it in one unit: leave both modules out"
+                raise ValueError(f"the parameter {name} is {second} too; {wanted}")
             owner[p] = name
         of += [(names[part], part, mine)] if mine else []
     if rest := {n: p for n, p in module.named_parameters() if p.requires_grad and p not in owner}:

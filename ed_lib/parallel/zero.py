@@ -7,7 +7,7 @@ With one backward pass all stages form every sum in the same order, and end with
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
 from ed_lib.parallel import collectives, ledger
-from ed_lib.parallel.collectives import Wire
+from ed_lib.parallel.collectives import Wire, agree
 from ed_lib.parallel.flat_parameters import Unit, cut
-
-Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 class Stage0:
@@ -26,10 +24,10 @@ class Stage0:
 
     is_sharded = False
 
-    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
-        self.group = cast(Any, dist.new_group())
+    def __init__(self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]):
+        self.group: Any = dist.new_group()
         self.wire, self.module, self.units = Wire(self.group), module, cut(module, units)
-        self.agree(f"shard({self.layout()})")
+        agree(f"shard({self.layout()})", self.group)
         for tensor in (*(unit.weights for unit in self.units), *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)
         for unit in self.units:
@@ -46,7 +44,7 @@ class Stage0:
 
     def sum_gradients(self, unit: Unit) -> torch.Tensor:
         """The gradients of what is kept, summed over the ranks."""
-        self.agree(f"the gradients of {unit.name!r}")
+        agree(f"the gradients of {unit.name!r}", self.group)
         flat = unit.take_gradients()
         collectives.ring(flat, self.wire)
         return flat
@@ -84,10 +82,6 @@ class Stage0:
     def gather(self, unit: Unit) -> None:
         """Has all of a unit's weights on this rank; here they are."""
 
-    def agree(self, call: str) -> None:
-        """ValueError, on every rank, where the ranks are not at the same place."""
-        collectives.agree(call, self.group)
-
     def untrained(self) -> dict[str, torch.Tensor]:
         """Frozen parameters and buffers, by name: whole on every rank."""
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
@@ -95,11 +89,10 @@ class Stage0:
 
     def layout(self) -> dict[str, str]:
         """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint share."""
-        found = {
-            name: f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
-            for unit in self.units
-            for n, (name, p) in enumerate(unit.named.items())
-        }
+        found = {}
+        for unit in self.units:
+            for n, (name, p) in enumerate(unit.named.items()):
+                found[name] = f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
         return found | {n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()}
 
     def look(self) -> dict[str, int]:
@@ -131,21 +124,21 @@ class Stage1(Stage0):
 
     def reduce(self, unit: Unit, flat: torch.Tensor) -> torch.Tensor:
         """Gradients (n,) of this rank → this rank's part of their sum."""
-        self.agree(f"the gradients of {unit.name!r}")
+        agree(f"the gradients of {unit.name!r}", self.group)
         collectives.ring_reduce_scatter(flat, self.wire)
         return unit.part(flat, self.wire).clone()  # the rest of flat is given back
 
     def spread(self) -> None:
         for unit in self.units:
-            self.agree(f"the weights of {unit.name!r}")
+            agree(f"the weights of {unit.name!r}", self.group)
             collectives.ring_all_gather(unit.weights, self.wire)
 
 
 class Stage2(Stage1):
     """A unit's gradients are summed once the backward pass has left it, and each rank keeps its part only."""
 
-    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
-        super().__init__(module, optimizer, units)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self.to_come: list[Unit] = []  # units that this backward pass has not left yet, the last first
         for unit in self.units:
             for p in unit.parameters:
@@ -189,8 +182,8 @@ class Stage2(Stage1):
 class Stage3(Stage2):
     """A unit's weights are gathered before it computes, forward and backward, and given back after it."""
 
-    def __init__(self, module: torch.nn.Module, optimizer: Optimizer, units: Sequence[torch.nn.Module]):
-        super().__init__(module, optimizer, units)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self.way = 1  # through the units: 1 forward, -1 backward
         for unit in self.units:
             unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
@@ -222,7 +215,7 @@ class Stage3(Stage2):
         torch.autograd.graph.register_multi_grad_hook(ends, back, mode="any")
 
     def fetch(self, unit: Unit) -> None:
-        self.agree(f"the weights of {unit.name!r}")
+        agree(f"the weights of {unit.name!r}", self.group)
         unit.part(unit.weights, self.wire).copy_(unit.kept)
         collectives.ring_all_gather(unit.weights, self.wire)
 
@@ -249,9 +242,8 @@ STAGES: dict[Any, type[Stage0]] = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
 def shard(
-    module: torch.nn.Module, optimizer: Optimizer, stage: int | str = 3,
-    units: Sequence[torch.nn.Module] = (),
-) -> Stage0:  # fmt: skip
+    module: torch.nn.Module, optimizer: Callable, stage: int | str = 3, units: Sequence[torch.nn.Module] = ()
+) -> Stage0:
     """A module that all ranks train together, by a stage of ZeRO, from rank 0's parameters and buffers on.
 
     stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by
