@@ -76,7 +76,7 @@ def train(
         for unit in model.units:
             model.gather(unit)
     flat = parameters_to_vector(net.parameters()).detach().cpu()
-    return found | {"sha256": hashlib.sha256(flat.numpy()).hexdigest()}
+    return found | {"sha256": hashlib.sha256(flat.numpy().tobytes()).hexdigest()}
 
 
 def report(results: Sequence[dict]) -> None:
