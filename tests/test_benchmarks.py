@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import itertools
-import types
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as command
-from benchmarks import (
-    critical_batch,
-    few_bits,
-    harness,
-    pipelines,
-    precision,
-    precision_accuracy,
-    provenance,
-    quiet,
-    relatives,
-)
+from benchmarks import critical_batch, few_bits, harness, pipelines, precision, precision_accuracy, relatives
 from benchmarks.harness import Version
 from ed_lib import data, machine, models, records, roofline, training
 from ed_lib.parallel import schedules
@@ -36,10 +25,13 @@ BENCHMARKS = sorted(file.stem for file in FILES if "\nTABLES" in file.read_text(
 ROOFS = {"float32": 1e11, "float64": 5e10}
 
 
+def roof(device="cpu", dtype="float32"):
+    return roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Ceilings that are not measured, and nothing compiled, which takes seconds a piece."""
-    roof = lambda device="cpu", dtype="float32": roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))  # noqa: E731
     monkeypatch.setattr(roofline, "ceilings", roof)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
@@ -63,44 +55,48 @@ def test_a_rehearsal(name, tmp_path, capsys):
         assert "floor_flops" not in rows or (rows.floor > 0).all()
 
 
-class Fake:
-    """A benchmark with two tables of one row, which counts the runs."""
+@dataclasses.dataclass
+class Size:
+    large: bool
 
-    __name__, SIZE, TINY = "benchmarks.fake", None, None
+
+class Fake:
+    """A benchmark with two tables of one row, which notes its runs. A row in ``errors`` is raised instead."""
+
+    __name__, SIZE, TINY = "benchmarks.fake", Size(True), Size(False)
 
     def __init__(self):
-        Size = dataclasses.make_dataclass("Size", ["large"])
-        self.SIZE, self.TINY, self.runs, self.row = Size(True), Size(False), [], {}
-        self.TABLES = {name: (lambda size, device, name=name: self.measure(name, size)) for name in "ab"}
+        self.runs, self.errors = [], {}
+        self.TABLES = {name: lambda size, device, name=name: self.measure(name, size) for name in "ab"}
 
     def measure(self, name, size):
         self.runs.append((name, size.large))
-        if name in self.row:
-            raise self.row[name]
+        if name in self.errors:
+            raise self.errors[name]
         yield {"what": name} | harness.summary([float(len(self.runs))])
 
 
 def test_a_table_takes_the_place_of_its_rows_and_leaves_the_others(tmp_path, monkeypatch):
     fake = Fake()
     assert harness.run(fake, "cpu", tmp_path, tiny=True) == {"a": "done", "b": "done"}
-    fake.row["a"] = RuntimeError("no such kernel\nand more")
-    monkeypatch.setattr(provenance, "code_hash", lambda names: f"code of {names}")
+    fake.errors["a"] = RuntimeError("no such kernel\nand more")
+    monkeypatch.setattr(harness.provenance, "code_hash", lambda names: f"code of {names}")
     states = harness.run(fake, "cpu", tmp_path, tiny=True)
     assert states == {"a": "failed: RuntimeError: no such kernel", "b": "done"}
     record = records.read(tmp_path / machine.slug("cpu") / "fake.csv")
     assert record[["table", "what", "seconds"]].to_numpy().tolist() == [["a", "a", 1.0], ["b", "b", 4.0]]
     assert record.attrs["code"]["b"] == "code of ['benchmarks.fake']" != record.attrs["code"]["a"]
     assert record.attrs["parameters"] == {"large": False} and set(record.attrs["dates"]) == {"a", "b"}
-    assert fake.runs == [("a", False), ("b", False), ("a", False), ("b", False)]
+    assert fake.runs == [("a", False), ("b", False)] * 2
 
 
 def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_path, monkeypatch):
     fake, waited = Fake(), []
-    monkeypatch.setattr(quiet, "wait", lambda: waited.append(1))
+    monkeypatch.setattr(harness.quiet, "wait", lambda: waited.append(1))
     fast = {"dtype": "float32", "floor_bytes": 0, "floor_flops": 2e11} | harness.summary([1.0])
     fake.TABLES["b"] = lambda size, device: [fast]
     states = harness.run(fake, "cpu", tmp_path)
-    assert states["a"] == "done" and len(waited) == 2
+    assert states["a"] == "done" and fake.runs == [("a", True)] and len(waited) == 2
     assert states["b"].startswith("failed: Busy: below its floor")
     assert set(records.read(tmp_path / machine.slug("cpu") / "fake.csv").table) == {"a"}
 
@@ -113,26 +109,24 @@ def test_what_is_wrong_is_not_timed_and_floors_add_up_by_format(capsys):
     (row,) = harness.measure([version("right", 1e-6), version("wrong", 1e-4)], "cpu", 0.001)
     assert "'how': 'wrong'}: deviates by 1.0e-04" in capsys.readouterr().out
     assert (row["how"], row["floor_flops"], row["known"], row["error"]) == ("right", 4e11, 7, 1e-6)
-    assert harness.floor(row, lambda name: roofline.ceilings("cpu", name)) == {"floor": 5.0}
+    assert harness.floor(row, lambda name: roof(dtype=name)) == {"floor": 5.0}
 
 
-def test_the_command_line(monkeypatch):
-    seen = []
-
+@pytest.mark.parametrize("words, code, asked", [
+    ("ed --only paths --tiny", 0, [("ed", "_build/tiny", {"only": ["paths"], "tiny": True})]),
+    ("ed precision", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "precision")]),
+    ("lsmt", 2, []), ("ed lstm --only paths", 2, []), ("ed --only path", 2, []),
+])  # fmt: skip
+def test_the_command_line(monkeypatch, words, code, asked):
     def run(benchmark, device, out, **options):
-        seen.append((benchmark.__name__, out, options))
-        return {"t": "failed: x" if "precision" in benchmark.__name__ else "done"}
+        seen.append((name := benchmark.__name__.removeprefix("benchmarks."), out, options))
+        return {"t": "failed: x" if name == "precision" else "done"}
 
+    seen = []
     monkeypatch.setattr(harness, "run", run)
-    found = lambda name: types.SimpleNamespace(__name__=name, TABLES="t")  # noqa: E731
-    monkeypatch.setattr(command.importlib, "import_module", found)
-    for words, code in ((["ed", "--only", "t", "--tiny"], 0), (["ed", "precision"], 1), (["lsmt"], 2),
-                        (["ed", "lstm", "--only", "t"], 2), (["ed", "--only", "u"], 2)):  # fmt: skip
-        with pytest.raises(SystemExit) as ended:
-            command.main([*words, "--device", "cpu"])
-        assert ended.value.code == code
-    assert seen[0] == ("benchmarks.ed", "_build/tiny", {"only": ["t"], "tiny": True})
-    assert seen[1] == ("benchmarks.ed", "records", {"only": (), "tiny": False}) and len(seen) == 3
+    with pytest.raises(SystemExit) as ended:
+        command.main([*words.split(), "--device", "cpu"])
+    assert ended.value.code == code and seen == asked
 
 
 def test_searching_never_sees_the_test_images():
@@ -147,10 +141,9 @@ def test_searching_never_sees_the_test_images():
 @pytest.mark.parametrize("batches", [1, 2, 5])
 @pytest.mark.parametrize("t_f, t_u", [(2.0, 3.0), (3.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
 def test_the_formula_of_a_chain_of_stages_is_the_simulators_without_a_link(batches, t_f, t_u):
+    in_a_row = schedules.repeat(schedules.ed, batches)
     for p, m in itertools.product((1, 2, 3, 4), (1, 2, 3, 5, 8)):
-        seconds = simulate(
-            schedules.repeat(schedules.ed, batches), p, m, {"forward": [t_f] * p, "update": [t_u] * p}
-        ).seconds
+        seconds = simulate(in_a_row, p, m, {"forward": [t_f] * p, "update": [t_u] * p}).seconds
         assert batches * pipelines.formula(p, m, t_f, t_u, batches) == pytest.approx(seconds)
 
 
@@ -198,7 +191,10 @@ def test_flops_in_fp8_are_those_of_the_layers_that_it_swaps():
         model, rows = subject.make(), {}  # how many rows go through each layer, for one sample
         linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
         for m in linears:
-            count = lambda m, inputs, output, rows=rows: rows.update({m: inputs[0].numel() // m.in_features})  # noqa: E731
+
+            def count(m, inputs, output, rows=rows):
+                rows[m] = inputs[0].numel() // m.in_features
+
             m.register_forward_hook(count)
         model(subject.batch(1, "cpu")[0])
         swapped = [m for m in linears if not (m.in_features % 16 or m.out_features % 16)]
@@ -250,6 +246,8 @@ def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand(monke
     assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)]
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < 1e-5 for row in rows)
+    numbers = torch.randint(65, (1000,), generator=torch.Generator().manual_seed(0))  # so needs no data
+    monkeypatch.setattr(data, "text", lambda: data.Text(numbers, numbers, "x" * 65))
     weights = (65 + 8 + 65 + 12 * 16) * 16
     monkeypatch.setattr(eight_bit_adam, "SMALL", 0)
     exact, low = few_bits.rows(few_bits.TINY, "cpu", "states")
