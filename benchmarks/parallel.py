@@ -117,7 +117,7 @@ def throughput(size, device):
                 server, floor = SynchronousServer(start, 0.05, len(pauses)), max(pauses) / len(pauses)
             else:
                 server, floor = ParameterServer(start, 0.05), 1 / sum(1 / pause for pause in pauses)
-            run = workers.train(server, problem, size.gradients, len(pauses), pause=pauses, timeout=300.0)
+            run = workers.train(server, problem, size.gradients, pauses, timeout=300.0)
             # In blocks of as many as four workers, one slow by 5×, bring in its time.
             ends = [0.0, *(span.end for span in run.spans)][::16]
             late = [[span.staleness for span in run.spans if span.worker == n] for n in range(len(pauses))]

@@ -18,7 +18,6 @@ from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, su
 from ed_lib import data, models, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import (
-    Diverged,
     ParameterServer,
     Perceptron,
     SynchronousServer,
@@ -128,7 +127,7 @@ def on_clock(method, lr, seed, size):
         server = SynchronousServer(start, lr, len(seconds))
     else:
         server = ParameterServer(start, lr, by_staleness=method.endswith("by staleness"))
-    with contextlib.suppress(Diverged):
+    with contextlib.suppress(FloatingPointError):
         simulate(server, problem, size.gradients, seconds)
         accuracy = training.accuracy(problem.at(server.params), *test)
     return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}

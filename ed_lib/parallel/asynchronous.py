@@ -19,10 +19,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from ed_lib import check, models
 
 
-class Diverged(ValueError):
-    """A gradient with NaN or infinity in it."""
-
-
 @dataclass(frozen=True)
 class Span:
     """A worker at work on a task, in seconds since the start, and its gradient's way: the version of the
@@ -68,12 +64,12 @@ class ParameterServer:
         return self.params.clone(), self.version
 
     def push(self, gradient: torch.Tensor, read: int, task: int = 0) -> None:
-        """Applies a task's gradient (P,), which was computed at the version ``read``. One with NaN in it
-        (:class:`Diverged`), or of another shape, is refused, and nothing has changed.
+        """Applies a task's gradient (P,), which was computed at the version ``read``. ValueError for one of
+        another shape, FloatingPointError for one with NaN or infinity in it; then nothing has changed.
         """
         check.shape("gradient", tuple(gradient.shape), tuple(self.params.shape))
         if not torch.isfinite(gradient).all():
-            raise Diverged("gradient holds NaN or infinity; wanted finite numbers")
+            raise FloatingPointError("gradient holds NaN or infinity; wanted finite numbers")
         self.apply(gradient.detach(), self.version - read, task)
 
     def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
@@ -156,41 +152,30 @@ class Run:
 
 
 def simulate(
-    server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], *,
-    spread: float = 0.0, dies: dict[int, float] | None = None, seed: int = 0,
+    server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], spread: float = 0.0,
+    seed: int = 0,
 ) -> Run:  # fmt: skip
     """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → the :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each
-    worker. spread: each takes that times exp(spread · z), with z normal. dies: {worker: the second at which
-    it is killed}. Sending takes no time. Of things that happen at the same time, the smaller worker's is
-    first. RuntimeError if all workers die before the tasks are done.
+    worker. spread: each takes that times exp(spread · z), with z normal. Sending takes no time. Of gradients
+    that come at the same time, the smaller worker's is first.
     """
     for value in seconds:
         check.positive("seconds", value)
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
     run, random, now = Run(server, n_tasks), np.random.default_rng(seed), 0.0
-    alive = set(range(len(seconds)))
-    events: list[tuple] = [(time, worker, 0) for worker, time in (dies or {}).items()]
-    heapq.heapify(events)  # (when, worker, 0), its death, or (when, worker, 1, task, params), its gradient
-    while True:
-        for worker in sorted(alive - run.held.keys()):
-            if (given := run.assign(worker, now)) is not None:
+    gradients: list[tuple] = []  # a heap of those under way: (when it comes, worker, task, params)
+    while run.unfinished:
+        for worker in sorted(set(range(len(seconds))) - run.held.keys()):
+            if (order := run.assign(worker, now)) is not None:
                 takes = seconds[worker] * np.exp(spread * random.standard_normal())
-                heapq.heappush(events, (now + takes, worker, 1, *given))
-        if not run.unfinished:
-            return run
-        if not alive:
-            raise RuntimeError(f"all workers are dead, with {run.unfinished} tasks left")
-        now, worker, lives, *order = heapq.heappop(events)  # the next to happen, and time jumps to it
-        if not lives:
-            alive.discard(worker)
-            run.lose(worker, now)
-        elif worker in alive:
-            task, params = order
-            found, loss = gradient(params, task)  # (P,)
-            run.receive(worker, found, loss, now)
+                heapq.heappush(gradients, (now + takes, worker, *order))
+        now, worker, task, params = heapq.heappop(gradients)  # the next to come, and time jumps to it
+        found, loss = gradient(params, task)  # (P,)
+        run.receive(worker, found, loss, now)
+    return run
 
 
 def local_sgd(
@@ -238,11 +223,7 @@ class Perceptron:
         vector_to_parameters(params, self.net.parameters())
         return self.net
 
-    def rows(self, task: int) -> np.ndarray:
-        """The images of a task, (batch,)."""
-        return np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
-
     def __call__(self, params, task):
-        rows = self.rows(task)
+        rows = np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
         loss = F.cross_entropy(self.at(params)(self.images[rows]), self.labels[rows])
         return parameters_to_vector(torch.autograd.grad(loss, self.net.parameters())), loss.item()

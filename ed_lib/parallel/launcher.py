@@ -35,7 +35,6 @@ FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:  # torch's optimizers import dynamo, which takes as long as all the rest
     CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"])
-BACKENDS = ("gloo", "nccl")
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
 
@@ -60,25 +59,21 @@ def launch(
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
-    check.choice("backend", backend, [name for name in BACKENDS if dist.is_backend_available(name)])
+    check.choice("backend", backend, [b for b in ("gloo", "nccl") if dist.is_backend_available(b)])
     if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
     payload = pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         Path(folder, "call").write_bytes(payload)
-        calls = [(folder, number, world_size, backend, timeout, end) for number in range(world_size)]
+        calls = [(folder, rank, world_size, backend, timeout, end) for rank in range(world_size)]
         with team("rank", _run, calls, folder) as ranks:
-            return _results(ranks, folder, end, timeout)
+            return _results(ranks, Path(folder), end, timeout)
 
 
 def device() -> torch.device:
     """Where this rank computes: its own GPU under "nccl", else the CPU."""
-    return torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
-
-
-def local_rank() -> int:
-    """The number of this rank on its machine."""
-    return int(os.environ["LOCAL_RANK"])
+    on_gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def pickled(fn: Callable, args: tuple = ()) -> bytes:
@@ -161,7 +156,7 @@ def _results(ranks, folder, end, timeout):
     while waiting and (now := time.monotonic()) < end:
         for sentinel in connection.wait(waiting, end - now):
             number = waiting.pop(sentinel)
-            report = Path(folder, f"report {number}")
+            report = folder / f"report {number}"
             if ranks[number].exitcode == 0 and report.exists():
                 how, results[number] = pickle.loads(report.read_bytes())
             else:  # dated before the errors of others, which it causes
@@ -173,21 +168,21 @@ def _results(ranks, folder, end, timeout):
         _, number, how = min(failures)
         raise RankError(number, f"rank {number} {how}")
     if waiting:
-        raise _too_late(waiting.values(), folder, timeout)
+        places = {number: _place(folder / f"where {number}") for number in waiting.values()}
+        late = sorted(places, key=lambda number: ("torch/distributed" in places[number], number))
+        names = ", ".join(f"rank {number}" for number in late)  # last those that wait for others
+        where = "\n".join(f"rank {number} was here:\n{places[number]}" for number in late)
+        raise RankError(late[0], f"{names} did not end within {timeout:g} s\n{where}")
     return [results[number] for number in range(len(ranks))]
 
 
-def _too_late(numbers, folder, timeout):
-    """The error of ranks that did not end: those that hang by themselves before those that wait for them."""
-    files = {n: Path(folder, f"where {n}") for n in numbers}  # of threads; the last is the main one
-    texts = {n: file.read_text().split("\n\n")[-1] if file.exists() else "" for n, file in files.items()}
-    late = sorted(texts, key=lambda n: ("torch/distributed" in texts[n], n))
-    where = (f"rank {n} was here:\n{texts[n] or 'It was still starting, or stopped.'}" for n in late)
-    names = ", ".join(f"rank {n}" for n in late)
-    return RankError(late[0], f"{names} did not end within {timeout:g} s\n" + "\n".join(where))
+def _place(file):
+    """Where the main thread was, the last of those in a dump."""
+    dump = file.read_text() if file.exists() else ""
+    return dump.split("\n\n")[-1] or "It was still starting, or stopped."
 
 
-def _run(folder, number, world_size, backend, timeout, end):
+def _run(folder, rank, world_size, backend, timeout, end):
     """What a rank's process does. Shortly before ``end`` it says where its main thread is."""
 
     def result():
@@ -197,11 +192,11 @@ def _run(folder, number, world_size, backend, timeout, end):
         dist.barrier()  # none leaves while another still waits for what it has sent
         return returned
 
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    with open(Path(folder, f"where {number}"), "w") as where:
+    with open(f"{folder}/where {rank}", "w") as where:
         faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
-        Path(folder, f"report {number}").write_bytes(attempt(result))
+        Path(folder, f"report {rank}").write_bytes(attempt(result))
         sys.stdout.flush()
         os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
 
@@ -210,7 +205,7 @@ def _enter(backend, where, timeout):
     """Makes this process the rank that its environment says, in the group that meets there."""
     one_thread()
     if backend == "nccl":
-        torch.cuda.set_device(local_rank())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, where, timedelta(seconds=timeout), world_size, rank)
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
 
-import torch
-
 from ed_lib import check
 from ed_lib.parallel import launcher
 from ed_lib.parallel.asynchronous import ParameterServer, Run
@@ -26,22 +24,20 @@ class WorkerError(RuntimeError):
 
 
 def train(
-    server: ParameterServer, gradient: Callable, n_tasks: int, n_workers: int, *,
-    pause: float | Sequence[float] = 0.0, timeout: float = 60.0,
-) -> Run:  # fmt: skip
-    """Runs tasks 0 … n_tasks − 1 in ``n_workers`` processes → the :class:`Run`.
+    server: ParameterServer, gradient: Callable, n_tasks: int, pauses: Sequence[float], timeout: float = 60.0
+) -> Run:
+    """Runs tasks 0 … n_tasks − 1 in a process for each entry of ``pauses`` → the :class:`Run`.
 
     gradient(params, task): params (P,) → the gradient (P,) and the loss; another process must be able to
-    import it. pause: seconds that a worker sleeps before each gradient, one number or one for each worker; it
-    stands in for a device that computes. timeout: seconds for all of it. The Run's clock starts when all
-    workers have. :class:`WorkerError` if a worker raises, if none is left, and at the timeout. What the
-    server refuses is raised as it is. In every case no process is left.
+    import it. pauses: seconds that each worker sleeps before a gradient, in place of a device that computes.
+    timeout: seconds for all of it. The Run's clock starts when all workers have. :class:`WorkerError` if a
+    worker raises, if none is left, and at the timeout. What the server refuses is raised as it is. In every
+    case no process is left.
     """
-    check.count("n_workers", n_workers), check.positive("timeout", timeout)
-    pauses = [pause] * n_workers if isinstance(pause, (int, float)) else list(pause)
-    if len(pauses) != n_workers or not all(0 <= seconds < timeout for seconds in pauses):
-        raise ValueError(f"pause is {pause}; wanted {n_workers} numbers from 0 to below the timeout")
-    payload, run, end = launcher.pickled(gradient), Run(server, n_tasks), time.monotonic() + timeout
+    end = time.monotonic() + check.positive("timeout", timeout)
+    if not pauses or not all(0 <= seconds < timeout for seconds in pauses):
+        raise ValueError(f"pauses is {pauses}; wanted a number for each worker, from 0 to below the timeout")
+    payload, run = launcher.pickled(gradient), Run(server, n_tasks)
     pipes = [launcher.CONTEXT.Pipe() for _ in pauses]
     calls = [(theirs, seconds, payload) for (_, theirs), seconds in zip(pipes, pauses, strict=True)]
     with launcher.team("worker", _work, calls) as processes:
@@ -67,27 +63,20 @@ def _serve(run: Run, alive: dict[int, Any]) -> None:
     """
     for worker in [*alive]:
         receive(alive, worker)  # it is ready, or dead
-    zero = time.monotonic()
+    start = time.monotonic()
     while run.unfinished and alive:
         for worker in sorted(alive.keys() - run.held.keys()):
-            if (order := run.assign(worker, time.monotonic() - zero)) is not None:
-                send(alive, worker, pickle.dumps((order[0], order[1].numpy())))
-        if gone := run.held.keys() - alive.keys():
-            for worker in gone:
-                run.lose(worker, time.monotonic() - zero)
-            continue  # another gets its task first
+            if (order := run.assign(worker, time.monotonic() - start)) is not None:
+                with contextlib.suppress(OSError):  # of one that is gone, as its pipe will say
+                    alive[worker].send_bytes(pickle.dumps(order))
         ready = connection.wait(alive.values())  # something has come from these, or nothing will
-        for worker in [worker for worker, channel in alive.items() if channel in ready]:
-            if (answer := receive(alive, worker)) is not None:
-                run.receive(worker, torch.from_numpy(answer[0]), answer[1], time.monotonic() - zero)
-
-
-def send(alive: dict[int, Any], worker: int, message: bytes) -> None:
-    """Sends bytes to a worker; one that is gone is taken out of ``alive``."""
-    try:
-        alive[worker].send_bytes(message)
-    except OSError:
-        del alive[worker]
+        for worker in [worker for worker, pipe in alive.items() if pipe in ready]:
+            answer, now = receive(alive, worker), time.monotonic() - start
+            if answer:
+                found, loss = answer
+                run.receive(worker, found, loss, now)
+            else:
+                run.lose(worker, now)
 
 
 def receive(alive: dict[int, Any], worker: int) -> Any:
@@ -102,17 +91,17 @@ def receive(alive: dict[int, Any], worker: int) -> Any:
     return value
 
 
-def _work(channel, pause, payload):
+def _work(pipe, pause, payload):
     """What a worker does. Errors of what it computes are reported; without a server, it leaves."""
     launcher.one_thread()
     gradient = functools.cache(lambda: pickle.loads(payload)[0])
 
     def computed(task, params):
         time.sleep(pause)
-        found, loss = gradient()(torch.from_numpy(params), task)
-        return found.detach().numpy(), float(loss)
+        found, loss = gradient()(params, task)
+        return found.detach(), float(loss)
 
     with contextlib.suppress(EOFError, OSError):
-        channel.send_bytes(launcher.attempt(lambda: gradient() is None))  # it can be imported
+        pipe.send_bytes(launcher.attempt(lambda: gradient() is None))  # it can be imported
         while True:
-            channel.send_bytes(launcher.attempt(computed, *pickle.loads(channel.recv_bytes())))
+            pipe.send_bytes(launcher.attempt(computed, *pickle.loads(pipe.recv_bytes())))

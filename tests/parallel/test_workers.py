@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib.parallel.asynchronous import Diverged, ParameterServer, Perceptron, SynchronousServer, simulate
+from ed_lib.parallel.asynchronous import ParameterServer, Perceptron, SynchronousServer, simulate
 from ed_lib.parallel.workers import WorkerError, receive, train
 
 TIMEOUT = 120.0
@@ -87,14 +87,14 @@ class SlowToSend:
 @pytest.mark.oracle
 def test_the_servers_with_two_processes(problem):
     server = SynchronousServer(problem.start(), 0.3, 3)
-    run = train(server, problem, 12, 2, pause=[0, 0.01], timeout=TIMEOUT)
+    run = train(server, problem, 12, [0, 0.01], timeout=TIMEOUT)
     twin = SynchronousServer(problem.start(), 0.3, 3)
     simulate(twin, problem, 12, [1, 1])
     assert torch.equal(server.params, twin.params)  # to the bit, in whatever order they came
     assert sorted(span.task for span in run.spans) == list(range(12)) and run.lost == []
 
     server = ParameterServer(problem.start(), 0.3, by_staleness=True)
-    run = train(server, problem, 30, 2, pause=[0.002, 0.01], timeout=TIMEOUT)
+    run = train(server, problem, 30, [0.002, 0.01], timeout=TIMEOUT)
     versions = [problem.start()]
     for span in run.spans:
         gradient, loss = problem(versions[span.read], span.task)
@@ -107,7 +107,7 @@ def test_the_servers_with_two_processes(problem):
 @pytest.mark.parametrize("make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 4)])
 def test_every_gradient_is_applied_once_though_two_workers_kill_themselves(make):
     server = make(torch.zeros(LARGE), 1.0)
-    run = train(server, mark_and_die, 40, 3, timeout=TIMEOUT)
+    run = train(server, mark_and_die, 40, [0, 0, 0], timeout=TIMEOUT)
     assert sorted(span.task for span in run.spans) == list(range(40))
     assert server.params[:40].tolist() == [1 / server.per_step] * 40 and not server.params[40:].any()
     assert {span.worker for span in run.lost} <= {1, 2} and run.lost
@@ -127,7 +127,7 @@ def test_all_workers_dead():
     with pytest.raises(
         WorkerError, match="no worker is left: worker 0 was ended by the signal SIGKILL.*worker 1"
     ):
-        train(server, die, 9, 2, timeout=TIMEOUT)
+        train(server, die, 9, [0, 0], timeout=TIMEOUT)
     assert server.version == 0
 
 
@@ -136,16 +136,16 @@ def test_all_workers_dead():
     [
         (lose_a_file, WorkerError, r"worker 0 raised an error:\n(?s:.)*lose_a_file(?s:.)*FileNotFoundError"),
         (leave, WorkerError, r"worker 0 raised an error:\n(?s:.)*SystemExit: 3"),
-        (diverge, Diverged, "gradient holds NaN"),
+        (diverge, FloatingPointError, "gradient holds NaN"),
     ],
 )
 def test_errors_end_the_run_at_once(gradient, error, message):
     with pytest.raises(error, match=message):
-        train(ParameterServer(torch.zeros(9), 1.0), gradient, 9, 1, timeout=TIMEOUT)
+        train(ParameterServer(torch.zeros(9), 1.0), gradient, 9, [0], timeout=TIMEOUT)
 
 
 def test_the_deadline_holds_for_a_worker_that_stops():
     start = time.monotonic()
     with pytest.raises(WorkerError, match=r"[1-4] of 4 tasks were not done within 1 s"):
-        train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, 2, timeout=1.0)
+        train(ParameterServer(torch.zeros(LARGE), 1.0), stop, 4, [0, 0], timeout=1.0)
     assert 1 <= time.monotonic() - start < 20
