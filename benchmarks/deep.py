@@ -17,10 +17,10 @@ from benchmarks.relatives import learned
 from ed_lib.ed import EDNetwork
 from ed_lib.ed.learner import Learner
 
-CASES = [("dense", rule) for rule in ("kaneko", "signed", "cross_entropy", "squared")]
+CASES = [("dense", rule) for rule in ("kaneko", "signed", "cross_entropy")]
 CASES += [("skips", rule) for rule in ("signed", "signed, stack frozen", "cross_entropy", "squared")]
 CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy")]
-GAIN_1 = [("dense, gain 1", rule) for rule in ("kaneko", "signed", "cross_entropy")]
+GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
 
 
 @dataclass(frozen=True)

@@ -81,16 +81,12 @@ def version(shape, library, what, how, call, error=None, dtype="float32", cost=N
 
 
 def paths(size, device):
-    """The network of this book by each path."""
-    shape, library = size.article, LIBRARY[device]
-    nets = {path: network(shape, library, device, path=path) for path in ("layers", "kernel")}
-    errors = {path: first_step(net, shape) for path, net in nets.items()}
-    x, target = a_batch(shape, nets["layers"])
-    for what, given in (("forward", x), ("update", target * 0 + 0.5)):
-        yield from measure([
-            version(shape, library, what, path, partial(getattr(net, what), given), errors[path])
-            for path, net in nets.items()
-        ], device, size.seconds)  # fmt: skip
+    """This book's kernels; layer by layer its network stands in the table "by hand"."""
+    net = network(size.article, LIBRARY[device], device, path="kernel")
+    error, (x, target) = first_step(net, size.article), a_batch(size.article, net)
+    calls = {"forward": partial(net.forward, x), "update": partial(net.update, target * 0 + 0.5)}
+    made = partial(version, size.article, LIBRARY[device], how="kernel", error=error)
+    return measure([made(what=what, call=call) for what, call in calls.items()], device, size.seconds)
 
 
 def articles_formulas(size, device):

@@ -101,6 +101,7 @@ def one_thread(flush_denormal=False, threads=1):
     try:
         yield
     finally:
+        torch.set_flush_denormal(False)
         torch.set_num_threads(before)
 
 

@@ -1,5 +1,7 @@
 """The CUDA kernels against ``rules`` in float64: by CuPy, or on a CPU where there is no GPU."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from ed_lib.ed import gpu, layout, network, rules
 from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import RULES_AND_BIASES, assert_same_after_steps, twins
+from tools import notebooks
+from tools.notebooks import ROOT, code_cells
 
 PLACE = ("cupy", "cuda") if arrays.gpu_count("cupy") else ("numpy", "cpu")
 SPACES = {dtype: space(*PLACE, dtype) for dtype in DTYPES}
@@ -34,6 +38,11 @@ def fold_states(y):
     """(..., p, b, o) → (..., b, p·o)."""
     y = np.moveaxis(y, -3, -2)
     return y.reshape(*y.shape[:-2], 2 * y.shape[-1])
+
+
+CELLS = [cell.source for path in notebooks.chapters() for cell in code_cells(notebooks.read(ROOT / path))]
+SHOWN = dict(match for cell in CELLS for match in re.findall(r'^(\w+) = r"""(.*?)"""', cell, re.M | re.S))
+SOURCES = {"forward": gpu.FORWARD, "update": gpu.UPDATE} | SHOWN
 
 
 class Case:
@@ -137,9 +146,11 @@ def test_large_sums_give_0_and_1_and_no_nan(dtype):
 @pytest.mark.oracle
 @pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("source", [gpu.FORWARD, gpu.UPDATE], ids=["forward", "update"])
-def test_nvrtc_compiles_the_kernels(source, dtype, architecture):
-    assert cuda.cubin_size(source, architecture, gpu.options(dtype)) > 1000
+@pytest.mark.parametrize(
+    "source", [gpu.FORWARD, gpu.UPDATE, *SHOWN.values()], ids=["forward", "update", *SHOWN]
+)
+def test_nvrtc_compiles_the_kernels_and_those_that_chapters_show(source, dtype, architecture):
+    assert "__global__" in source and cuda.cubin_size(source, architecture, gpu.options(dtype)) > 1000
 
 
 @RULES_AND_BIASES

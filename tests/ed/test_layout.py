@@ -1,37 +1,12 @@
-"""Folding and back; the folded formulas against ``rules``; nothing large beside the arrays that are there."""
+"""A step allocates nothing large beside the arrays that are there. What it computes: ``test_network``."""
 
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ed_lib import machine
-from ed_lib.ed import EDNetwork, layout, rules
-
-sizes = st.integers(1, 4)
-
-
-@given(lead=st.lists(st.integers(0, 3), max_size=2), n_in=sizes, n_out=sizes, types=st.integers(1, 2))
-def test_folding_and_back_changes_nothing(lead, n_in, n_out, types):
-    weight = np.random.default_rng(0).normal(size=(*lead, 2, types, n_in, n_out)).astype(np.float32)
-    there = layout.fold(weight)
-    assert there.shape == (*lead, types * n_in, 2 * n_out) and there.dtype == np.float32
-    np.testing.assert_array_equal(layout.unfold(there, types), weight)
-
-
-@given(k=sizes, n_in=sizes, n_out=sizes, batch=sizes, seed=st.integers(0, 99))
-def test_a_folded_layer_is_a_layer(k, n_in, n_out, batch, seed):
-    rng = np.random.default_rng(seed)
-    x, weight = rng.random((k, 2, batch, n_in)), rng.normal(size=(k, 2, 2, n_in, n_out))
-    bias = rng.normal(size=(k, 2, 1, n_out))
-    wanted = rules.layer(x, weight, bias, 0.4)  # (k, 2, batch, n_out)
-    out = np.empty((k, batch, 2 * n_out))
-    flat = np.concatenate([x[:, 0], x[:, 1]], axis=-1)  # (k, batch, 2 n_in)
-    layout.fire(flat, layout.fold(weight), layout.fold(bias[:, :, None])[:, :1], 0.4, out)
-    wanted = np.concatenate([wanted[:, 0], wanted[:, 1]], axis=-1)  # (k, batch, 2 n_out)
-    np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-300)
+from ed_lib.ed import EDNetwork, rules
 
 
 def peak_of(call):
