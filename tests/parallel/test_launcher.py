@@ -1,6 +1,7 @@
-"""launch: what ranks return, and that nothing is left of them however they end."""
+"""launch: what ranks return, and that nothing is left of them however they end; and the training script."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,8 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.nn.functional as F
 
-from ed_lib.parallel import RankError, launch
+from ed_lib import data
+from ed_lib.models import GPT
+from ed_lib.parallel import RankError, launch, train
 from tests.parallel import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,9 +78,9 @@ def test_ranks_that_hang_are_ended_in_time_and_named_with_the_place():
 
 def test_a_rank_that_stops_in_the_middle_of_its_result_is_ended_in_time():
     start = time.monotonic()
-    with pytest.raises(RankError, match="rank 1 did not end within 3 s"):
-        launch(ranks.stop_halfway, 2, timeout=3.0)
-    assert time.monotonic() - start < 3.7
+    with pytest.raises(RankError, match="rank 1 did not end within 2 s"):
+        launch(ranks.stop_halfway, 2, timeout=2.0)
+    assert time.monotonic() - start < 2.7
 
 
 def test_a_rank_that_is_gone_is_told_at_once_though_the_others_work_on(tmp_path):
@@ -99,56 +103,97 @@ def test_a_function_defined_in_a_cell_is_refused_with_what_to_do(monkeypatch):
 
 
 SCRIPT = """
-from ed_lib.parallel import launch
+import sys
+import torch.distributed as dist
+from ed_lib.parallel import launch, train
 
 def double(x):
-    import torch.distributed as dist
     return 2 * x + dist.get_rank()
 
-{guard}print(f"{{sum(launch(double, 2, 10, timeout=100))}} {{launch(double, 2, 1, timeout=100)}}\\n", end="")
+{guard}
+    for n in range(3):  # launches that follow each other do not meet in what the ones before left
+        assert launch(double, 2, n, timeout=100) == [2 * n, 2 * n + 1]
+    if sys.argv[1:]:
+        train.main()
+    launch(double, 3, 1, timeout=100)
 """
-
-MORE = """
-    import torch.distributed as dist
-    if dist.is_torchelastic_launched():
-        for n in range(3):  # launches that follow each other do not meet in what the ones before left
-            assert launch(double, 2, n, timeout=20) == [2 * n, 2 * n + 1]
-        launch(double, 3, 1)
-"""
+ALONE = "from ed_lib.parallel import launch\nlaunch(len, 2, [], timeout=2)"
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+TRAIN = ("--steps", "3", "--batch", "5", "--ranks", "2") if os.environ.get("ED_DATA") else ()
 
 
-def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_script(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(guard="if __name__ == '__main__':\n    ") + MORE)
-    here = {"cwd": ROOT, "capture_output": True, "text": True}
-    alone = subprocess.run([sys.executable, script], **here)
-    assert alone.stdout == "41 [2, 3]\n", alone.stderr
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    joined = subprocess.run([*torchrun, script], **here)
-    assert sorted(joined.stdout.split()) == sorted("41 [2, 3] 41 [2, 3]".split()), joined.stderr
-    assert "world_size is 3; wanted 2, which torchrun has started" in joined.stderr
-
-
-def test_a_world_without_its_peers_is_a_named_error_in_time():
-    """Two worlds of two, of which one rank each comes: the one that keeps the store, and the other."""
-    code = "from ed_lib.parallel import launch\nlaunch(len, 2, [], timeout=2)"
-    alone = []
-    for rank in "01":
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """{what ran, all side by side: (its output, its errors)}."""
+    script, unguarded = (tmp_path_factory.mktemp("scripts") / name for name in ("script.py", "unguarded.py"))
+    script.write_text(SCRIPT.format(guard="if __name__ == '__main__':"))
+    unguarded.write_text(SCRIPT.format(guard="if True:"))
+    calls = {
+        "python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script],
+        "unguarded": [unguarded],
+    }
+    calls["torchrun"] = [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]]
+    calls |= dict.fromkeys(
+        "01", ["-c", ALONE]
+    )  # of two worlds of two one rank each: it keeps the store, or not
+    running = {}
+    for what, call in calls.items():
         with socket.create_server(("127.0.0.1", 0)) as server:
             world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-        world |= {"TORCHELASTIC_RUN_ID": "x", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
-        options = {"cwd": ROOT, "env": os.environ | world, "stderr": subprocess.PIPE, "text": True}
-        alone.append(subprocess.Popen([sys.executable, "-c", code], **options))
-    for rank, process in enumerate(alone):
-        _, said = process.communicate(timeout=LONG)
-        assert f"RankError: rank {rank} did not meet all 2 ranks within 2 s" in said, said
+        world |= {"TORCHELASTIC_RUN_ID": "x", "RANK": what, "LOCAL_RANK": what, "WORLD_SIZE": "2"}
+        options = {"cwd": ROOT, "env": os.environ | (world if what in "01" else {}), "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running[what] = subprocess.Popen([sys.executable, *call], **options, **pipes)
+    return {
+        what: (*process.communicate(timeout=LONG), process.returncode) for what, process in running.items()
+    }
 
 
-def test_a_script_without_a_guard_gets_an_error_and_not_a_flood_of_processes(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(guard=""))
-    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=LONG)
-    assert "exited with code 1" in done.stderr and "__name__ == '__main__'" in done.stderr
+def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_script(said):
+    assert said["python"][2] == 0, said["python"]
+    assert said["torchrun"][1].count("world_size is 3; wanted 2, which torchrun has started") >= 2
+
+
+def test_a_world_without_its_peers_is_a_named_error_in_time(said):
+    for rank in "01":
+        assert f"RankError: rank {rank} did not meet all 2 ranks within 2 s" in said[rank][1], said[rank]
+
+
+def test_a_script_without_a_guard_gets_an_error_and_not_a_flood_of_processes(said):
+    assert "exited with code 1" in said["unguarded"][1] and "__name__ == '__main__'" in said["unguarded"][1]
+
+
+def by_both():
+    """By replicas, and by ZeRO's last stage."""
+    return {stage: train.train(stage, 3, 5) for stage in (None, 3)}
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not TRAIN, reason="no text")
+def test_the_training_script_learns_what_one_process_learns_however_it_is_started(said):
+    text, found = data.text(), launch(by_both, 2, timeout=LONG)
+    net = GPT(len(text.characters), train.LENGTH)
+    optimizer, wanted = torch.optim.Adam(net.parameters(), 1e-3), []
+    for _, (x, y) in zip(range(3), data.stretches(text.train, 5, train.LENGTH, seed=0), strict=False):
+        loss = F.cross_entropy(net(x.T).flatten(0, 1), y.T.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    assert wanted[0] - wanted[2] > 0.01
+    for rank in found:
+        for stage, result in rank.items():
+            assert result["loss"] == pytest.approx(wanted, abs=1e-5)
+            assert result["sha256"] == found[0][stage]["sha256"] and result["seconds"] > 0
+    for what, stage in (("python", None), ("torchrun", 3)):  # one line, from one process
+        out, errors, _ = said[what]
+        assert re.findall(r"^weights: (.*)$", out, re.M) == [found[0][stage]["sha256"]], errors
+        assert out.startswith("loss: ") and out.count("holds weights") == (2 if stage else 0)
+
+
+def test_ranks_that_differ_are_reported(capsys):
+    train.report([{"loss": [2.3], "sha256": "b"}, {"loss": [2.3], "sha256": "a"}])
+    assert capsys.readouterr().out.splitlines() == ["loss: 2.3000", "weights: a b"]
 
 
 SLOW = """
@@ -164,28 +209,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def short_folder():
-    """A temporary folder whose path leaves room for the name of a socket."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@pytest.mark.parametrize("how, when, slow", [("kill", "starting *", 2), ("terminate", "rank * spins", 0)])
-def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, short_folder, how, when, slow):
-    (tmp_path / "script.py").write_text(SLOW.format(slow=slow))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
-    parent = psutil.Popen([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=environment)
-    deadline = time.monotonic() + LONG
-    children = []  # two ranks, two helpers of multiprocessing
-    while len(list(tmp_path.glob(when))) < 2 or len(children) < 4:
-        assert time.monotonic() < deadline, children
-        time.sleep(0.1)
-        children = parent.children(recursive=True)
-    getattr(parent, how)()
-    parent.wait()
-    gone, alive = psutil.wait_procs(children, timeout=30)  # a machine may be busy; none sleeps that little
-    for process in alive:
-        process.kill()
-    assert len(gone) == 4 and not alive
-    assert not list(short_folder.glob("ed_lib-*"))
+def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path):
+    """Of two scripts side by side, one is killed while its ranks start, and one while they compute."""
+    with tempfile.TemporaryDirectory() as short:  # a path that leaves room for the name of a socket
+        environment, parents = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": short}, {}
+        for how, when, slow in (("kill", "starting *", 2), ("terminate", "rank * spins", 0)):
+            (tmp_path / how).mkdir()
+            (tmp_path / how / "script.py").write_text(SLOW.format(slow=slow))
+            command = [sys.executable, tmp_path / how / "script.py"]
+            parents[how, when] = psutil.Popen(command, cwd=ROOT, env=environment)
+        deadline, ended = time.monotonic() + LONG, []
+        for (how, when), parent in parents.items():
+            children = []  # two ranks, two helpers of multiprocessing
+            while len(list((tmp_path / how).glob(when))) < 2 or len(children) < 4:
+                assert time.monotonic() < deadline, children
+                time.sleep(0.1)
+                children = parent.children(recursive=True)
+            getattr(parent, how)()
+            parent.wait()
+            ended += children
+        gone, alive = psutil.wait_procs(ended, timeout=30)  # a machine may be busy; none sleeps that little
+        for process in alive:
+            process.kill()
+        assert len(gone) == 8 and not alive
+        assert not list(Path(short).glob("ed_lib-*"))

@@ -1,5 +1,6 @@
 """The servers, their tasks and the virtual clock, against torch.optim, linear algebra and a serial loop."""
 
+import itertools
 from collections import Counter
 from functools import partial
 
@@ -10,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ed_lib.parallel import asynchronous
-from ed_lib.parallel.asynchronous import ParameterServer, Perceptron, Run, Span, SynchronousServer, simulate
+from ed_lib.parallel.asynchronous import (
+    ParameterServer,
+    Perceptron,
+    Run,
+    Span,
+    SynchronousServer,
+    local_sgd,
+    simulate,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -192,50 +200,28 @@ def test_every_gradient_is_applied_once_whoever_comes_when_and_dies(data):
     assert all(span.staleness == 0 for span in run.spans) or per_step == 1
 
 
-def quadratic(curvatures):
-    """The gradient of ½ Σ λ w², whatever the task, and the loss."""
-    return lambda params, task: (curvatures * params, float(curvatures * params @ params) / 2)
-
-
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.mark.oracle
-def test_meeting_after_each_step_is_a_large_batch(problem):
-    gradient, start = problem, problem.start()
-    found, whole = asynchronous.local_sgd(start, gradient, 3, 5, 1, SGD), start.clone()
-    for step in range(5):
-        whole -= 0.1 * sum(gradient(whole, 3 * step + n)[0] for n in range(3)) / 3
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
-
-
-@pytest.mark.oracle
-def test_plain_outer_steps_average_the_models(problem):
-    gradient, start = problem, problem.start()
-    ends = []
-    for n in range(2):
-        params = start.clone()
-        for task in range(n, 8, 2):
-            params -= 0.1 * gradient(params, task)[0]
-        ends.append(params)
-    found = asynchronous.local_sgd(start, gradient, 2, 1, 4, SGD)
-    torch.testing.assert_close(found, sum(ends) / 2, rtol=0, atol=1e-12)
-
-
-@pytest.mark.oracle
-def test_nesterov_takes_the_mean_move_for_a_gradient():
-    start = torch.tensor([1.0, -2.0]).double()
-    half = quadratic(0.5)  # two steps at the rate 0.1 leave 0.95² of it
-    found = asynchronous.local_sgd(start, half, 2, 2, 2, SGD, rate=0.7, momentum=0.9)
-    params = torch.nn.Parameter(start.clone())
-    outer = torch.optim.SGD([params], 0.7, 0.9, nesterov=True)
-    for _ in range(2):
-        params.grad = (1 - 0.95**2) * params.detach()
-        outer.step()
-    torch.testing.assert_close(found, params.detach(), rtol=0, atol=1e-12)
+@pytest.mark.parametrize(
+    "workers, rounds, steps, rate, momentum",
+    [(3, 5, 1, 1, 0), (2, 1, 4, 1, 0), (2, 3, 2, 0.7, 0.9)],  # a large batch; averages; Nesterov's momentum
+)
+def test_meetings_are_plain_loops(problem, workers, rounds, steps, rate, momentum):
+    params, velocity, tasks = problem.start(), 0, iter(range(99))
+    for _ in range(rounds):
+        copies = [params.clone() for _ in range(workers)]
+        for _, copy in itertools.product(range(steps), copies):
+            copy -= 0.1 * problem(copy, next(tasks))[0]
+        move = params - sum(copies) / workers
+        velocity = momentum * velocity + move
+        params = params - rate * (move + momentum * velocity)
+    found = local_sgd(problem.start(), problem, workers, rounds, steps, SGD, rate, momentum)
+    torch.testing.assert_close(found, params, rtol=0, atol=1e-12)
 
 
 def test_every_batch_goes_to_one_worker_once():
     seen = []
-    asynchronous.local_sgd(torch.zeros(1), lambda w, task: (w.clone(), seen.append(task)), 4, 3, 5, SGD)
+    local_sgd(torch.zeros(1), lambda w, task: (w.clone(), seen.append(task)), 4, 3, 5, SGD)
     assert sorted(seen) == list(range(60))
