@@ -37,9 +37,6 @@ class Size:
     shallow: int = 512
     seconds: float = 0.5
 
-    def shapes(self):
-        return replace(self.article, depth=self.shallow), self.article
-
 
 SIZE, TINY = Size(), Size(costs.Shape(20, 4, 32, 8), 16, 0.002)
 
@@ -82,11 +79,13 @@ def version(shape, library, what, how, call, error=None, dtype="float32", cost=N
 
 def paths(size, device):
     """This book's kernels; layer by layer its network stands in the table "by hand"."""
-    net = network(size.article, LIBRARY[device], device, path="kernel")
-    error, (x, target) = first_step(net, size.article), a_batch(size.article, net)
+    shape, library = size.article, LIBRARY[device]
+    net = network(shape, library, device, alpha=ALPHA, path="kernel")
+    x, target = a_batch(shape, net)
+    error, net.alpha = deviation(shape, net.step(x, target), net.state_dict()["hidden.weight"]), NEARLY_0
     calls = {"forward": partial(net.forward, x), "update": partial(net.update, target * 0 + 0.5)}
-    made = partial(version, size.article, LIBRARY[device], how="kernel", error=error)
-    return measure([made(what=what, call=call) for what, call in calls.items()], device, size.seconds)
+    versions = [version(shape, library, what, "kernel", call, error) for what, call in calls.items()]
+    return measure(versions, device, size.seconds)
 
 
 def articles_formulas(size, device):
@@ -143,7 +142,8 @@ def compilers(size, device):
     """What torch.compile and JAX make of the hidden layers' forward pass on a CPU, at both sizes, beside this
     book's loop and kernel. Each starts from the same states (D + 1, K, B, C), weight and bias.
     """
-    for shape in size.shapes():
+    for depth in (size.shallow, size.article.depth):
+        shape = replace(size.article, depth=depth)
         net = network(shape, "numpy", "cpu", path="layers")
         net.forward(a_batch(shape, net)[0])
         stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
@@ -212,14 +212,6 @@ def deviation(shape, *found):
     """The largest, of an output and of a hidden weight, from the reference."""
     pairs = zip(map(to_numpy, found), reference(replace(shape, itemsize=8)), strict=True)
     return max(float(np.abs(mine.reshape(right.shape) - right).max()) for mine, right in pairs)
-
-
-def first_step(net, shape):
-    """Takes a step of full size, and leaves the network with the tiny one → the deviation."""
-    net.alpha = ALPHA
-    output = net.step(*a_batch(shape, net))
-    net.alpha = NEARLY_0
-    return deviation(shape, output, net.state_dict()["hidden.weight"])
 
 
 def network(shape, library, device, dtype="float32", alpha=NEARLY_0, **options):
