@@ -15,7 +15,10 @@ NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book pdf test gpu records status outputs lint repository clean
+COLAB := _build/colab
+COLAB_PYTHON := $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) python3.13)
+
+.PHONY: help setup book pdf test colab gpu records status outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -31,6 +34,23 @@ test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the r
 	@$(PY) -m tools.browser
 	$(ONE_THREAD) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
+
+colab: $(COLAB)/ready  ## execute every chapter in Colab's versions, as Colab would (CHAPTER=many_steps: that one); needs Python 3.13
+	@rm -rf $(COLAB)/content && mkdir $(COLAB)/content
+	@for chapter in book/*/$(or $(CHAPTER),*).ipynb; do \
+		sed -e 's|REPOSITORY = \\"[^\\]*|REPOSITORY = \\"$(CURDIR)|' $$chapter > $(COLAB)/content/$$(basename $$chapter); done
+	@$(COLAB)/env/bin/python -m pip uninstall --quiet --yes ed_lib 2> /dev/null
+	@$(COLAB)/env/bin/python -m pip freeze > $(COLAB)/before
+	@cd $(COLAB)/content && PATH="$(CURDIR)/$(COLAB)/env/bin:$$PATH" PYTHONPATH= python -m pytest -p no:cacheprovider --noconftest --rootdir=. \
+		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 .
+	@$(COLAB)/env/bin/python -m pip freeze | grep -v "^ed_lib" | diff $(COLAB)/before - || \
+		{ echo "Installing ed_lib has moved a package that Colab holds."; exit 1; }
+
+$(COLAB)/ready: constraints-colab.txt
+	@echo "Setting up Colab's versions in $(COLAB), once: about 6 GB, a few minutes."
+	$(COLAB_PYTHON) -m venv --clear $(COLAB)/env
+	$(COLAB)/env/bin/python -m pip install $(QUIET) -r constraints-colab.txt
+	@touch $@
 
 gpu:  ## on a machine with a GPU: the tests marked gpu, then its records (NAME=lstm ONLY=ladder: that table)
 	@PY="$(PYTHON)"; [ -x $(PY) ] && [ "$(origin PYTHON)" = file ] && PY=$(PY); \

@@ -30,7 +30,7 @@ def repository(tmp_path):
     folder = tmp_path / "repository"  # not where the cell runs
     for name in ("ed_lib", "records"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
     for command in ("init -q", "add -A", "commit -qm all", f"tag v{ed_lib.__version__}"):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -68,27 +68,35 @@ def run(colab, source, folder):
 REPOSITORY = re.compile(r'(?m)^REPOSITORY = ".*"')
 
 
-def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell, repository, tmp_path):
+@pytest.mark.parametrize("by", ["as_uri", "as_posix"])
+def test_it_installs_the_package_and_moves_nothing_that_colab_holds(by, colab, cell, repository, tmp_path):
     asked = [colab[0], "-m", "pip", "download", "--no-deps", "-q", "-d", str(tmp_path), "pooch"]
     if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
-    code = REPOSITORY.sub(f'REPOSITORY = "{repository.as_uri()}"', cell)
+    subprocess.run([colab[0], "-m", "pip", "uninstall", "-qy", "ed_lib", "pooch"], check=True)
+    code = REPOSITORY.sub(f'REPOSITORY = "{getattr(repository, by)()}"', cell)
     code += "\nfrom ed_lib import records\nprint(len(records.by_machine('ed')), 'records', ed_lib.__file__)"
     said = run(colab, code, tmp_path)
     assert "CPU: " in said and f"{len(records.by_machine('ed'))} records" in said, said
+    assert "restart" not in said
     assert colab[1] in said, "ed_lib was not imported from the fresh environment"
     installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])}
-    assert {"ed_lib", "pooch"} <= installed
-    restarting = {"numpy", "torch", "matplotlib", "scipy", "pandas"}  # Colab's kernel
-    assert not restarting & installed
+    assert installed - {"pip", "setuptools"} == {"ed_lib", "pooch"}, "it would restart Colab's kernel"
+    left = subprocess.check_output(["git", "status", "-s", "--ignored"], cwd=repository)
+    assert left == b"", "left in the clone"
 
 
-def test_with_no_address_yet_it_says_what_to_do(colab, cell, tmp_path):
-    code = REPOSITORY.sub('REPOSITORY = "https://github.com/OWNER/REPOSITORY"', cell)
+@pytest.mark.parametrize("address, said", [
+    ("https://github.com/OWNER/REPOSITORY", "RuntimeError: ed_lib is missing"),
+    ("file://{}", "pathspec 'v9' did not match"),
+])  # fmt: skip
+def test_with_no_address_or_no_such_tag_it_says_what_to_do(address, said, colab, cell, repository, tmp_path):
+    code = REPOSITORY.sub(f'REPOSITORY = "{address.format(repository)}"', cell)
+    code = re.sub(r'(?m)^VERSION = ".*"', 'VERSION = "v9"', code)
     hidden = "import sys; sys.modules['ed_lib'] = None\n"  # whatever the test before has installed
-    said = run(colab, hidden + code, tmp_path)
-    assert "RuntimeError: ed_lib is missing" in said and "or the path of a clone, into REPOSITORY" in said
-    assert "Cloning" not in said  # pip was not even asked
+    told = " ".join(run(colab, hidden + code, tmp_path).split())
+    assert said in told and "a tag or branch that is there (main) into VERSION" in told
+    assert ("git checkout" in told) == ("OWNER" not in address), "whether pip was asked"
 
 
 def test_this_environment_needs_nothing_installed(cell, tmp_path):

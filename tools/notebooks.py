@@ -128,12 +128,11 @@ def execute(nb, path, **environment):
 def canonical(nb):
     """The notebook with nothing in it that depends on who saved it: no metadata but ours."""
     nb = copy.deepcopy(nb)
-    nb.metadata = nbformat.from_dict({
-        "accelerator": "GPU",  # what Colab offers when it opens the chapter
-        "ed_lib": nb.metadata.get("ed_lib", {}),
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    })  # fmt: skip
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    wants = {"accelerator": "GPU"} if any("gpu" in tags(cell) for cell in nb.cells) else {}  # of Colab
+    made = nb.metadata.get("ed_lib", {})
+    about = {"ed_lib": made, "kernelspec": kernel, "language_info": {"name": "python"}}
+    nb.metadata = nbformat.from_dict(wants | about)
     for cell in nb.cells:
         kept = {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
         cell.metadata = nbformat.from_dict(kept)
