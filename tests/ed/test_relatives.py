@@ -1,6 +1,7 @@
 """The rules against autograd, and against each other where they have to agree; the network of vectors too."""
 
-import numpy as np
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -88,28 +89,26 @@ def test_local_is_the_gradient_of_each_layers_own_loss():
             torch.testing.assert_close(ours, -theirs, rtol=0, atol=1e-14)
 
 
-def test_of_a_frozen_network_only_the_last_layer_learns():
-    net, (x, target) = network("frozen", rate=0.1), batch()
-    before = [weight.clone() for weight in net.weights]
-    net.step(x, target)
-    same = [torch.equal(mine, theirs) for mine, theirs in zip(before, net.weights, strict=True)]
-    assert same == [True] * (len(same) - 1) + [False]
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "frozen"])
-@pytest.mark.parametrize("one_signed", [False, True])
-def test_a_rule_learns_and_signs_are_kept(rule, one_signed):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 8)).astype(np.float32)
-    kinds = x[:, :3].argmax(1)
-    net = Perceptron((8, 60, 60, 3), rule, 0.003, one_signed=one_signed, steps=300)
-    target = torch.eye(3)[kinds]
+@pytest.mark.parametrize("network, rule", [
+    *itertools.product(("free", "one-signed"), RULES), *(("vectors", rule) for rule in VectorPerceptron.rules)
+])  # fmt: skip
+def test_a_rule_learns_and_signs_are_kept(network, rule):
+    x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+    kinds, widths = x[:, :3].argmax(1), (8, 60, 60, 3)
+    if network == "vectors":
+        net = VectorPerceptron(widths, rule, 0.003, steps=300)
+    else:
+        net = Perceptron(widths, rule, 0.003, one_signed=network == "one-signed", steps=300)
+    before = [weight.detach().clone() for weight in net.weights]
     for _ in range(300):
-        net.step(net.asarray(x), target)
-    assert (net.forward(net.asarray(x)).argmax(1).numpy() == kinds).mean() > 0.9
-    if one_signed:
-        for weight, sign in zip(net.weights[1:], net.kept, strict=True):
-            assert (weight * sign >= 0).all()
+        net.step(x, torch.eye(3)[kinds])
+    moved = [not torch.equal(*pair) for pair in zip(before, net.weights, strict=True)]
+    assert moved == [rule != "frozen", rule != "frozen", True], "the last layer always"
+    assert (net.forward(x).argmax(1) == kinds).float().mean() > (0.7 if rule == "frozen" else 0.9)
+    kept = {"free": (), "one-signed": getattr(net, "kept", ()), "vectors": (1, 1)}[network]
+    signed = [weight * sign for weight, sign in zip(net.weights[1:], kept, strict=False)]
+    assert all((one >= 0).all() for one in signed)
+    assert not signed or rule == "frozen" or any((one == 0).any() for one in signed), "some were put back"
 
 
 @pytest.mark.oracle
@@ -174,12 +173,3 @@ def test_the_vector_rule_is_what_came_in_times_the_error_where_the_gate_is_open(
         torch.testing.assert_close(ours, torch.einsum(by_hand, y, gate, error), rtol=0, atol=1e-14)
         y = (net.sums[n] * gate[:, :, None]).detach()
         assert weight.shape == ours.shape
-
-
-def test_a_step_keeps_weights_from_going_below_zero():
-    net, (x, target) = network("vector", VectorPerceptron, rate=1.0), batch()
-    before = [weight.detach().clone() for weight in net.weights]
-    net.step(x, target)
-    for n, (was, weight) in enumerate(zip(before, net.weights, strict=True)):
-        assert not torch.equal(was, weight)
-        assert n == 0 or weight.min() == 0
