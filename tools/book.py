@@ -190,6 +190,7 @@ def page(nb, path, banner=None):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     nb.cells = joined(figure_first(nb.cells))
+    nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # cells with ! and %
     if banner:  # under the first screen's figure
         place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
         nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
