@@ -36,31 +36,26 @@ def facts(device: str = "cpu") -> dict:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True).stdout.split()[:1]
         gpu = {"memory": gpu.total_memory, "driver": driver, "cuda": torch.version.cuda}
-    found = {
-        "machine": machine.slug(device),
-        "device": machine.name(device),
-        "cpu": machine.name(),
-        "flags": machine.flags(),
-        "gpu": gpu,
-    }
-    found |= {"threads": torch.get_num_threads(), "os": platform.platform(), "versions": machine.versions()}
-    found |= {"torch_kernels": torch.backends.cpu.get_cpu_capability(), "blas": blas}
-    return found | {"forced": forced, "command": command}
+    return {
+        "machine": machine.slug(device), "device": machine.name(device), "cpu": machine.name(),
+        "flags": machine.flags(), "gpu": gpu, "threads": torch.get_num_threads(), "os": platform.platform(),
+        "versions": machine.versions(), "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+        "blas": blas, "forced": forced, "command": command,
+    }  # fmt: skip
 
 
 def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
     """Writes a record, without empty columns, to ``folder/<machine>/<benchmark>.csv``, named by its
     provenance, and returns the path. ValueError for an infinite number.
     """
-    path, table, long = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, []
+    path, table, beside = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, {}
     for name in frame:
         texts = [_text(value, name in ROUNDED) for value in frame[name]]
-        lists = {n: texts[n] for n, value in enumerate(frame[name]) if isinstance(value, list)}
-        moved = {n: text for n, text in lists.items() if text[1] in "[{" or len(text) > LONG}
-        if moved:
-            lines = ",\n".join(f'"{n}": {text}' for n, text in moved.items())
-            long.append(f"{_json(name)}: {{\n{lines}}}")
-        if any(texts := ["" if n in moved else text for n, text in enumerate(texts)]):
+        long = {n: text for n, text in enumerate(texts) if isinstance(frame[name].iat[n], list)
+                and (text[1] in "[{" or len(text) > LONG)}  # fmt: skip
+        if long:
+            beside[name] = ",\n".join(f'"{n}": {text}' for n, text in long.items())
+        if any(texts := ["" if n in long else text for n, text in enumerate(texts)]):
             table[name] = texts
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -68,7 +63,7 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
     path.with_suffix(".json").unlink(missing_ok=True)
-    if text := ",\n".join(long):
+    if text := ",\n".join(f"{_json(name)}: {{\n{lines}}}" for name, lines in beside.items()):
         path.with_suffix(".json").write_text(f"{{{text}}}\n", encoding="utf-8")
     return path
 
