@@ -106,7 +106,7 @@ def throughput(size, device):
     """Seconds for a gradient, of four processes, one row for each server and speed of the workers.
 
     A worker sleeps, in place of a device that computes, and then computes the gradient of a small network.
-    The floor is what the sleeping alone takes. Results: how stale each worker's gradients were, in the mean.
+    The floor is what the sleeping alone takes.
     """
     random = np.random.default_rng(0)
     problem = Perceptron(random.random((512, 784), np.float32), random.integers(10, size=512))
@@ -120,9 +120,8 @@ def throughput(size, device):
             run = workers.train(server, problem, size.gradients, pauses, timeout=300.0)
             # In blocks of as many as four workers, one slow by 5×, bring in its time.
             ends = [0.0, *(span.end for span in run.spans)][::16]
-            late = [[span.staleness for span in run.spans if span.worker == n] for n in range(len(pauses))]
             row = {"server": name, "workers": speeds, "pause": size.pause} | summary(np.diff(ends) / 16)
-            yield row | {"floor": floor, "mean_staleness": [float(np.mean(some or [0])) for some in late]}
+            yield row | {"floor": floor}
 
 
 context = one_thread

@@ -5,13 +5,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 import torch
 
 from benchmarks import provenance, quiet
 from conftest import ROOT
-from ed_lib import gates, machine, roofline
+from ed_lib import gates, machine, records, roofline
+from tools import notebooks, status
 
 
 def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or_folder(monkeypatch):
@@ -84,3 +86,15 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
         assert (provenance.code_hash(["benchmarks.b"], tmp_path) != before) == changes, name
         (tmp_path / name).write_text(SOURCES[name])
     assert provenance.code_hash(["benchmarks.b"], tmp_path, "a cell") != before
+
+
+def test_status_lists_what_other_code_has_made(monkeypatch):
+    record = pd.DataFrame({"table": ["a", "b", "b"]})
+    record.attrs = {"code": {"a": "now", "b": "old"}, "date": "2026-11-26"}
+    monkeypatch.setattr(provenance, "code_hash", lambda names: "now")
+    monkeypatch.setattr(records, "by_machine", lambda name: {"m": record} if name == "ed" else {})
+    assert [*status.tables()] == [("ed, b (m)", "2026-11-26")]
+    monkeypatch.setattr(notebooks, "fingerprint", lambda nb: nb.metadata.ed_lib.code)
+    assert [*status.chapters()] == []
+    monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "other")
+    assert [name for name, _ in status.chapters()] == [path.as_posix() for path in notebooks.chapters()]
