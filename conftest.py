@@ -13,7 +13,7 @@ from ed_lib import arrays
 
 ROOT = Path(__file__).resolve().parent
 
-LONG = """test_pages test_benchmarks amp_in_practice mixed_precision test_training language_model test_sharded
+LONG = """test_pages test_benchmarks amp_in_practice mixed_precision language_model test_sharded
     training_in_eight_bits why_it_learns test_checkpoints when_it_does_not_fit test_launcher""".split()
 
 # The same examples on every run, and no deadline, since a machine may be busy.

@@ -104,17 +104,10 @@ def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> No
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as it is."""
-    training = model.training
+    training, right = model.training, torch.zeros((), dtype=torch.int64, device=labels.device)
     model.eval()
-    right = int(correct(model, images, labels))
-    model.train(training)
-    return right / len(images)
-
-
-def correct(net: Callable, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """How many of the samples x (N, …) the function ``net`` gives their class y (N,): one int64."""
-    right = torch.zeros((), dtype=torch.int64, device=y.device)
     with torch.no_grad():
-        for inputs, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            right += (net(inputs).argmax(dim=1) == labels).sum()  # (chunk, classes) → (chunk,) → ()
-    return right
+        for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
+            right += (model(x).argmax(dim=1) == y).sum()  # (chunk, classes) → (chunk,) → ()
+    model.train(training)
+    return int(right) / len(images)
