@@ -38,7 +38,7 @@ def test_training_is_the_loop_written_out(digits, loss_function):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    assert history.loss == losses and len(losses) == 2 * 5
+    assert history.loss == losses and len(losses) == 2 * 5 and ours.training
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
     right = (same(test[0]).argmax(1) == test[1]).double().mean().item()
     assert history.accuracy[-1] == pytest.approx(right) and len(history.accuracy) == len(history.seconds) == 3
