@@ -1,42 +1,56 @@
-"""Exercises' checks against wrong answers: 0, NaN, and mutants of each solution."""
+"""Exercises' checks against wrong answers: the stub, 0, None, NaN, up to twelve mutants of each solution."""
 
 import ast
+import contextlib
 import copy
+import io
 import signal
+import symtable
 
 import pytest
 
 from tools import notebooks
 from tools.notebooks import ROOT, code_cells, tags
 
-SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
-SWAPS |= {
-    ast.Lt: ast.GtE,
-    ast.GtE: ast.Lt,
-    ast.Gt: ast.LtE,
-    ast.LtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.USub: ast.UAdd,
+SWAPS = {"Add": ast.Sub, "Sub": ast.Add, "Mult": ast.Div, "Div": ast.Mult, "FloorDiv": ast.Mult}
+SWAPS |= {"Lt": ast.GtE, "GtE": ast.Lt, "Gt": ast.LtE, "LtE": ast.Gt, "Eq": ast.NotEq, "USub": ast.UAdd}
+MUTANTS = 12  # of a solution at most
+SECONDS = 30  # for a statement that an exercise needs of its chapter, and for its solution; a mutant has one
+ANEW = ast.Assign | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # define for sure
+ALIKE = {  # mutants that are as right, by what their line holds, and why
+    "linspace(": "one more point of time",
+    "range(1, T + 2)": "a block longer than the sequence is never better",
+    "EDNetwork(2, 1": "one pair of cells more",
+    "max_epochs=": "one epoch more",
+    "rng.choice(": "both signs are drawn all the same",
+    "return ((0.5, -0.2)": "other numbers of the reader's choice",
+    "range(T + L + 1)": "slots after the last hold nothing to do",
+    "zeros_like(x[1])": "only the shape of a row counts",
 }
-SAME = (
-    "linspace(",
-    "range(1, T + 2)",
-    "EDNetwork(2, 1",
-    "max_epochs=",
-    "rng.choice(",
-    "return ((0.5, -0.2)",
-)  # as right
-SECONDS = 4  # for what an exercise needs of its chapter, and for a check
 
 
-def names(node, kind=ast.expr_context):
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, kind)}
+def symbols(*nodes):
+    """The names that statements need of what stands before them, and those that they define."""
+    text = ast.unparse(ast.Module(list(nodes), []))
+    top, needed = symtable.symtable(text, "cell", "exec"), set()
+    for table in (tables := [top]):
+        tables += table.get_children()
+        wanted = [one for one in table.get_symbols() if one.is_referenced()]
+        needed |= {one.get_name() for one in wanted if table is top or one.is_global()}
+    return needed, {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
 
 
-def defined(node):
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return {node.name} if hasattr(node, "name") else names(node, ast.Store)
+def behind(wanted, before):
+    """The statements that define these names, and what they need themselves, in order."""
+    found, size = set(), -1
+    while size < len(found):  # once more for what functions need that is defined after them
+        size = len(found)
+        for place, node in reversed([*enumerate(before)]):
+            needs, makes = symbols(node)
+            if wanted & makes:
+                found.add(place)
+                wanted = (wanted - makes if isinstance(node, ANEW) else wanted) | needs
+    return [before[place] for place in sorted(found)]
 
 
 def exercises():
@@ -54,52 +68,51 @@ def exercises():
 
 
 def mutants(body):
-    """The statements with one operation, or one whole number by one, changed."""
+    """The statements with one operation, or one whole number by one, changed: at most MUTANTS of them."""
+    found = []
     for place, node in enumerate(ast.walk(tree := ast.Module(body, []))):
         at = [*ast.walk(new := copy.deepcopy(tree))][place]
-        if type(getattr(node, "op", None)) in SWAPS:
-            at.op = SWAPS[type(node.op)]()
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            at.ops[0] = SWAPS[type(node.ops[0])]()
+        if type(getattr(node, "op", None)).__name__ in SWAPS:
+            at.op = SWAPS[type(node.op).__name__]()
+        elif isinstance(node, ast.Compare) and type(node.ops[0]).__name__ in SWAPS:
+            at.ops[0] = SWAPS[type(node.ops[0]).__name__]()
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             at.value += 1
         else:
             continue
-        yield ast.fix_missing_locations(new)
+        found.append(ast.fix_missing_locations(new))
+    return found[:: -(-len(found) // MUTANTS)] if found else []
 
 
-def works(function, *arguments):
-    """Whether it comes to its end, in time."""
+def said(function, *arguments, seconds=SECONDS):
+    """What it prints; an error's name where it fails, or takes too long."""
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        function(*arguments)
-        return True
-    except (Exception, KeyboardInterrupt):
-        return False
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            function(*arguments)
+        return out.getvalue()
+    except (Exception, KeyboardInterrupt) as error:
+        return repr(error)
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path, before, check, solution", exercises())
 def test_a_check_fails_what_is_wrong(path, before, check, solution, monkeypatch):
-    used, needed, chapter = set().union(*map(names, check + solution)), [], {}
-    for node in reversed(before):
-        if used & defined(node):
-            used, needed = used | names(node), [node, *needed]
-    *_, function = check = copy.deepcopy(check)
-    function.decorator_list, name = [], solution[-1].name
-    monkeypatch.chdir((ROOT / path).parent)
-    run = lambda tree: exec(compile(tree, "chapter", "exec"), chapter)  # noqa: E731
+    chapter, needed = {}, behind(symbols(*check, *solution)[0], before)
+    monkeypatch.chdir((ROOT / path).parent), monkeypatch.setenv("KERAS_BACKEND", "torch")
+    name, by = solution[-1].name, check[-1].name
+    run = lambda tree: said(exec, compile(tree, "chapter", "exec"), chapter)  # noqa: E731
     for node in [*needed, *check, *solution]:
-        works(run, ast.Module([node], []))
-    passes = lambda answer: works(chapter[function.name], answer)  # noqa: E731
-    if name not in chapter or function.name not in chapter or not passes(chapter[name]):
-        pytest.skip("it needs more of its chapter, or longer")
-    wrong = [number for number in (0, float("nan")) if passes(lambda *_, n=number, **__: n)]
+        run(ast.Module([node], []))
+    passes = lambda answer, **of: "solved" in said(chapter[by], answer, **of)  # noqa: E731
+    if name not in chapter or by not in chapter or not passes(chapter[name]):
+        pytest.fail(f"it needs more of its chapter: {by in chapter and said(chapter[by], chapter.get(name))}")
+    wrong = [n for n in (..., 0, None, float("nan")) if passes(lambda *_, n=n, **__: n)]
     for mutant in mutants(solution):
-        if works(run, mutant) and passes(chapter[name]):
+        if not run(mutant) and passes(chapter[name], seconds=1):
             right, text = (ast.unparse(tree).split("\n") for tree in (ast.Module(solution, []), mutant))
-            wrong += [line for line in text if line not in right and not any(same in line for same in SAME)]
+            changed = [line for line in text if line not in right]
+            wrong += [line for line in changed if not any(like in line for like in ALIKE)]
     assert wrong == []
