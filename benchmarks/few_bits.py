@@ -16,7 +16,6 @@ from benchmarks.harness import REHEARSAL, Training, one_thread, runs
 from ed_lib import data, timing
 from ed_lib.ed import language
 from ed_lib.ed.language import Transformer
-from ed_lib.precision.eight_bit_adam import Adam8bit
 from ed_lib.precision.low_bit_training import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
@@ -37,6 +36,7 @@ CASES = (
     }
 )
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
+SMALL = 4096  # parameters of fewer numbers keep averages in float32, as in bitsandbytes and torchao
 STATES = {  # how Adam's averages are kept
     "float32": None,
     "dynamic, blocks of 2048": {},
@@ -45,6 +45,7 @@ STATES = {  # how Adam's averages are kept
 }
 SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"
 LOSS_SCALE = 2.0**12
+AVERAGES = "mean", "square"  # of gradients
 BETAS = (0.9, 0.99)  # as the network's own
 RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
 
@@ -135,11 +136,72 @@ def scaled_step(net, x, target, scale=LOSS_SCALE):
     return loss.item()
 
 
+class Adam8bit(torch.optim.Optimizer):
+    """``torch.optim.Adam`` with averages of eight bits: 2 bytes a weight in place of 8 (T. Dettmers and
+    others, 2021, arXiv 2110.02861). kind: of the codes, as :func:`numbers` has them; block: so many
+    neighbours share a scale, the largest magnitude among them; None: a whole parameter does.
+    """
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, kind="dynamic", block=2048):
+        self.block, self.tables = block, (numbers(kind, True), numbers(kind, False))
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps))
+
+    @torch.no_grad()
+    def step(self):
+        """Each weight by Adam's formula; the averages are float32 only while they are at work."""
+        for group in self.param_groups:
+            for p in [p for p in group["params"] if p.grad is not None]:
+                self.move(p, p.grad, self.state[p], **group)
+
+    def move(self, p, g, state, lr, betas, eps, **_):
+        """One step of a parameter with the gradient g."""
+        n, averages = state.get("step", 0) + 1, []
+        state["step"] = n
+        for key, table, beta, new in zip(AVERAGES, self.tables, betas, (g, g**2), strict=True):
+            table, kept = table.to(p.device), [*state.get(key, [torch.zeros_like(p)])]
+            before = kept[0] if len(kept) == 1 else decode(*kept, table, p)
+            average = beta * before + (1 - beta) * new
+            state[key] = encode(average, table, self.block or p.numel()) if p.numel() >= SMALL else (average,)
+            averages.append(average / (1 - beta**n))
+        mean, square = averages
+        p.sub_(lr * mean / (square.sqrt() + eps))
+
+
+def numbers(kind, signed):
+    """What the 256 codes stand for, ascending, float32 (256,). "linear": evenly spaced. "dynamic": half of
+    them between 0.1 and 1, half of the rest in the decade below, and so on down to 10⁻⁷; and 0 and 1.
+    """
+    if kind == "linear":
+        return torch.arange(-127, 129) / 127 if signed else torch.arange(256) / 255
+    found = [torch.tensor([0.0, 1.0])]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (6 - decade + (not signed)) + 1)
+        middles = 10.0**-decade * (edges[1:] + edges[:-1]) / 2
+        found += [middles, -middles] if signed else [middles]
+    return torch.cat(found).sort().values
+
+
+def encode(x, table, block):
+    """x of n numbers → the nearest codes, uint8 (blocks, block), filled up with 0, and scales (blocks,). NaN
+    counts as 0 and infinity as the largest number, so that they do not reach their neighbours.
+    """
+    rows = F.pad(x.flatten().nan_to_num(), (0, -x.numel() % block)).view(-1, block)
+    scale = rows.abs().amax(1)  # (blocks,)
+    middles = (table[1:] + table[:-1]) / 2  # from here on the next code is nearer
+    share = rows / scale.clamp(min=1e-38)[:, None]  # −1 to 1
+    return torch.bucketize(share, middles, right=True).to(torch.uint8), scale
+
+
+def decode(codes, scale, table, like):
+    """The numbers of :func:`encode`'s codes, in the shape of ``like``."""
+    return (table[codes.int()] * scale[:, None]).flatten()[: like.numel()].view(like.shape)
+
+
 def bytes_of(optimizer):
     """Of the averages that it keeps."""
-    if isinstance(optimizer, Adam8bit):
-        return optimizer.bytes()
-    return sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    keys = AVERAGES if isinstance(optimizer, Adam8bit) else ("exp_avg", "exp_avg_sq")
+    kept = (state[key] for state in optimizer.state.values() for key in keys)
+    return sum(t.nbytes for each in kept for t in (each if isinstance(each, tuple) else [each]))
 
 
 context = one_thread

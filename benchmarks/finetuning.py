@@ -72,7 +72,7 @@ def step_flops(size, train):
     for epoch in range(size.epochs):
         for some in data.batches(len(train.labels), size.batch, seed=epoch):
             longest = max(len(train.tokens[row]) for row in some)
-            yield sum(encoder_flops(sizes, longest, len(some)))
+            yield encoder_flops(sizes, longest, len(some))
 
 
 ceilings = formats.ceilings

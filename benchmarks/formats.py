@@ -9,14 +9,13 @@ from functools import partial
 import torch
 
 from ed_lib import roofline, timing
-from ed_lib.precision import fp8
 
 
 @dataclass(frozen=True)
 class Format:
     """A format of training. ``rate``: whose products it makes, for the floor; ``tolerance``: the relative
     deviation from float64 that it explains; ``float32``: how products of float32 numbers are made, "ieee" or
-    "tf32"; ``context``: of the forward pass; ``fp8``: whether linear layers multiply in FP8.
+    "tf32"; ``context``: of the forward pass.
     """
 
     name: str
@@ -25,7 +24,6 @@ class Format:
     float32: str = "ieee"
     context: Callable = contextlib.nullcontext
     scaler: Callable = lambda: None
-    fp8: bool = False
 
 
 def formats(device):
@@ -40,8 +38,6 @@ def formats(device):
     if kind == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
         found += [Format("bfloat16", "bfloat16", 5e-2, context=bfloat16)]
     found.append(Format("float16", "float16", 1e-2, context=float16, scaler=scaler))
-    if fp8.in_hardware(device):
-        found += [Format("fp8", "fp8", 5e-1, context=bfloat16, fp8=True)]
     return found
 
 
@@ -86,11 +82,7 @@ def product_seconds(form, n, device):
     draw = torch.Generator(device).manual_seed(n)
     a, b = (torch.randn(n, n, generator=draw, device=device) for _ in range(2))
     set_float32(form.float32)
-    call = partial(torch.mm, a, b)
-    if form.fp8:
-        x, y = fp8.to_float8(a), fp8.to_float8(b.t().contiguous())
-        call = partial(fp8.product, x, y, torch.bfloat16, fast=True)
-    return timing.measure(call, min_seconds=0.2).q1
+    return timing.measure(partial(torch.mm, a, b), min_seconds=0.2).q1
 
 
 def deviation(found, right):

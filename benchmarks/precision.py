@@ -2,8 +2,7 @@
 
 Each step is first compared with float64, by its loss and its gradients; what deviates by more than its format
 explains is not timed. All formats of one case take turns. float32 is computed as such; TF32, on a GPU, is a
-format of its own. Optimizers are fused in every format. FP8 is there where the GPU multiplies it, and what is
-no linear layer is then in bfloat16.
+format of its own. Optimizers are fused in every format.
 """
 
 import copy
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks import formats, harness
 from ed_lib import models, training
-from ed_lib.precision import fp8, memory
+from ed_lib.precision import memory
 
 CHUNK = 64  # samples that go through the reference at a time
 RATE = 1e-12  # so that repetitions leave the network as it was
@@ -49,7 +48,7 @@ TINY = Size(
 @dataclass(frozen=True)
 class Subject:
     """A network to be trained. ``shape``: of a sample, which is numbers, or words of so many; ``flops(n)`` →
-    those of a step in layers that FP8 has, and in the others; ``without``: formats left out.
+    those of a step; ``without``: formats left out.
     """
 
     name: str
@@ -75,35 +74,33 @@ class Subject:
 
 
 def subjects(size, device):
-    """[(subject, its batches)]: FP8 has no convolutions; a CPU takes half a minute for BERT in float16."""
+    """[(subject, its batches)]; a CPU takes half a minute for BERT in float16."""
     bert, widths, slow = size.bert, size.widths, ("float16",) if device == "cpu" else ()
     make, flops = partial(models.Encoder, **bert), partial(encoder_flops, bert, size.tokens)
     encoder = Subject("encoder", make, (size.tokens,), flops, "AdamW", slow, bert["vocabulary"])
     mlp = Subject("MLP", partial(models.mlp, widths), widths[:1], partial(mlp_flops, widths))
-    lenet = Subject("LeNet", models.lenet, (1, 28, 28), lenet_flops, without=("fp8",))
+    lenet = Subject("LeNet", models.lenet, (1, 28, 28), lenet_flops)
     return [(encoder, size.encoder), (mlp, size.mlp), (lenet, size.lenet)]
 
 
 def mlp_flops(widths, n):
-    """(in layers that FP8 has, in others) of a step on n samples; the first has no gradient of its input."""
-    found = [0, 0]
-    for layer, (K, N) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
-        found[bool(K % fp8.MULTIPLE or N % fp8.MULTIPLE)] += (2 if layer == 0 else 3) * 2 * n * K * N
-    return tuple(found)
+    """Of a step on n samples; the first layer has no gradient of its input."""
+    products = [K * N for K, N in zip(widths[:-1], widths[1:], strict=True)]
+    return 2 * n * (3 * sum(products) - products[0])
 
 
 def lenet_flops(n):
-    """(0, FLOPs) of a step on n images: each number of an output is a sum of as many products as it has."""
+    """Of a step on n images: each number of an output is a sum of as many products as it has."""
     first, second = 20 * 26 * 26 * 3 * 3, 50 * 9 * 9 * 20 * 5 * 5
-    return 0, n * (2 * 2 * first + 3 * 2 * (second + 800 * 128 + 128 * 10))
+    return n * (2 * 2 * first + 3 * 2 * (second + 800 * 128 + 128 * 10))
 
 
 def encoder_flops(sizes, tokens, n):
-    """(in linear layers, in attention and the head) of a step on n sentences of those tokens."""
+    """Of a step on n sentences of those tokens."""
     L, H, T = sizes["layers"], sizes["hidden"], tokens
     linear = L * T * (3 + 1 + 4 + 4) * H**2 + H**2  # multiplications a sentence, the pooler's last
     attention = L * 2 * T**2 * H
-    return 6 * n * linear, 6 * n * (attention + H * sizes["classes"])
+    return 6 * n * (linear + attention + H * sizes["classes"])
 
 
 def training_step(size, device):
@@ -143,15 +140,12 @@ class Run:
     def __init__(self, subject, form, model, device):
         self.subject, self.form, self.scaler = subject, form, form.scaler()
         self.model = copy.deepcopy(model).to(device)
-        if form.fp8:
-            fp8.use_float8(self.model)
         self.optimizer = getattr(torch.optim, subject.optimizer)(self.model.parameters(), RATE, fused=True)
 
     def version(self, batch, exact):
         """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
         form, n = self.form, len(batch[0])
-        linear, others = self.subject.flops(n)
-        flops = {"fp8": linear, "bfloat16": others} if form.fp8 else {form.rate: linear + others}
+        flops = {form.rate: self.subject.flops(n)}
         cost = self.subject.step_bytes(sum(p.numel() for p in self.model.parameters())), flops
         case = {"model": self.subject.name, "format": form.name, "batch": n, "how": "eager"}
         error, call = self.deviation(*batch, exact), partial(self.step, *batch)

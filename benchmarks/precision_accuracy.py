@@ -19,8 +19,10 @@ from torch.nn.utils import prune
 from benchmarks.formats import deviation
 from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
-from ed_lib.precision import autocasting, compression, fp8
-from ed_lib.precision.quantization import quantize_model, stored_bytes, unpacked
+from ed_lib.precision import autocasting
+from ed_lib.precision.compression import keep_filters
+from ed_lib.precision.low_bit_training import RECIPES, Product, low_bits
+from ed_lib.precision.quantization import Quantized, dequantize, quantize_model, stored_bytes
 from ed_lib.precision.scaler import GradScaler
 
 
@@ -33,12 +35,21 @@ class Format:
     change: Callable = lambda model: None
 
 
+def eight_bits(model):
+    """Makes the products of linear layers, but for the last, those of a recipe of eight bits, in place."""
+    mode = low_bits(RECIPES["hybrid, per tensor"], {})
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and layer.out_features % 16 == 0:
+            product = lambda x, w=layer, name=name: Product.apply(x, w.weight.t(), mode, name) + w.bias  # noqa: E731
+            layer.forward = product
+
+
 BFLOAT16 = partial(autocasting.autocast, torch.bfloat16)
 FORMATS = {
     "float32": Format(),
     "float16": Format(autocasting.autocast, partial(GradScaler, "cpu")),
     "bfloat16": Format(BFLOAT16),
-    "fp8": Format(change=fp8.use_float8),  # what is no linear layer is in float32
+    "fp8": Format(change=eight_bits),  # what is no linear layer is in float32
     # Without masters: all parameters and gradients in few bits, and no others; and without scaling.
     "float16 alone": Format(autocasting.autocast, change=lambda model: model.half()),
     "bfloat16 alone": Format(BFLOAT16, change=lambda model: model.bfloat16()),
@@ -165,6 +176,15 @@ def pruned_gradually(amount, seed, base, size):
     return net
 
 
+def unpacked(model):
+    """A copy whose quantized layers are ordinary again, with the numbers of their codes for weights."""
+    model = copy.deepcopy(model)
+    for name, module in [(n, m) for n, m in model.named_modules() if isinstance(m, Quantized)]:
+        module.layer.weight = nn.Parameter(dequantize(module.codes(), module.scale))
+        model.set_submodule(name, module.layer)
+    return model
+
+
 def weights_of(net):
     return [(layer, "weight") for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
 
@@ -185,9 +205,12 @@ def cubic(step, steps, end):
 
 def fewer_filters(amount, seed, base, size):
     """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
-    keep = {name: compression.strongest(base.get_submodule(name).weight, amount) for name in LAYERS}
-    small = tuned(compression.keep_filters(base, keep), seed, size)
-    fresh = compression.keep_filters(models.lenet(100 + seed), keep)
+    keep = {}
+    for name in LAYERS:
+        norms = base.get_submodule(name).weight.detach().flatten(1).norm(dim=1)  # (n, …) → (n,)
+        keep[name] = norms.topk(len(norms) - round(amount * len(norms))).indices.sort().values
+    small = tuned(keep_filters(base, keep), seed, size)
+    fresh = keep_filters(models.lenet(100 + seed), keep)
     return {
         "trained on": small,
         "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),

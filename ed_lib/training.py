@@ -70,7 +70,7 @@ def train(
 
     images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the accuracy.
     context(): what a step's forward pass and loss run in, such as ``torch.autocast("cpu")``. scaler: like
-    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or a MasterWeights.
+    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or like it.
     """
     if len(images) != len(labels):
         raise ValueError(f"there are {len(images)} images and {len(labels)} labels; wanted a label for each")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ed_lib import check
 
@@ -72,13 +73,12 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        inputs = [t.dtype for t in _tensors([args, kwargs]) if _eligible(t)]
+        inputs = [t.dtype for t in pytree.tree_leaves([args, kwargs]) if _eligible(t)]
         if name in OPAQUE and inputs:
             raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
         kind = CLASSES.get(name, "follows") if inputs else "follows"
         if kind == "banned":
-            came = "binary_cross_entropy has gradients up to 1 / (1 − p), too large for few bits"
-            raise RuntimeError(f"{came}; wanted binary_cross_entropy_with_logits, on the sigmoid's input")
+            raise RuntimeError(f"{name}'s gradient does not fit; wanted binary_cross_entropy_with_logits")
         left = kwargs.get("out") is not None or kwargs.get("dtype") is not None
         left |= kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
         if kind == "follows" or left or (kind == "widest" and torch.float32 not in inputs):
@@ -90,7 +90,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     def product(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """A product with all its tensors in ``dtype``."""
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
-        if any(t.device.type != "cpu" for t in _tensors([args, kwargs])):
+        if any(t.device.type != "cpu" for t in pytree.tree_leaves([args, kwargs]) if torch.is_tensor(t)):
             return func(*args, **kwargs)  # a device that has such products
         return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), self.dtype)
 
@@ -99,19 +99,6 @@ def _eligible(value):
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float32, *DTYPES)
 
 
-def _tensors(value):
-    """All tensors in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
-
-
 def _cast(value, dtype):
     """The same nested lists, tuples and dicts, with each eligible tensor in another dtype."""
-    if isinstance(value, dict):
-        return {key: _cast(v, dtype) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(v, dtype) for v in value)
-    return value.to(dtype) if _eligible(value) else value
+    return pytree.tree_map(lambda each: each.to(dtype) if _eligible(each) else each, value)

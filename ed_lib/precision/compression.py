@@ -10,20 +10,6 @@ from torch import Tensor, nn
 from ed_lib.precision.quantization import LAYERS
 
 
-def strongest(weight: Tensor, amount: float) -> Tensor:
-    """The rising indices, int64, of the rows of a weight (n, …) that stay: all but so many of least norm.
-
-    ValueError for an amount that is not from 0 to 1 or leaves none, and for NaN and infinity.
-    """
-    if not 0 <= amount <= 1 or not torch.isfinite(weight).all():  # NaN has no place in an order
-        raise ValueError(f"amount is {amount}, or weight holds NaN or infinity; wanted 0 to 1, and numbers")
-    stay = len(weight) - round(amount * len(weight))
-    if not stay:
-        raise ValueError(f"amount is {amount}: of {len(weight)} filters none would stay; wanted less")
-    norms = weight.detach().flatten(1).norm(dim=1)  # (n, …) → (n,)
-    return torch.topk(norms, stay).indices.sort().values
-
-
 def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -> nn.Sequential:
     """A smaller model with only some filters or neurons in some layers of an ``nn.Sequential``.
 
@@ -37,7 +23,7 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
     for name, indices in keep.items():
         if name not in [*layers][:-1]:  # the last layer's outputs are the model's
             raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join([*layers][:-1])}")
-        width, some = len(layers[name].weight), torch.as_tensor(indices).tolist()
+        width, some = len(layers[name].weight), [int(n) for n in indices]
         if not some or sorted(set(some) & set(range(width))) != sorted(some):
             raise ValueError(f"keep[{name!r}] is {some}; wanted some of 0 to {width - 1}, each once")
     before, of = None, 0  # the outputs of the layer before that stay, and how many it had

@@ -1,17 +1,16 @@
 """Where the memory of a training step goes: counted in bytes, tensor by tensor.
 
-Half the bits do not halve the memory. What stays from step to step (parameters, masters, optimizer) and what
-the forward pass leaves for the backward pass (activations, casts) are counted apart, since lower precision
-changes the one and the other differently.
+Half the bits do not halve the memory. What stays from step to step (parameters, optimizer) and what the
+forward pass leaves for the backward pass (activations, casts) are counted apart: lower precision changes them
+differently.
 """
 
 import weakref
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -20,7 +19,6 @@ class Memory:
     """Bytes. What several tensors share, as views do, is counted once, in the first place that it fits."""
 
     parameters: int  # the model's, and its buffers
-    masters: int  # the optimizer's float32 copies of parameters
     gradients: int  # at the end of the backward pass
     optimizer: int  # its state, such as Adam's two averages
     inputs: int  # what the step is given
@@ -33,11 +31,11 @@ class Memory:
         return sum(astuple(self))
 
 
-def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tensor) -> Memory:
+def account(model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable, *inputs: Tensor) -> Memory:
     """Makes one training step of ``model`` with the loss ``run(*inputs)``, and counts its bytes.
 
-    optimizer: torch's, or a MasterWeights. The step is not scaled, and it changes the parameters. What is
-    kept by other means than autograd's is not seen, such as what checkpointing keeps.
+    The step is not scaled, and it changes the parameters. What is kept by other means than autograd's is not
+    seen, such as what checkpointing keeps.
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]
@@ -45,21 +43,22 @@ def account(model: nn.Module, optimizer: Any, run: Callable, *inputs: torch.Tens
     casts = _Casts(own)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor), casts:
         loss = run(*inputs)
-    saved = _storages((k.tensor for k in kept), without=_storages([*own, *inputs]))  # nor what was dropped
-    made = casts.made.keys() & saved.keys()
+    saved = _storages(k.tensor for k in kept)
+    for storage in _storages([*own, *inputs]):  # which are counted by themselves
+        saved.pop(storage, None)
+    made = sum(saved[storage] for storage in casts.made.keys() & saved.keys())
     del casts
     loss.backward()
-    gradients = _storages(p.grad for p in own if p.grad is not None)
+    gradients = sum(_storages(p.grad for p in own if p.grad is not None).values())
     optimizer.step()
     state = [value for values in optimizer.state.values() for value in values.values()]
     return Memory(
         parameters=sum(_storages(own).values()),
-        masters=sum(_storages(getattr(optimizer, "masters", []), without=_storages(own)).values()),
-        gradients=sum(gradients.values()),
-        optimizer=sum(_storages(value for value in state if isinstance(value, torch.Tensor)).values()),
+        gradients=gradients,
+        optimizer=sum(_storages(value for value in state if isinstance(value, Tensor)).values()),
         inputs=sum(x.nbytes for x in inputs),
-        activations=sum(size for storage, size in saved.items() if storage not in made),
-        casts=sum(saved[storage] for storage in made),
+        activations=sum(saved.values()) - made,
+        casts=made,
     )
 
 
@@ -86,8 +85,7 @@ class _Casts(TorchDispatchMode):
         return result
 
 
-def _storages(tensors, without=()):
+def _storages(tensors):
     """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
     storages = ((tensor.device, tensor.untyped_storage()) for tensor in tensors)
-    found = {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}
-    return {storage: size for storage, size in found.items() if storage not in without}
+    return {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}

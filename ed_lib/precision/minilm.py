@@ -6,35 +6,27 @@ sentence-transformers project. T tokens a sentence or pair, cut at the model's 5
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ed_lib import data, training
+from ed_lib import check, data, training
 from ed_lib.models import Encoder
 
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
 EPS = 1e-12  # of BERT's layer norms
-IGNORED = "embeddings.position_ids"  # 0, 1, 2, …: no weights
 NAMES = {  # {our module: theirs, which are joined in it}
-    "tokens": "embeddings.word_embeddings",
-    "positions": "embeddings.position_embeddings",
-    "segments": "embeddings.token_type_embeddings",
-    "norm": "embeddings.LayerNorm",
-    "pooler": "pooler.dense",
-    "queries_keys_values": "attention.self.query attention.self.key attention.self.value",  # in each layer
-    "out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "wide": "intermediate.dense",
-    "narrow": "output.dense",
-    "norm2": "output.LayerNorm",
-}
+    "tokens": "embeddings.word_embeddings", "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings", "norm": "embeddings.LayerNorm", "pooler": "pooler.dense",
+    # in each layer
+    "queries_keys_values": "attention.self.query attention.self.key attention.self.value",
+    "out": "attention.output.dense", "norm1": "attention.output.LayerNorm",
+    "wide": "intermediate.dense", "narrow": "output.dense", "norm2": "output.LayerNorm",
+}  # fmt: skip
 
 
 def load(classes: int = 3, seed: int = 0) -> Encoder:
@@ -59,13 +51,11 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
         *layer, module, kind = name.split(".")  # such as layers.0.wide.weight
         inside = f"encoder.layer.{layer[1]}." if layer else ""
         sources[name] = [f"{inside}{each}.{kind}" for each in NAMES[module].split()]
-    if wrong := sorted({each for some in sources.values() for each in some} ^ (theirs.keys() - {IGNORED})):
-        some = f"{', '.join(wrong[:3])} ({len(wrong)} in all)"
-        raise ValueError(f"theirs lacks, or net has no use for, {some}; wanted a BERT's tensors")
+    if wrong := sorted({*sum(sources.values(), [])} ^ (theirs.keys() - {"embeddings.position_ids"})):
+        raise ValueError(f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors")
     joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
     for name, tensor in joined.items():
-        if tensor.shape != (shape := ours[name].shape):
-            raise ValueError(f"{', '.join(sources[name])}: {tuple(tensor.shape)}; wanted {tuple(shape)}")
+        check.shape(", ".join(sources[name]), tuple(tensor.shape), ours[name].shape)
     net.load_state_dict(joined, strict=False)
 
 
@@ -75,23 +65,16 @@ def tokenizer() -> Any:
 
     made = Tokenizer.from_file(str(data.minilm("tokenizer.json")))
     made.no_padding()
-    made.no_truncation()
+    made.enable_truncation(SIZES["positions"])
     return made
 
 
-def encode(
-    tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None, positions: int = 512
-) -> tuple[list[Tensor], list[Tensor]]:
+def encode(tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None) -> tuple[list, list]:
     """Sentences, or pairs of them → (tokens, segments): of each a tensor (T,) of int64; segments are 0 up to
-    the first sentence's end, 1 after it. What has more than ``positions`` tokens is cut, with a warning.
+    the first sentence's end, 1 after it. ValueError for sides that are not equally long.
     """
-    if second is not None and len(first) != len(second):
-        raise ValueError(f"there are {len(first)} first and {len(second)} second sentences; wanted as many")
     found = tokenizer.encode_batch(list(first if second is None else zip(first, second, strict=True)))
-    if cut := sum(len(each.ids) > positions for each in found):
-        warnings.warn(f"{cut} of {len(found)} have more than {positions} tokens and were cut", stacklevel=2)
-    return tuple([torch.tensor(row[:positions]) for row in each]  # type: ignore[return-value]
-                 for each in ([one.ids for one in found], [one.type_ids for one in found]))  # fmt: skip
+    return [torch.tensor(one.ids) for one in found], [torch.tensor(one.type_ids) for one in found]
 
 
 @torch.no_grad()
@@ -99,10 +82,9 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
     """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
     tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
     """
-    like = net.classes.weight
-    found = like.new_empty(len(sentences), net.classes.in_features)
+    found = net.classes.weight.new_empty(len(sentences), net.classes.in_features)
     for rows in alike(sentences, batch):
-        tokens, mask = (each.to(like.device) for each in padded([sentences[n] for n in rows]))  # (B, T) both
+        tokens, mask = (each.to(found.device) for each in padded([sentences[n] for n in rows]))  # (B, T) both
         h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
         found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
     return found
@@ -121,8 +103,7 @@ def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return longest, torch.arange(longest.shape[1]) < lengths[:, None]
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(NamedTuple):
     """N pairs of sentences as numbers: ``tokens`` and ``segments``, tensors (T,) each; ``labels`` (N,)."""
 
     tokens: list[Tensor]
@@ -168,8 +149,7 @@ def finetune(
             loss = F.cross_entropy(net(*inputs), labels)
         before = scaler.get_scale() if scaler else 0
         training.optimizer_step(loss, optimizer, scaler)
-        fell = scaler and scaler.get_scale() < before  # torch's scaler says no more
-        if not getattr(scaler, "skipped", fell):
+        if scaler is None or scaler.get_scale() >= before:  # it falls when a step is skipped
             schedule.step()
         return loss.detach()
 

@@ -35,7 +35,7 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
     largest = rows.abs().amax(1, keepdim=True)  # (C, 1)
     shares = (100, *range(1, 100)) if span == "mse" else (100,)
     scales = [(largest * (share / 100) / _high(bits)).clamp(min=TINY) for share in shares]
-    near = (_on_grid(rows, scale, bits) for scale in scales)
+    near = (dequantize(_codes(rows, scale, bits), scale) for scale in scales)
     errors = torch.stack([(each - rows).square_().sum(1) for each in near])  # (shares, C)
     scale = torch.stack(scales)[errors.argmin(0), torch.arange(len(rows))]  # (C, 1); the first of equals
     return scale.view(-1, *[1] * (weight.dim() - 1))
@@ -44,7 +44,7 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
 def quantize(x: Tensor, scale: Tensor, bits: int) -> Tensor:
     """The codes, int8, of float32 numbers, the first or last one for those outside. ValueError for NaN."""
     _check("x", x)
-    return _rounded(x.detach(), scale).clamp_(-_high(bits), _high(bits)).to(torch.int8)
+    return _codes(x.detach(), scale, bits).to(torch.int8)
 
 
 def dequantize(codes: Tensor, scale: Tensor) -> Tensor:
@@ -56,16 +56,12 @@ def _high(bits):
     return 2 ** (bits - 1) - 1
 
 
-def _rounded(x, scale):
-    return (x * (1 / scale)).round_()  # by a product, as in torch
-
-
-def _on_grid(x, scale, bits):
-    return dequantize(_rounded(x, scale).clamp_(-_high(bits), _high(bits)), scale)  # NaN stays NaN
+def _codes(x, scale, bits):
+    return (x * (1 / scale)).round_().clamp_(-_high(bits), _high(bits))  # by a product, as in torch
 
 
 def _check(name, x):
-    if not x.numel() or not torch.isfinite(x).all():
+    if not (x.numel() and torch.isfinite(x).all()):
         raise ValueError(f"{name} {tuple(x.shape)} is empty, or holds NaN or infinity; wanted numbers")
 
 
@@ -76,8 +72,8 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, bits: int) -> Tensor:
-        ctx.save_for_backward(_rounded(x, scale).abs() <= _high(bits))
-        return _on_grid(x, scale, bits)
+        ctx.save_for_backward((x * (1 / scale)).round_().abs() <= _high(bits))  # those that are not clipped
+        return dequantize(_codes(x, scale, bits), scale)  # NaN stays NaN
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
@@ -91,13 +87,8 @@ class Quantized(nn.Module):
 
     def __init__(self, layer: nn.Module, scale: Tensor, bits: int):
         super().__init__()
-        self.layer, self.scale, self.bits = layer, nn.Buffer(scale), bits
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.bits)  # what is saved besides
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.bits = int(state)
+        self.layer: Any = layer
+        self.scale, self.bits = nn.Buffer(scale), nn.Buffer(torch.tensor(bits))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = StraightThrough.apply(self.layer.weight, self.scale, self.bits)
@@ -105,8 +96,7 @@ class Quantized(nn.Module):
 
     def codes(self) -> Tensor:
         """The codes of the weights: int8, shaped as they are."""
-        weight: Any = self.layer.weight
-        return quantize(weight, self.scale, self.bits)
+        return quantize(self.layer.weight, self.scale, int(self.bits))
 
 
 def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn.Module:
@@ -121,18 +111,6 @@ def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn
         raise ValueError("model has no Conv2d or Linear layer inside, or is quantized; wanted one in float32")
     for name, layer in layers.items():
         model.set_submodule(name, Quantized(layer, choose_scale(layer.weight, bits, span), bits))
-    return model
-
-
-def unpacked(model: nn.Module) -> nn.Module:
-    """A copy whose quantized layers are ordinary again, with the numbers of their codes for weights: how
-    a network that is *stored* in few bits computes in float32.
-    """
-    model = copy.deepcopy(model)
-    for name, module in [(n, m) for n, m in model.named_modules() if isinstance(m, Quantized)]:
-        layer: Any = module.layer
-        layer.weight = nn.Parameter(dequantize(module.codes(), module.scale))
-        model.set_submodule(name, layer)
     return model
 
 
@@ -199,11 +177,11 @@ def stored_bytes(model: Any) -> int:
     """Bytes of a model's parameters: weights in their smallest form, quantized ones as codes with their
     scales of 4 bytes each, all else as it is.
     """
-    layer = model.layer if isinstance(model, Quantized) else model
-    if not isinstance(layer, LAYERS):
+    if isinstance(model, Quantized):
+        bias, few = model.layer.bias, min(sizes(model.codes(), int(model.bits)).values()) + model.scale.nbytes
+    elif isinstance(model, LAYERS):
+        bias, few = model.bias, min(sizes(model.weight, 8 * model.weight.element_size()).values())
+    else:
         inside = sum(p.nbytes for p in model.parameters(recurse=False))
         return inside + sum(stored_bytes(module) for module in model.children())
-    total = 0 if layer.bias is None else layer.bias.nbytes
-    if layer is model:
-        return total + min(sizes(layer.weight, 8 * layer.weight.element_size()).values())
-    return total + model.scale.nbytes + min(sizes(model.codes(), model.bits).values())
+    return few + (0 if bias is None else bias.nbytes)

@@ -5,6 +5,7 @@ larger, by the same factor. If it is too large, some become infinite; then the s
 and others, "Mixed Precision Training" (2018), section 3.2; how the scale moves is as in PyTorch.
 """
 
+import ctypes
 import math
 import warnings
 from collections.abc import Iterable
@@ -23,10 +24,8 @@ class GradScaler:
 
     device: "cuda", which without a GPU disables the scaler, with a warning, or "cpu". A disabled one passes
     all on. Calls in a wrong order raise. What torch's has not: ``skipped`` tells whether the last ``step``
-    was; after STUCK skips in a row, down to a scale of ``smallest``, comes a FloatingPointError.
+    was; after STUCK skips in a row, down to a scale of 2⁻²⁴, comes a FloatingPointError.
     """
-
-    smallest = 2.0**-24
 
     def __init__(
         self, device: str = "cuda", init_scale: float = 2.0**16, growth_factor: float = 2.0,
@@ -41,18 +40,6 @@ class GradScaler:
         self._stage: dict[int, str] = {}  # {optimizer: the last that it had since update()}
         self._finite: dict[int, Any] = {}  # {optimizer: whether its gradients are, on the device or here}
         self._started, self._skips, self.skipped = False, 0, False  # scale() was called; skips in a row
-
-    def adapt(self, overflow: bool) -> None:
-        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
-        state = self._state
-        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
-        if overflow:
-            state["scale"] = _float32(state["scale"] * state["backoff_factor"])
-            state["_growth_tracker"] = 0
-        elif state["_growth_tracker"] == state["growth_interval"]:
-            grown = _float32(state["scale"] * state["growth_factor"])
-            state["scale"] = grown if math.isfinite(grown) else state["scale"]
-            state["_growth_tracker"] = 0
 
     def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at will."""
@@ -75,7 +62,7 @@ class GradScaler:
         self._check_order("unscale_()", optimizer, ("unscale_()", "step()"))
         grads = _gradients(optimizer)
         if any(grad.dtype == torch.float16 for grad in grads):
-            raise ValueError("a gradient is float16, too small once unscaled: step copies (MasterWeights)")
+            raise ValueError("a gradient is float16, too small once unscaled; wanted float32 parameters")
         if (inverse := _float32(1 / (self.get_scale() or 1e-99))) == math.inf:  # torch: 0 · inf = NaN
             raise FloatingPointError(f"the scale fell to {self.get_scale():g}: 1 / scale is inf in float32")
         flags = [(grad.abs().max() < math.inf).to(grads[0].device) for grad in grads]  # False for NaN too
@@ -110,15 +97,27 @@ class GradScaler:
         if new_scale is not None:
             self._state = _checked(self._state | {"scale": new_scale}, "new_scale")
         elif found:
-            self.adapt(overflow=not all(found))
+            self._adapt(overflow=not all(found))
         else:
             raise RuntimeError("update() came with no gradient looked at; wanted step() or unscale_() before")
         self._stage, self._finite = {}, {}
         if found:
             self._skips = 0 if all(found) else self._skips + 1
-        if self._skips >= STUCK and self.get_scale() <= self.smallest:
+        if self._skips >= STUCK and self.get_scale() <= 2.0**-24:
             came = f"{self._skips} updates in a row were skipped, down to a scale of {self.get_scale():g}"
             raise FloatingPointError(f"{came}; look for inf or NaN in inputs, weights and loss")
+
+    def _adapt(self, overflow):
+        """Halves the scale after an overflow, doubles it after ``growth_interval`` steps without one."""
+        state = self._state
+        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
+        if overflow:
+            state["scale"] = _float32(state["scale"] * state["backoff_factor"])
+            state["_growth_tracker"] = 0
+        elif state["_growth_tracker"] == state["growth_interval"]:
+            grown = _float32(state["scale"] * state["growth_factor"])
+            state["scale"] = grown if math.isfinite(grown) else state["scale"]
+            state["_growth_tracker"] = 0
 
     def get_scale(self) -> float:
         """The scale, a number; 1.0 if disabled."""
@@ -145,18 +144,6 @@ class GradScaler:
             raise RuntimeError(f"{call} came after {stage} of this optimizer; wanted update() before")
 
 
-class StaticScaler(GradScaler):
-    """Loss scaling with one ``scale`` that ``update`` never changes, as in the paper's experiments."""
-
-    smallest = math.inf  # there is no other
-
-    def __init__(self, scale: float, device: str = "cuda", enabled: bool = True):
-        super().__init__(device, scale, enabled=enabled)
-
-    def adapt(self, overflow: bool) -> None:
-        """It stays as it is."""
-
-
 def _gradients(optimizer):
     """An optimizer's gradients that hold numbers."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -178,4 +165,4 @@ def _checked(state, name="scale"):
 
 def _float32(number):
     """The number rounded to float32; infinite if it is too large."""
-    return torch.tensor(number, dtype=torch.float64).float().item()
+    return ctypes.c_float(number).value

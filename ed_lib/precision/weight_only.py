@@ -88,17 +88,16 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
     if failed or not matrix.isfinite().all():
         raise ValueError("hessian holds NaN, infinity or a square below 0; wanted one from hessian(inputs)")
     factor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)  # inverse = factorᵀ factor
-    codes, scales, leasts = torch.empty_like(left), [], []
+    codes, kept = torch.empty_like(left), []
     for n in range(weight.shape[1]):
         if n % group == 0:  # a new group: its grid, from what its columns have become by now
             scale, least = grids(left[:, n : n + group].contiguous(), bits, group)  # (O, 1) each
-            scales.append(scale)
-            leasts.append(least)
+            kept.append((scale, least))
         column = left[:, n : n + 1]  # (O, 1)
         code = codes[:, n : n + 1] = encode(column, scale, least, bits)
         error = (column - code * scale - least) / factor[n, n]
         left[:, n:] -= error * factor[n, n:]  # (O, 1) · (I − n,): to the columns to come
-    scale, least = (torch.cat(each, dim=1).float() for each in (scales, leasts))  # (O, I / group) each
+    scale, least = (torch.cat(each, dim=1).float() for each in zip(*kept, strict=True))  # (O, I / group) each
     return FewBits(codes.to(torch.uint8), scale, least, bits)
 
 
@@ -131,13 +130,11 @@ class Linear4(nn.Module):
 
     def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
         super().__init__()
-        if few.bits != 4 or few.group not in (32, 64, 128, 256):
-            raise ValueError(f"few has {few.bits} bits, groups of {few.group}; wanted 4, of 32, 64, 128, 256")
-        if len(few.codes) % 16:
-            raise ValueError(f"few has {len(few.codes)} rows; wanted a multiple of 16")
+        if few.bits != 4 or few.group not in (32, 64, 128, 256) or len(few.codes) % 16:
+            came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
+            raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
         self.group = few.group
-        self.bias = None if bias is None else nn.Buffer(bias)
-        self.factors = None if factors is None else nn.Buffer(factors)
+        self.bias, self.factors = (None if each is None else nn.Buffer(each) for each in (bias, factors))
         self.packed = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1))
         middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
         self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())  # (I / group, O, 2)

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ed_lib.precision.formats import FORMATS, nearest, values
 from ed_lib.precision.low_bit_training import (
@@ -123,6 +122,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_shows(name):
 @pytest.mark.parametrize("name", ["e5m2", "e4m3", "e2m1"])
 def test_finite_numbers_stay_finite_however_small_and_random_ones_in_the_format(name):
     for scale in ("float32", "floor", "ceil"):
+        assert scaled(torch.full((1, 2), 3.4e38), Scaling(name, scale=scale)).isfinite().all()
         found = scaled(torch.tensor([[1e-34, 0.0, -1e-38]]), Scaling(name, scale=scale))
         assert found.isfinite().all() and abs(found[0, 0] - 1e-34) < 2e-35
     drawn = scaled(torch.full((1, 10_000), 0.3), Scaling(name, scale="none", stochastic=True),
@@ -199,15 +199,6 @@ def test_products_are_those_of_the_rounded_matrices(name):
     limit = 0.3 if recipe.g.format == "e2m1" else 0.1
     for found, right in ((y, X @ W), (gx, G @ W.t()), (gw, x.t() @ g)):
         assert (found - right).norm() < limit * right.norm()
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if "delayed" not in name])
-def test_every_tensor_is_on_the_device_of_the_matrix(name):
-    with FakeTensorMode(allow_non_fake_inputs=True):  # such tensors know their device, and have no numbers
-        x, w = torch.ones(2, 128, 128, device="cuda")
-        with low_bits(RECIPES[name], {"w": w}) as mode:
-            assert (x @ w).device == x.device
-        assert [each.device for each in mode.round("w", "g", x)] == [x.device] * 2
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,11 +5,10 @@ import warnings
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ed_lib import data, models
 from ed_lib.precision import minilm
-from ed_lib.precision.scaler import GradScaler, StaticScaler
+from ed_lib.precision.scaler import GradScaler
 
 DATA = pytest.mark.skipif(not os.environ.get("ED_DATA"), reason="no data")
 SMALL = {"layers": 2, "hidden": 12, "heads": 3, "vocabulary": 20, "positions": 9}
@@ -38,7 +37,7 @@ def test_it_is_transformers_encoder(seed):
     theirs, draw = bert(SMALL, seed), torch.Generator().manual_seed(seed)
     net = models.Encoder(**SMALL, eps=minilm.EPS).double()
     classes = net.classes.weight.clone()
-    minilm.load_bert(net, theirs.state_dict() | {minilm.IGNORED: torch.arange(9)})
+    minilm.load_bert(net, theirs.state_dict() | {"embeddings.position_ids": torch.arange(9)})
     assert torch.equal(net.classes.weight, classes), "the classes are not a BERT's"
     net.classes = torch.nn.Identity()
     tokens, mask = minilm.padded([torch.randint(20, (T,), generator=draw) for T in (9, 4, 1, 7)])
@@ -55,9 +54,9 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
     missing = {name: each for name, each in theirs.items() if "pooler" not in name}
     name = "encoder.layer.0.intermediate.dense.weight"
     bad = {
-        r"pooler.dense.bias, pooler.dense.weight \(2 in all\)": missing,
-        r"net has no use for, cls.weight \(1 in all\)": theirs | {"cls.weight": theirs[name]},
-        name + r": \(12, 48\); wanted \(48, 12\)": theirs | {name: theirs[name].T},
+        "pooler.dense.bias, pooler.dense.weight; wanted": missing,
+        "net has no use for, cls.weight; wanted": theirs | {"cls.weight": theirs[name]},
+        name + r" has the shape \(12, 48\); wanted \(48, 12\)": theirs | {name: theirs[name].T},
     }
     for message, each in bad.items():
         with pytest.raises(ValueError, match=message):
@@ -99,15 +98,11 @@ def test_sentences_that_mean_the_same_are_near():
     assert near > 0.5 and far < 0.2
 
 
-def test_what_is_too_long_is_cut_and_said(tokenizer):
-    with pytest.warns(UserWarning, match="1 of 2 have more than 6 tokens and were cut"):
-        tokens, segments = minilm.encode(tokenizer, ["a b c d e f g h", "a"], ["i", "b"], positions=6)
-    assert [len(each) for each in tokens] == [6, 5] == [len(each) for each in segments]
+def test_pairs_have_segments_and_what_is_too_long_is_cut(tokenizer):
+    tokens, segments = minilm.encode(tokenizer, ["a b " * 400, "a"], ["i", "b"])
+    assert [len(each) for each in tokens] == [512, 5] == [len(each) for each in segments]
     assert segments[1].tolist() == [0, 0, 0, 1, 1], "[CLS] a [SEP], then b [SEP]"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        minilm.encode(tokenizer, ["a"], positions=3)
-    with pytest.raises(ValueError, match="there are 1 first and 2 second sentences; wanted as many"):
+    with pytest.raises(ValueError, match="argument 2 is longer than argument 1"):
         minilm.encode(tokenizer, ["a"], ["b", "c"])
 
 
@@ -120,16 +115,6 @@ def test_embeddings_are_means_over_the_tokens_in_the_order_given():
         with torch.no_grad():
             alone = net.hidden(tokens[None])[0].mean(0)  # (T, H) → (H,)
         torch.testing.assert_close(vector, alone / alone.norm())
-
-
-def test_on_a_gpu_all_of_it_is_there():
-    with FakeTensorMode(allow_non_fake_inputs=True):  # such tensors know their device, and have no numbers
-        with torch.device("cuda"):
-            net = models.Encoder(**SMALL, eps=minilm.EPS)
-        tokens = [torch.ones(3, dtype=torch.long)] * 2
-        made = minilm.Examples(tokens, tokens, torch.zeros(2, dtype=torch.long)).batch([0, 1], "cuda")
-        found = [minilm.embeddings(net, tokens), net(*made[:3]), *made]
-        assert {each.device.type for each in found} == {"cuda"}
 
 
 # Fine-tuning
@@ -184,12 +169,13 @@ def test_in_few_bits_with_a_scaler():
     assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("scaler", [GradScaler("cpu"), StaticScaler(1.0, "cpu")], ids=["dynamic", "static"])
+@pytest.mark.parametrize("scaler", [GradScaler("cpu"), torch.amp.GradScaler("cpu")], ids=["ours", "torch's"])
 def test_the_schedule_waits_while_steps_are_skipped(monkeypatch, scaler):
     rates, step, found_inf = [], torch.optim.AdamW.step, [torch.inf] * 3
 
     def watched(self, *args):
-        rates.append(self.param_groups[0]["lr"])
+        if not getattr(self, "found_inf", 0):  # torch's scaler lets a fused optimizer skip by itself
+            rates.append(self.param_groups[0]["lr"])
         return step(self, *args)
 
     scale = scaler.scale  # overflows in the first three steps

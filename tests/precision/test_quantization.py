@@ -8,9 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.ao.quantization.observer import PerChannelMinMaxObserver
 
+from benchmarks.precision_accuracy import unpacked
 from ed_lib import models
 from ed_lib.precision import quantization
 from ed_lib.precision.quantization import (
@@ -24,7 +24,6 @@ from ed_lib.precision.quantization import (
     quantize_model,
     sizes,
     stored_bytes,
-    unpacked,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -166,17 +165,6 @@ def test_a_saved_model_computes_the_same_when_it_is_loaded(random):
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x)) and other[0].bits == 4
     assert torch.equal(other[0].codes(), saved[0].codes())
-
-
-def test_on_a_gpu_all_of_it_is_there():
-    with FakeTensorMode(), torch.device("cuda"):  # such tensors know their device, and have no numbers
-        layers = nn.Conv2d(1, 2, 3), nn.Linear(8, 3)
-        conv, linear = (Quantized(one, torch.ones(len(one.weight), 1), 4) for one in layers)
-        conv.scale = torch.ones(2, 1, 1, 1)
-        y = nn.Sequential(conv, nn.Flatten(), linear)(torch.rand(2, 1, 4, 4))
-        assert y.device.type == "cuda"
-    for module in (conv, linear):  # what is a buffer moves with the module
-        assert "scale" in module.state_dict() and not tensors_beside(module)
 
 
 def tensors_beside(module):
