@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1434,
+    "ed_lib/*.py": 1427,
     "ed_lib/ed/**/*.py": 1450,
-    "ed_lib/parallel/**/*.py": 2745,
-    "ed_lib/precision/**/*.py": 1662,
+    "ed_lib/parallel/**/*.py": 2648,
+    "ed_lib/precision/**/*.py": 1300,
     "ed_lib/lstm/**/*.py": 1479,
-    "benchmarks/**/*.py": 3120,
-    "tools/**/*.py": 999,
-    "tests/**/*.py": 12091,
+    "benchmarks/**/*.py": 3174,
+    "tools/**/*.py": 960,
+    "tests/**/*.py": 11181,
     "book/_static/*.js": 500,
     "CONTRIBUTING.md": 700,
 }
