@@ -8,7 +8,6 @@ along grids that grow until the best is at no edge.
 import functools
 import itertools
 import time
-from dataclasses import dataclass
 
 import torch
 
@@ -31,27 +30,14 @@ PUBLISHED = {(2, 8): 75.14, (2, 16): 28.00, (2, 32): 8.26, (2, 64): 5.97, (2, 12
 PROGRAM = {(3, 128): (9.02, 0.21), (3, 512): (6.93, 0.15), (4, 256): (13.96, 0.53), (4, 512): (12.32, 0.35)}
 
 
-@dataclass(frozen=True)
-class Size(harness.Training):
-    """``few``: training images of a run that tries a rate; a long one takes ``passes`` over all. ``starts``:
-    of each network that learns parity.
-    """
-
-    few: int = 12_000
-    held_out: int = 6_000
-    passes: int = 5
-    width: int = 64  # pairs for each class
-    stack: int = 1024
-    article: int = 4096
-    sets: tuple = ("mnist", "fashion-mnist")
-    sgd: tuple = (0.03, 0.1, 0.3)  # where the grids begin
-    adam: tuple = (3e-4, 1e-3, 3e-3)
-    starts: int = 100
-
-
-SIZE = Size()
-TINY = Size(128, 6_000, 1, 3, 3, 4, ("mnist",), (0.1, 0.3), (1e-3, 3e-3), 2,
-            **harness.REHEARSAL | {"seeds": 1})  # fmt: skip
+# few: training images of a run that tries a rate; a long one takes so many passes over all. width: pairs of
+# cells for each class. sgd, adam: where the grids begin. starts: of each network that learns parity.
+SIZE = harness.Size(
+    few=12_000, held_out=6_000, passes=5, width=64, stack=1024, article=4096, sets=("mnist", "fashion-mnist"),
+    sgd=(0.03, 0.1, 0.3), adam=(3e-4, 1e-3, 3e-3), starts=100,
+)  # fmt: skip
+TINY = SIZE.rehearsal(few=128, passes=1, width=3, stack=3, article=4, sets=("mnist",), sgd=(0.1, 0.3),
+                      adam=(1e-3, 3e-3), starts=2)  # fmt: skip
 
 
 def ten_classes(size, device):

@@ -5,34 +5,23 @@ grid. Source: S. McCandlish and others, "An empirical model of large-batch train
 """
 
 import itertools
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs
+from benchmarks.harness import Size, images, one_thread, runs
 from ed_lib import data, models, timing, training
 
 FIRST = {"SGD": 0.02, "Adam": 2.5e-4}  # the lowest rate; each other is twice the one before
 POWER, FROM = {"SGD": 1, "Adam": 0.5}, 32  # for batches below FROM the rates fall as this power of the batch
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """A run ends, without success, after ``samples`` or ``steps``, whichever are more, or ``most`` steps."""
-
-    batches: tuple = (2, 4, 8, 16, 32, 128, 512, 2048, 8192)
-    grid: int = 8
-    target: float = 0.8
-    widths: tuple = (784, 64, 10)
-    looks: int = 2000
-    samples: int = 300_000
-    steps: int = 300
-    most: int = 20_000
-
-
-SIZE, TINY = Size(), Size((8, 32), 4, 0.3, (784, 8, 10), 100, 600, 20, **REHEARSAL)
+# A run ends, without success, after so many samples or steps, whichever are more, or the most steps.
+SIZE = Size(batches=(2, 4, 8, 16, 32, 128, 512, 2048, 8192), grid=8, target=0.8, widths=(784, 64, 10),
+            looks=2000, samples=300_000, steps=300, most=20_000)  # fmt: skip
+TINY = SIZE.rehearsal(batches=(8, 32), grid=4, target=0.3, widths=(784, 8, 10), looks=100, samples=600,
+                      steps=20, seeds=2)  # fmt: skip
 
 
 def steps(size, device, optimizer):

@@ -5,13 +5,12 @@ Of each the rate is chosen by one run each on 50,000 training images, held to ac
 the grid grows until the best is at no edge. At that rate three seeds learn from all 60,000, in one pass.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from benchmarks.grid import LADDER, search
-from benchmarks.harness import REHEARSAL, Training, one_thread
+from benchmarks.harness import Size, one_thread
 from benchmarks.networks import Ordinary, Residual
 from benchmarks.relatives import learned
 from ed_lib.ed import EDNetwork
@@ -23,23 +22,11 @@ CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy
 GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """``width``: pairs of cells a layer; the ordinary network has as many cells. ``sgd``: Kaneko's rates."""
-
-    depths: tuple = (0, 1, 2, 4, 8, 16, 32)
-    cases: tuple = tuple(CASES)
-    width: int = 32
-    rates: tuple = (1e-3, 3e-3, 1e-2)
-    sgd: tuple = (0.03, 0.1, 0.3)
-    ladder: tuple = LADDER[:-4]
-    batch: int = 64
-    kept: int = 10_000
-
-
-SIZE = Size()
-TINY = Size((0, 3), (CASES[0], CASES[2], CASES[4], CASES[-1]), 4, (1e-3, 3e-3, 1e-2), (0.03, 0.1, 0.3),
-            LADDER[3:-3], 256, 200, **REHEARSAL | {"seeds": 1})  # fmt: skip
+# width: pairs of cells a layer; the ordinary network has as many cells. sgd: Kaneko's rates.
+SIZE = Size(depths=(0, 1, 2, 4, 8, 16, 32), cases=CASES, width=32, rates=(1e-3, 3e-3, 1e-2),
+            sgd=(0.03, 0.1, 0.3), ladder=LADDER[:-4], batch=64, kept=10_000)  # fmt: skip
+TINY = SIZE.rehearsal(depths=(0, 3), cases=CASES[:5:2] + CASES[-1:], width=4, ladder=LADDER[3:-3], batch=256,
+                      kept=200)  # fmt: skip
 
 
 def by_depth(size, device, cases=None):

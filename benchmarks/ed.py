@@ -9,14 +9,14 @@ the threads that it began with.
 import contextlib
 import functools
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import Version, measure
+from benchmarks.harness import Size, Version, measure
 from ed_lib import machine
 from ed_lib.ed import EDNetwork, costs, cpu, layout, rivals
 from ed_lib.ed.space import to_numpy
@@ -29,16 +29,9 @@ LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
 BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop over them
 
 
-@dataclass(frozen=True)
-class Size:
-    """The article's shape, the depth of the second size, ``seconds`` for each version."""
-
-    article: costs.Shape = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64)
-    shallow: int = 512
-    seconds: float = 0.5
-
-
-SIZE, TINY = Size(), Size(costs.Shape(20, 4, 32, 8), 16, 0.002)
+# The article's shape, the depth of the second size, seconds for each version.
+SIZE = Size(article=costs.Shape(n_inputs=784, width=32, depth=4096, batch=64), shallow=512, seconds=0.5)
+TINY = Size(article=costs.Shape(20, 4, 32, 8), shallow=16, seconds=0.002)
 
 
 @contextlib.contextmanager

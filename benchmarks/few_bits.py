@@ -6,13 +6,13 @@ All runs of a seed have the same start, batches and rate. The products are those
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.harness import REHEARSAL, Training, one_thread, runs
+from benchmarks.harness import Size, one_thread, runs
 from ed_lib import data, timing
 from ed_lib.ed import language
 from ed_lib.ed.language import Transformer
@@ -50,27 +50,13 @@ BETAS = (0.9, 0.99)  # as the network's own
 RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """``batch`` stretches of ``context`` characters a step. ``every``: steps between looks at ``places``."""
-
-    products: tuple = tuple(CASES)
-    scaled: tuple = SCALED
-    weights: tuple = WEIGHTS
-    states: tuple = tuple(STATES)
-    context: int = 64
-    shape: tuple = (4, 4, 128)  # layers, heads, width
-    batch: int = 12
-    steps: int = 800
-    every: int = 40
-    places: int = 50
-    held_out: int | None = None  # characters of the text that is read at the end; None: all
-
-
-SIZE = Size()
-TINY = Size(
-    ("float32", "NVFP4"), ("E4M3, no scale",), ("float32", "kahan"), ("float32", "dynamic, blocks of 2048"),
-    8, (1, 2, 16), 4, 4, every=3, places=2, held_out=300, **REHEARSAL | {"seeds": 1},
+# A step takes a batch of stretches of context characters. shape: layers, heads, width. every: steps between
+# looks at so many places; at the end all the held-out text is read, or so many characters.
+SIZE = Size(products=[*CASES], scaled=SCALED, weights=WEIGHTS, states=[*STATES], context=64,
+            shape=(4, 4, 128), batch=12, steps=800, every=40, places=50, held_out=None)  # fmt: skip
+TINY = SIZE.rehearsal(
+    products=("float32", "NVFP4"), scaled=SCALED[1:2], weights=("float32", "kahan"), states=[*STATES][:2],
+    context=8, shape=(1, 2, 16), batch=4, steps=4, every=3, places=2, held_out=300,
 )  # fmt: skip
 
 

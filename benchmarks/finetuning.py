@@ -5,29 +5,19 @@ decay 0.01); the encoder is smaller, all-MiniLM-L6-v2, and the task is SICK. Tim
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks import formats
-from benchmarks.harness import summary
+from benchmarks.harness import Size, summary
 from benchmarks.precision import encoder_flops
 from ed_lib import data
 from ed_lib.precision import memory, minilm
 
-
-@dataclass(frozen=True)
-class Size:
-    pairs: int | None = None  # all
-    batch: int = 32
-    epochs: int = 3
-    rate: float = 5e-5
-    seeds: int = 3
-
-
-SIZE, TINY = Size(), Size(4, 4, 1, seeds=1)
+SIZE = Size(pairs=None, batch=32, epochs=3, rate=5e-5, seeds=3)  # all pairs
+TINY = SIZE(pairs=4, batch=4, epochs=1, seeds=1)
 
 
 def fine_tuning(size, device):

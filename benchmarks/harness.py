@@ -1,7 +1,7 @@
 """What all benchmarks share: versions timed in turns, training over a grid, a record written table by table.
 
-A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a dataclass or one
-for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds, results. Optional:
+A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a :class:`Size` or
+one for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds, results. Optional:
 ``ceilings`` of (device, format), and ``context``, which makes that of a table.
 """
 
@@ -10,9 +10,10 @@ import functools
 import itertools
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -21,23 +22,27 @@ import torch
 from benchmarks import provenance, quiet
 from ed_lib import data, gates, machine, records, roofline, timing
 
-REHEARSAL = {"seeds": 2, "offline": True, "workers": 1}
 ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
-RATE = "FLOPs, "  # begins the keys of operations by the format that sets their rate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What a ``SIZE`` of training has besides. workers: side by side; None: as the machine has threads."""
+class Size(SimpleNamespace):
+    """What a benchmark is run at; called, another with some values changed. workers: trainings side by side;
+    None: as the machine has threads.
+    """
 
-    seeds: int = 3
-    offline: bool = False
-    workers: int | None = None
+    seeds, offline, workers = 3, False, None
+
+    def __call__(self, **changes):
+        return Size(**vars(self) | changes)
+
+    def rehearsal(self, **changes):
+        """A small one, of data that come with scikit-learn, in this process."""
+        return self(**{"seeds": 1, "offline": True, "workers": 1} | changes)
 
 
 @dataclass(frozen=True)
 class Version:
-    """What is timed. cost: (bytes, FLOPs) that it needs, FLOPs maybe {format: n}; error: from float64."""
+    """What is timed. cost: (bytes, FLOPs) that it needs; error: from float64."""
 
     case: dict
     call: Callable
@@ -56,11 +61,8 @@ def measure(versions, device, seconds, *, rounds=3):
         row = version.case | {"seconds": time.median, "q1": time.q1, "q3": time.q3, "n": time.n}
         if on_gpu:
             row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)[0].median
-        bytes, flops = version.cost
-        by_format = {RATE + name: n for name, n in flops.items()} if isinstance(flops, dict) else {}
-        flops = sum(by_format.values()) if by_format else flops
-        row |= {"floor_bytes": bytes, "floor_flops": flops, "error": version.error}
-        rows.append(row | by_format | version.results)
+        row |= dict(zip(("floor_bytes", "floor_flops"), version.cost, strict=True)) | {"error": version.error}
+        rows.append(row | version.results)
     return rows
 
 
@@ -79,7 +81,7 @@ def summary(seconds):
 
 def runs(function, cases, size, *, seeds=None, **common):
     """Rows of cases: what ``function(seed=n, size=size, **case, **common)`` gives, side by side, as lists by
-    seed. size: a :class:`Training`. seeds: how many; without, the size's.
+    seed. size: a :class:`Size`. seeds: how many; without, the size's.
     """
     from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
 
@@ -141,18 +143,15 @@ def run(benchmark, device, out, *, only=(), tiny=False):
 
 
 def floor(row, ceilings):
-    """{"floor": seconds at the least}: of the bytes, or of the operations, each at its format's rate."""
-    if "floor" in row or not (rates := operations(row)):
+    """{"floor": seconds at the least}: of the bytes, or of the operations, at their format's rate."""
+    if "floor" in row or row.get("floor_flops") is None:
         return {}
-    seconds = [ceilings(name).floor(0, number) for name, number in rates.items()]
-    return {"floor": max(ceilings(next(iter(rates))).floor(row["floor_bytes"], 0), sum(seconds))}
+    return {"floor": ceilings(format_of(row)).floor(row["floor_bytes"], row["floor_flops"])}
 
 
-def operations(row):
-    """{format: how many are done at its rate}, where they are known."""
-    one = {row.get("dtype") or row.get("format", "float32"): row.get("floor_flops")}
-    found = {key.removeprefix(RATE): n for key, n in row.items() if key.startswith(RATE)} or one
-    return {format: n for format, n in found.items() if n is not None}
+def format_of(row):
+    """The format whose rate is that of a row's operations."""
+    return row.get("dtype") or row.get("format", "float32")
 
 
 def write(benchmark, table, rows, size, ceilings, device, out):
@@ -161,9 +160,10 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     path = Path(out, facts["machine"], f"{facts['benchmark']}.csv")
     old = records.read(path) if path.exists() else pd.DataFrame({"table": []})
     roofs = {roof["dtype"]: roof for roof in old.attrs.get("ceilings", ())}
-    roofs |= {name: asdict(ceilings(name)) for row in rows for name in operations(row)}
+    known = [row for row in rows if row.get("floor_flops") is not None]
+    roofs |= {format_of(row): vars(ceilings(format_of(row))) for row in known}
     tables = {key: records.rows(old, table=key).to_dict("records") for key in benchmark.TABLES}
-    facts |= {"parameters": asdict(size), "ceilings": list(roofs.values()), "date": str(date.today())}
+    facts |= {"parameters": size, "ceilings": list(roofs.values()), "date": str(date.today())}
     facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
     facts["code"] = old.attrs.get("code", {}) | {table: provenance.code_hash([benchmark.__name__])}
     rows = [row for each in (tables | {table: rows}).values() for row in each]

@@ -5,14 +5,13 @@ then each learns from three seeds at the size of nanoGPT's run on a CPU.
 """
 
 import functools
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.grid import search
-from benchmarks.harness import REHEARSAL, Training, one_thread
+from benchmarks.harness import Size, one_thread
 from ed_lib import data, timing
 from ed_lib.ed.language import Transformer, held_out_loss
 from ed_lib.ed.relatives import Perceptron
@@ -20,40 +19,22 @@ from ed_lib.ed.relatives import Perceptron
 shakespeare = functools.cache(data.text)
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """The cases; ``batch`` stretches of ``context`` characters a step, or as many windows.
-    ``search``: steps of a transformer's run that tries a rate. ``every``: steps between two looks at
-    ``places`` stretches; at the end all the held-out text is read, or so many characters.
-    """
-
-    transformers: tuple = (("backprop",) * 2, ("broadcast",) * 2, ("frozen",) * 2,
-                           ("backprop", "broadcast"), ("backprop", "frozen"))  # fmt: skip
-    windows: tuple = (
-        *((rule, True, False) for rule in ("backprop", "sign", "local", "direct", "broadcast")),
-        ("backprop", True, True), ("broadcast", True, True), ("backprop", False, False),
-    )  # fmt: skip
-    rates: tuple = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    rates_of_windows: tuple = (1e-3, 3e-3, 1e-2, 3e-2)
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
-    context: int = 64
-    window: int = 8
-    hidden: tuple = (512, 512)
-    batch: int = 12
-    steps: int = 2000
-    search: int = 400
-    every: int = 100
-    places: int = 100
-    held_out: int | None = None
-
-
-SIZE = Size()
-TINY = Size(
-    (("backprop", "backprop"), ("frozen", "broadcast")),
-    (("broadcast", True, True), ("backprop", False, False)),
-    (1e-3, 3e-3), (1e-3, 3e-3), 1, 2, 8, 6, 3, (10,), 4, 6, 3, 2, 5, 500, **REHEARSAL,
+TRANSFORMERS = [("backprop",) * 2, ("broadcast",) * 2, ("frozen",) * 2]  # of attention and of the perceptrons
+TRANSFORMERS += [("backprop", "broadcast"), ("backprop", "frozen")]
+WINDOWS = [(rule, True, False) for rule in ("backprop", "sign", "local", "direct", "broadcast")]
+WINDOWS += [("backprop", True, True), ("broadcast", True, True), ("backprop", False, False)]
+# A step takes a batch of stretches of context characters, or as many windows. search: steps of a
+# transformer's run that tries a rate. every: steps between two looks at so many places; at the end all the
+# held-out text is read, or so many characters.
+SIZE = Size(
+    transformers=TRANSFORMERS, windows=WINDOWS, rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+    rates_of_windows=(1e-3, 3e-3, 1e-2, 3e-2), layers=4, heads=4, width=128, context=64, window=8,
+    hidden=(512, 512), batch=12, steps=2000, search=400, every=100, places=100, held_out=None,
+)  # fmt: skip
+TINY = SIZE.rehearsal(
+    transformers=TRANSFORMERS[2:4], windows=WINDOWS[-2:], rates=(1e-3, 3e-3), rates_of_windows=(1e-3, 3e-3),
+    layers=1, heads=2, width=8, context=6, window=3, hidden=(10,), batch=4, steps=6, search=3, every=2,
+    places=5, held_out=500, seeds=2,
 )  # fmt: skip
 
 

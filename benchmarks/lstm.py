@@ -7,13 +7,12 @@ steps, B batch, H hidden, which is the number of inputs as well.
 """
 
 import copy
-from dataclasses import dataclass
 
 import torch
 
 from benchmarks import formats, harness
 from benchmarks.formats import deviation
-from benchmarks.harness import Version
+from benchmarks.harness import Size, Version
 from ed_lib.lstm import LSTM, RUNGS, gpu, ladder
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
@@ -100,31 +99,20 @@ def least(shape, trained=False):
     return shape.least_bytes * (2 if trained else 1), shape.flops * (3 if trained else 1)
 
 
-@dataclass(frozen=True)
-class Size:
-    """``few``: steps whose inputs are combined on a CPU; ``rounds``: of the ladder, by ``layers``."""
-
-    few: int = 16
-    layers: tuple = (1, 4)
-    rounds: tuple = (9, 5)
-    steps: int = 100
-    batch: int = 64
-    hidden: int = 512
-    seconds: float = 0.1
-
-    def subject(self, device, layers, steps=None):
-        shape = ladder.Shape(steps or self.steps, self.batch, self.hidden, self.hidden, layers)
-        return Subject(shape, device)
-
-
-SIZE, TINY = Size(), Size(few=5, rounds=(2, 1), steps=6, batch=3, hidden=16, seconds=0.001)
+# few: steps whose inputs are combined on a CPU; rounds: of the ladder, by layers.
+SIZE = Size(few=16, layers=(1, 4), rounds=(9, 5), steps=100, batch=64, hidden=512, seconds=0.1)
+TINY = SIZE(few=5, rounds=(2, 1), steps=6, batch=3, hidden=16, seconds=0.001)
 context, ceilings = formats.restored, formats.ceilings
+
+
+def subject_of(size, device, layers, steps=None):
+    return Subject(ladder.Shape(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device)
 
 
 def climb(size, device):
     """Every rung and nn.LSTM, beside what NVIDIA "published" for the rung, in GFLOP/s."""
     for layers, rounds in zip(size.layers, size.rounds, strict=True):
-        subject = size.subject(device, layers)
+        subject = subject_of(size, device, layers)
         for row in measured(subject, [subject.version(what) for what in WHATS], size.seconds, rounds):
             of = 4 if row["what"] == LAST else 1  # layers
             yield row | ({"published": ladder.PUBLISHED.get(row["what"])} if layers == of else {})
@@ -135,7 +123,7 @@ def combine(size, device):
     steps = size.few if device == "cpu" else size.steps
     numbers = [2**n for n in range(steps.bit_length()) if 2**n < steps] + [steps]
     for what, layers in ((RUNGS[-2], 1), (LAST, size.layers[-1])):
-        subject = size.subject(device, layers, steps)
+        subject = subject_of(size, device, layers, steps)
         yield from measured(subject, [subject.version(what, combine=k) for k in numbers], size.seconds)
 
 

@@ -7,7 +7,6 @@ Characters: a small GPT, rounded after training. Writing: a text, character by c
 
 import copy
 import time
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 
 from benchmarks import formats
 from benchmarks.formats import deviation
-from benchmarks.harness import Version, measure, summary
+from benchmarks.harness import Size, Version, measure, summary
 from ed_lib import data, models
 from ed_lib.precision import decoding, minilm, quantization, weight_only
 from ed_lib.precision.weight_only import Linear4
@@ -27,32 +26,17 @@ HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
 
 
-@dataclass(frozen=True)
-class Size:
-    """``copies``: matrices in turn; ``sentences``, ``stretches``: to calibrate on; ``pairs``, ``places``:
-    held out, None for all; ``trained``, ``wide``: width, heads and layers of the two that write.
-    """
-
-    n: int = 4096
-    copies: int = 8
-    batches: tuple = (1, 2, 4, 8, 16, 32, 64)
-    pairs: int | None = None
-    sentences: int = 128
-    bits: tuple = (8, 4, 3, 2)
-    groups: tuple = (128, 32)
-    steps: int = 2000
-    stretches: int = 32
-    trained: tuple = (128, 4, 4)
-    wide: tuple = (1024, 16, 6)
-    hows: tuple = HOWS
-    length: int = 64  # characters to write
-    places: int | None = None
-    seconds: float = 0.3
-    rounds: int = 3
-
-
-SIZE = Size()
-TINY = Size(256, 2, (1, 4), 4, 2, (4,), (128,), 3, 2, (128, 2, 1), (128, 2, 1), HOWS[:1], 4, 2, 0.001, 1)
+# copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for all;
+# trained, wide: width, heads and layers of the two that write so many characters (length).
+SIZE = Size(
+    n=4096, copies=8, batches=(1, 2, 4, 8, 16, 32, 64), pairs=None, sentences=128, bits=(8, 4, 3, 2),
+    groups=(128, 32), steps=2000, stretches=32, trained=(128, 4, 4), wide=(1024, 16, 6), hows=HOWS,
+    length=64, places=None, seconds=0.3, rounds=3,
+)  # fmt: skip
+TINY = SIZE(
+    n=256, copies=2, batches=(1, 4), pairs=4, sentences=2, bits=(4,), groups=(128,), steps=3, stretches=2,
+    trained=(128, 2, 1), wide=(128, 2, 1), hows=HOWS[:1], length=4, places=2, seconds=0.001, rounds=1,
+)  # fmt: skip
 
 
 def ceilings(device, name):

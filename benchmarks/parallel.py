@@ -5,7 +5,6 @@ ranks on it. Gradients and weights are first compared with float64; what deviate
 """
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import formats, pipelines
-from benchmarks.harness import ROUNDING, is_right, one_thread, summary
+from benchmarks.harness import ROUNDING, Size, is_right, one_thread, summary
 from benchmarks.pipelines import barrier_to_barrier
 from ed_lib import models
 from ed_lib.parallel import launch, train, workers
@@ -25,22 +24,11 @@ from ed_lib.parallel.replica import Replica, reduce_each, shard
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 
 
-@dataclass(frozen=True)
-class Size:
-    """``repeats`` steps in each of ``rounds``; a worker sleeps ``pause`` seconds in place of a gradient."""
-
-    ranks: int = 2
-    batch: int = 256
-    repeats: int = 5
-    rounds: int = 11
-    pipeline: pipelines.Size = pipelines.Size()
-    ed: pipelines.EDSize = pipelines.EDSize()
-    workers: int = 4
-    gradients: int = 240
-    pause: float = 0.02
-
-
-SIZE, TINY = Size(), Size(2, 20, 1, 2, pipelines.TINY, pipelines.ED_TINY, 2, 16, 0.001)
+# So many repeats of a step in each round; a worker sleeps for a pause, in seconds, in place of a gradient.
+SIZE = Size(ranks=2, batch=256, repeats=5, rounds=11, pipeline=pipelines.SIZE, ed=pipelines.ED_SIZE,
+            workers=4, gradients=240, pause=0.02)  # fmt: skip
+TINY = SIZE(batch=20, repeats=1, rounds=2, pipeline=pipelines.TINY, ed=pipelines.ED_TINY, workers=2,
+            gradients=16, pause=0.001)  # fmt: skip
 
 
 def step(size, device):

@@ -7,14 +7,13 @@ their accuracies count.
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from benchmarks.harness import REHEARSAL, Training, images, one_thread, runs, summary
+from benchmarks.harness import Size, images, one_thread, runs, summary
 from ed_lib import data, models, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import (
@@ -29,25 +28,15 @@ from ed_lib.parallel.replica import Replica, shard
 LR = 0.2  # the source's
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """The source's run (d2l.ai, 13.5), and networks on the virtual clock."""
-
-    images: int | None = None  # of the source's run; None for all 60,000
-    batch: int = 256
-    epochs: int = 10
-    gradients: int = 3000  # on the virtual clock, in batches of 32
-    lrs: tuple = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-    meetings: tuple = (1, 5, 20, 50, 200)
-    each: int = 200  # steps of each worker
-    inner: tuple = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-    outer: tuple = (0.1, 0.2, 0.4, 0.7, 1.0)
-    tests: int | None = None
-
-
-SIZE = Size()
-TINY = Size(40, 20, 1, 40, (0.05, 1e30), (1, 4), 4, (1e-3,), (0.7,), 200,
-            **REHEARSAL | {"seeds": 1})  # fmt: skip
+# images, batch and epochs of the source's run (d2l.ai, 13.5), None: all 60,000. gradients: on the virtual
+# clock, in batches of 32; each worker takes so many steps between which it meets others; tests: None: all.
+SIZE = Size(
+    images=None, batch=256, epochs=10, gradients=3000, lrs=(0.02, 0.05, 0.1, 0.2, 0.4, 0.8),
+    meetings=(1, 5, 20, 50, 200), each=200, inner=[1.25e-4 * 2**n for n in range(9)],
+    outer=(0.1, 0.2, 0.4, 0.7, 1.0), tests=None,
+)  # fmt: skip
+TINY = SIZE.rehearsal(images=40, batch=20, epochs=1, gradients=40, lrs=(0.05, 1e30), meetings=(1, 4), each=4,
+                      inner=(1e-3,), outer=(0.7,), tests=200)  # fmt: skip
 
 
 def source(size, device):

@@ -10,7 +10,6 @@ update for it, and no time for messages. First gradients, or ED's weights, are c
 import copy
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks import formats
-from benchmarks.harness import ROUNDING, is_right, summary
+from benchmarks.harness import ROUNDING, Size, is_right, summary
 from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch, links
 from ed_lib.parallel.collectives import Wire
@@ -32,35 +31,15 @@ KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro
 ALPHA, NEARLY_0 = 0.8, 1e-9  # of ED's step that is checked, and of those that are timed, which change nothing
 
 
-@dataclass(frozen=True)
-class Size:
-    """``layers`` linear layers of ``width``, with a tanh between each two."""
-
-    stages: int = 2
-    width: int = 1024
-    layers: int = 8
-    batch: int = 256
-    microbatches: tuple = (4, 8)
-    schedules: tuple = ("naive", "gpipe", "1f1b")
-    rounds: int = 9
-    messages: tuple = (2**10, 2**14, 2**18, 2**20)  # bytes, for the link
-
-
-@dataclass(frozen=True)
-class EDSize:
-    """The same for ED. ``batches``: how many follow each other."""
-
-    stages: int = 2
-    inputs: int = 64
-    width: int = 256
-    depth: int = 16
-    batch: int = 256
-    microbatches: tuple = (1, 2, 4, 8)
-    batches: int = 4
-    rounds: int = 9
-
-
-TINY, ED_TINY = Size(2, 8, 3, 6, (2, 3), rounds=2, messages=(8, 4096)), EDSize(2, 5, 4, 5, 6, (1, 3), 3, 2)
+# So many linear layers of a width, with a tanh between each two; messages: bytes, for the link.
+SIZE = Size(stages=2, width=1024, layers=8, batch=256, microbatches=(4, 8),
+            rounds=9, messages=(2**10, 2**14, 2**18, 2**20),
+            schedules=("naive", "gpipe", "1f1b"))  # fmt: skip
+TINY = SIZE(width=8, layers=3, batch=6, microbatches=(2, 3), rounds=2, messages=(8, 4096))
+# The same for ED; so many batches follow each other.
+ED_SIZE = Size(stages=2, inputs=64, width=256, depth=16, batch=256, microbatches=(1, 2, 4, 8), batches=4,
+               rounds=9)  # fmt: skip
+ED_TINY = ED_SIZE(inputs=5, width=4, depth=5, batch=6, microbatches=(1, 3), batches=3, rounds=2)
 
 
 def batch(size):

@@ -6,7 +6,6 @@ format of its own. Optimizers are fused in every format.
 """
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import formats, harness
+from benchmarks.harness import Size
 from ed_lib import models, training
 from ed_lib.precision import memory
 
@@ -24,23 +24,13 @@ RATE = 1e-12  # so that repetitions leave the network as it was
 BERT = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512, "classes": 3}
 
 
-@dataclass(frozen=True)
-class Size:
-    """The batches of each network; ``seconds`` for which each version is timed."""
-
-    mlp: tuple
-    lenet: tuple
-    encoder: tuple
-    widths: tuple = (784, 256, 256, 10)
-    bert: dict = dataclasses.field(default_factory=lambda: dict(BERT))
-    tokens: int = 128
-    seconds: float = 0.3
-
-
-SIZE = {"cpu": Size((1, 8, 64, 512, 4096), (1, 8, 64, 512), (1, 2)),
-        "cuda": Size((1, 16, 256, 4096, 65536), (1, 16, 256, 4096, 16384), (1, 4, 16, 64, 256))}  # fmt: skip
-TINY = Size(
-    (1, 8), (1, 8), (1, 2), (20, 16, 10), tokens=4, seconds=0.001,
+# The batches of each network, and their sizes; seconds for each version.
+CPU = Size(mlp=(1, 8, 64, 512, 4096), lenet=(1, 8, 64, 512), encoder=(1, 2), widths=(784, 256, 256, 10),
+           bert=BERT, tokens=128, seconds=0.3)  # fmt: skip
+LARGE = {"mlp": (1, 16, 256, 4096, 65536), "lenet": (1, 16, 256, 4096, 16384), "encoder": (1, 4, 16, 64, 256)}
+SIZE = {"cpu": CPU, "cuda": CPU(**LARGE)}
+TINY = CPU(
+    mlp=(1, 8), lenet=(1, 8), widths=(20, 16, 10), tokens=4, seconds=0.001,
     bert={"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 8, "classes": 3},
 )  # fmt: skip
 
@@ -145,8 +135,8 @@ class Run:
     def version(self, batch, exact):
         """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
         form, n = self.form, len(batch[0])
-        flops = {form.rate: self.subject.flops(n)}
-        cost = self.subject.step_bytes(sum(p.numel() for p in self.model.parameters())), flops
+        parameters = sum(p.numel() for p in self.model.parameters())
+        cost = self.subject.step_bytes(parameters), self.subject.flops(n)
         case = {"model": self.subject.name, "format": form.name, "batch": n, "how": "eager"}
         error, call = self.deviation(*batch, exact), partial(self.step, *batch)
         kept = {"activations": memory.account(self.model, self.optimizer, self.loss, *batch).activations}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from benchmarks.formats import deviation
-from benchmarks.harness import REHEARSAL, Training, Version, images, measure, one_thread, runs
+from benchmarks.harness import Size, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
 from ed_lib.precision import autocasting
 from ed_lib.precision.compression import keep_filters
@@ -56,46 +56,28 @@ FORMATS = {
 }
 MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)), "LeNet": models.lenet}
 WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}  # what it is not trained in
-
-
 LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
-
-
-@dataclass(frozen=True)
-class Size(Training):
-    """``tasks``: a network, its data, torch's optimizer, and its rate in each epoch. Of the smaller models:
-    ``epochs`` of the first training; ``tuning``: epochs after it. ``images``, ``tests``: None for all.
-    """
-
-    tasks: tuple = (
-        ("MLP", "fashion-mnist", "SGD", (0.1,) * 5 + (0.01,)),
-        ("MLP", "fashion-mnist", "SGD", (0.01,) * 6),
-        ("MLP", "fashion-mnist", "Adam", (1e-3,) * 5 + (1e-4,)),
-        ("MLP", "mnist", "SGD", (0.1,) * 3 + (0.01,)),
-        ("LeNet", "fashion-mnist", "SGD", (0.1, 0.1, 0.01)),
-    )
-    images: int | None = None
-    tests: int | None = None
-    batch: int = 64
-    epochs: int = 6
-    tuning: int = 2
-    rate: float = 1e-3
-    tuning_rate: float = 5e-4
-    prunings: int = 10  # of a gradual one
-    batches: tuple = (1, 256)
-    seconds: float = 0.5
-
-    def data(self, name="fashion-mnist"):
-        """((images, labels), (images, labels)): for training, and for the test."""
-        (x, y), (tests, labels) = images(name, self.offline, data.tensors)
-        return (x[: self.images], y[: self.images]), (tests[: self.tests], labels[: self.tests])
-
-
-SIZE = Size()
-TINY = Size(
-    (("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))),
-    60, 40, 20, 1, 1, prunings=3, batches=(1, 5), seconds=0.001, **REHEARSAL | {"seeds": 1},
+TASKS = (  # a network, its data, torch's optimizer, and its rate in each epoch
+    ("MLP", "fashion-mnist", "SGD", (0.1,) * 5 + (0.01,)),
+    ("MLP", "fashion-mnist", "SGD", (0.01,) * 6),
+    ("MLP", "fashion-mnist", "Adam", (1e-3,) * 5 + (1e-4,)),
+    ("MLP", "mnist", "SGD", (0.1,) * 3 + (0.01,)),
+    ("LeNet", "fashion-mnist", "SGD", (0.1, 0.1, 0.01)),
+)
+# images, tests: None: all. Of the smaller models: epochs of the first training, tuning: epochs after it;
+# prunings: of a gradual one.
+SIZE = Size(tasks=TASKS, images=None, tests=None, batch=64, epochs=6, tuning=2, rate=1e-3, tuning_rate=5e-4,
+            prunings=10, batches=(1, 256), seconds=0.5)  # fmt: skip
+TINY = SIZE.rehearsal(
+    tasks=(("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))), images=60, tests=40,
+    batch=20, epochs=1, tuning=1, prunings=3, batches=(1, 5), seconds=0.001,
 )  # fmt: skip
+
+
+def data_of(size, name="fashion-mnist"):
+    """((images, labels), (images, labels)): for training, and for the test."""
+    (x, y), (tests, labels) = images(name, size.offline, data.tensors)
+    return (x[: size.images], y[: size.images]), (tests[: size.tests], labels[: size.tests])
 
 
 def accuracies(size, device):
@@ -112,7 +94,7 @@ def accuracies(size, device):
 def trained(model, data, optimizer, rates, format, seed, size):
     """One run → accuracy on the test images, seconds of training."""
     torch.set_flush_denormal(True)
-    (x, y), test = size.data(data)
+    (x, y), test = data_of(size, data)
     how, net = FORMATS[format], MODELS[model](seed=seed)
     how.change(net)
     optimizer, grow = getattr(torch.optim, optimizer)(net.parameters(), rates[0]), how.scaler()
@@ -128,7 +110,7 @@ def trained(model, data, optimizer, rates, format, seed, size):
 def smaller(size, device):
     """A row for each way and batch; "accuracy" and "bytes" are by seed."""
     (found,) = runs(made, [{}], size)
-    _, (x, _) = size.data()
+    _, (x, _) = data_of(size)
     for batch in size.batches:
         versions = []
         for name, net in found["nets"][0].items():
@@ -142,7 +124,7 @@ def smaller(size, device):
 
 def made(seed, size):
     """From one seed {way: model}, its accuracy on the test images, and bytes."""
-    start, (_, test) = timing.now(), size.data()
+    start, (_, test) = timing.now(), data_of(size)
     base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
     nets = {"float32": base, "float32, trained on": tuned(base, seed, size)}
     for bits in (8, 4, 2):
@@ -162,7 +144,7 @@ def made(seed, size):
 
 def pruned_gradually(amount, seed, base, size):
     """Prunes along the first three quarters of the tuning."""
-    net, ((x, y), _) = copy.deepcopy(base), size.data()
+    net, ((x, y), _) = copy.deepcopy(base), data_of(size)
     optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
     length = int(0.75 * size.tuning * len(x)) // size.prunings
     for step in range(1, size.prunings + 1):
@@ -220,7 +202,7 @@ def fewer_filters(amount, seed, base, size):
 
 def students(seed, base, size):
     """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
-    (x, y), _ = size.data()
+    (x, y), _ = data_of(size)
     from_teacher, found = targets(base, x, y), {}
     for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
         net = nn.Sequential(nn.Flatten(), *models.mlp((784, 32, 10), seed))
@@ -254,7 +236,7 @@ def tuned(net, seed, size):
 
 def fitted(net, epochs, rate, seed, size):
     optimizer = torch.optim.Adam(net.parameters(), rate)
-    training.train(net, optimizer, *size.data()[0], epochs=epochs, batch=size.batch, seed=seed)
+    training.train(net, optimizer, *data_of(size)[0], epochs=epochs, batch=size.batch, seed=seed)
     return net
 
 

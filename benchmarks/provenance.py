@@ -77,7 +77,8 @@ def _text(value, is_rounded):
 
 
 def _json(value):
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda one: one.tolist())  # NumPy's
+    plain = lambda one: one.tolist() if hasattr(one, "tolist") else vars(one)  # noqa: E731, of NumPy, or a Size
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=plain)
 
 
 def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") -> str:

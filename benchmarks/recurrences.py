@@ -5,7 +5,6 @@ of minGRU with as many parameters, each at the rate of those tried at which the 
 """
 
 import itertools
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,25 +17,13 @@ from benchmarks.formats import deviation
 from ed_lib import data, timing
 from ed_lib.lstm import scans
 
-
-@dataclass(frozen=True)
-class Size:
-    """``steps`` and ``numbers``: of scans, T and a state's size. ``length``, ``batch``: of the text."""
-
-    steps: int = 1024
-    numbers: tuple = (16, 64, 256, 1024, 4096)
-    seconds: float = 0.3
-    length: int = 128
-    batch: int = 32
-    training: int = 600
-    every: int = 50
-    seeds: int = 3
-    rates: tuple = (1e-3, 3e-3, 1e-2, 3e-2)
-    embedded: int = 128
-    hidden: tuple = (256, 384)  # of the LSTM, and of minGRU
-
-
-SIZE, TINY = Size(), Size(8, (2, 3), 0.001, 4, 2, 4, 2, 2, (1e-3, 3e-3), 3, (4, 5))
+# steps and numbers: of scans, T and a state's size. length, batch: of the text. hidden: the LSTM's, minGRU's.
+SIZE = harness.Size(
+    steps=1024, numbers=(16, 64, 256, 1024, 4096), seconds=0.3, length=128, batch=32, training=600, every=50,
+    seeds=3, rates=(1e-3, 3e-3, 1e-2, 3e-2), embedded=128, hidden=(256, 384),
+)  # fmt: skip
+TINY = SIZE(steps=8, numbers=(2, 3), seconds=0.001, length=4, batch=2, training=4, every=2, seeds=2,
+            rates=(1e-3, 3e-3), embedded=3, hidden=(4, 5))  # fmt: skip
 NETWORKS = {"LSTM": nn.LSTM, "minGRU, 2 layers": scans.Stack}
 
 

@@ -5,13 +5,12 @@ out. At that rate each rule then learns from all 60,000, from several seeds, and
 once.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from benchmarks.grid import search
-from benchmarks.harness import REHEARSAL, Training, images, one_thread
+from benchmarks.harness import Size, images, one_thread
 from benchmarks.networks import VectorPerceptron
 from ed_lib import data, timing
 from ed_lib.ed import relatives
@@ -21,22 +20,11 @@ CASES = [(network, rule) for network in ("free", "one-signed") for rule in relat
 CASES += [*(("vectors", rule) for rule in VectorPerceptron.rules), ("free, 1M", "direct")]
 
 
-@dataclass(frozen=True)
-class Size(Training):
-    """Cells of each hidden layer, ``wide`` with as many weights as vectors; ``rates`` where grids begin."""
-
-    hidden: tuple = (400, 400)
-    of_vectors: tuple = (128, 128)
-    wide: tuple = (688, 688)
-    cases: tuple = tuple(CASES)
-    rates: tuple = (3e-4, 1e-3, 3e-3, 1e-2)
-    epochs: int = 6
-    batch: int = 128
-    kept: int = 10_000
-
-
-SIZE, FEW = Size(), (CASES[0], CASES[-5], *CASES[-3::2])
-TINY = Size((12,), (6,), (20,), FEW, (1e-3, 3e-3, 1e-2), 1, 256, 200, **REHEARSAL)
+# Cells of each hidden layer, wide with as many weights as vectors; rates where the grids begin.
+SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), cases=CASES,
+            rates=(3e-4, 1e-3, 3e-3, 1e-2), epochs=6, batch=128, kept=10_000)  # fmt: skip
+TINY = SIZE.rehearsal(hidden=(12,), of_vectors=(6,), wide=(20,), cases=(CASES[0], CASES[-5], *CASES[-3::2]),
+                      epochs=1, batch=256, kept=200, seeds=2)  # fmt: skip
 
 
 def rules(size, device, of):

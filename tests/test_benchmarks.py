@@ -1,6 +1,5 @@
 """The benchmarks: each at a tiny size, the harness, and what they count or train against others' numbers."""
 
-import dataclasses
 import importlib
 import itertools
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as command
 from benchmarks import critical_batch, few_bits, harness, pipelines, precision, precision_accuracy, relatives
-from benchmarks.harness import Version
+from benchmarks.harness import Size, Version
 from ed_lib import data, machine, models, records, roofline, training
 from ed_lib.parallel import schedules
 from ed_lib.parallel.simulator import simulate
@@ -57,15 +56,10 @@ def test_a_rehearsal(name, tmp_path, capsys):
         assert "floor_flops" not in rows or (rows.floor > 0).all()
 
 
-@dataclasses.dataclass
-class Size:
-    large: bool
-
-
 class Fake:
     """A benchmark with two tables of one row, which notes its runs. A row in ``errors`` is raised instead."""
 
-    __name__, SIZE, TINY = "benchmarks.fake", Size(True), Size(False)
+    __name__, SIZE, TINY = "benchmarks.fake", Size(large=True), Size(large=False)
 
     def __init__(self):
         self.runs, self.errors = [], {}
@@ -103,15 +97,14 @@ def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_pat
     assert set(records.read(tmp_path / machine.slug("cpu") / "fake.csv").table) == {"a"}
 
 
-def test_what_is_wrong_is_not_timed_and_floors_add_up_by_format(capsys):
+def test_what_is_wrong_is_not_timed_and_a_floor_is_its_formats(capsys):
     def version(how, error):
-        cost = 10, {"float32": 3e11, "float64": 1e11}
-        return Version({"how": how}, lambda: None, cost, error, 1e-5, {"known": 7})
+        return Version({"how": how, "format": "float64"}, lambda: None, (10, 3e11), error, 1e-5, {"known": 7})
 
     (row,) = harness.measure([version("right", 1e-6), version("wrong", 1e-4)], "cpu", 0.001)
-    assert "'how': 'wrong'}: deviates by 1.0e-04" in capsys.readouterr().out
-    assert (row["how"], row["floor_flops"], row["known"], row["error"]) == ("right", 4e11, 7, 1e-6)
-    assert harness.floor(row, lambda name: roof(dtype=name)) == {"floor": 5.0}
+    assert "'how': 'wrong', 'format': 'float64'}: deviates by 1.0e-04" in capsys.readouterr().out
+    assert (row["how"], row["floor_flops"], row["known"], row["error"]) == ("right", 3e11, 7, 1e-6)
+    assert harness.floor(row, lambda name: roof(dtype=name)) == {"floor": 6.0}
 
 
 @pytest.mark.parametrize("words, code, asked", [
@@ -169,7 +162,7 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
 
 BERT = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "classes": 3}
 FULL = precision.SIZE["cpu"]
-SMALL = dataclasses.replace(FULL, widths=(17, 32, 16, 5), tokens=7, bert=BERT)
+SMALL = FULL(widths=(17, 32, 16, 5), tokens=7, bert=BERT)
 SUBJECTS = [subject for size in (FULL, SMALL) for subject, _ in precision.subjects(size, "cpu")]
 
 
@@ -206,7 +199,7 @@ def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
               "batches": {key: [20.0] for key in keys}, "errors": dict.fromkeys(keys, 1e-7)}
              for stage in stages]  # fmt: skip
     monkeypatch.setattr(pipelines, "launch", lambda *args, **options: ranks)
-    size = pipelines.Size(width=1, batch=2, microbatches=(2,), rounds=1, schedules=("naive", "gpipe"))
+    size = pipelines.SIZE(width=1, batch=2, microbatches=(2,), rounds=1, schedules=("naive", "gpipe"))
     naive, gpipe = pipelines.batch(size)
     assert naive["predicted"] == pytest.approx([2 * (2 + 1 + 3 + 3 + 1 + 2)])
     # stage 1 forward 3–6, 6–9, back 9–12, 12–15; a message; stage 0 back 16–18
@@ -219,7 +212,7 @@ def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
 
 @pytest.mark.oracle
 def test_bytes_of_smaller_models_and_of_averages_are_those_counted_by_hand(monkeypatch):
-    rows = list(precision_accuracy.smaller(dataclasses.replace(precision_accuracy.TINY, batches=(1,)), "cpu"))
+    rows = list(precision_accuracy.smaller(precision_accuracy.TINY(batches=(1,)), "cpu"))
     found = {row["way"]: row["bytes"] for row in rows}
     assert found["float32"] == found["float32, trained on"] == [516_272]
     # Weights, a scale for each of 208 filters, biases.

@@ -138,7 +138,7 @@ def square(x, rate, seed, searching, add, size):
 
 def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
     options = {"score": "score", "best": min, "ladder": (1, 2, 3, 4, 5), "add": 10}
-    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), harness.Training(seeds=2, workers=1), **options)
+    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), harness.Size(seeds=2, workers=1), **options)
     keys = "x", "rate", "score", "searching", "rates", "kept", "n", "edge"
     assert [tuple(row[key] for key in keys) for row in rows] == [
         (1, 1, [0, 10], [False, False], [1, 2, 3], [0, 1, 4], 2, True),

@@ -10,7 +10,7 @@ from ed_lib.lstm import LSTM, RUNGS, counters, ladder
 
 
 def tiny(layers=2):
-    return lstm.TINY.subject("cpu", layers)
+    return lstm.subject_of(lstm.TINY, "cpu", layers)
 
 
 @pytest.mark.oracle
