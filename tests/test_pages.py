@@ -96,18 +96,24 @@ PALE = """least => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def reader(browser, site):
+    """One tab for all pages, since it keeps MathJax compiled."""
+    tab = new_tab(browser, site)
+    yield tab
+    tab.close()
+
+
 @pytest.fixture(scope="module", params=PAGES)
-def page(request, browser, site):
+def page(request, reader, site):
     """Each page of the book in turn, loaded once, with its formulas set and all that is folded opened."""
-    page = new_tab(browser, site)
-    page.name = request.param
-    if not page.goto(f"{site}{page.name}.html").ok:
-        pytest.fail(f"{page.name}.html is not in _build/html: run make book first")
-    page.evaluate("window.MathJax?.startup?.promise")
-    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
-    yield page
-    page.close()
-    assert page.faults == [], page.name
+    reader.name = request.param
+    if not reader.goto(f"{site}{reader.name}.html").ok:
+        pytest.fail(f"{reader.name}.html is not in _build/html: run make book first")
+    reader.evaluate("window.MathJax?.startup?.promise")
+    reader.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    yield reader
+    assert reader.faults == [], reader.name
 
 
 @cache
@@ -127,16 +133,11 @@ def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
     assert sorted({one for one in ids if ids.count(one) > 1}) == []
 
 
-@pytest.mark.parametrize("width", [DESK, PHONE])
-def test_nothing_scrolls_sideways_and_no_printed_result_is_cut_off(page, width):
+@pytest.mark.parametrize("width, height", [(DESK, 900), (PHONE, 2 * 844)])
+def test_it_fits_the_screen_and_the_figure_is_seen_under_the_answer(page, width, height):
     show(page, "light", width)
     assert page.evaluate(TOO_WIDE) == [] and (width == DESK or page.evaluate(CUT_OFF) == [])
-
-
-@pytest.mark.parametrize("width, height", [(DESK, 900), (PHONE, 2 * 844)])
-def test_the_figure_is_seen_under_the_answer_before_anything_else(page, width, height):
     if page.name in ("index", *pages.CHAPTERS):
-        show(page, "light", width)
         assert page.evaluate(FIRST_SCREEN) <= height
 
 
@@ -157,22 +158,31 @@ def test_links_inside_the_book_lead_somewhere(page, site):
     assert dead == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_fault(page, theme):
-    """All rules in one theme, in the other the one on colours; figures and code are looked at above."""
-    show(page, theme, DESK)
+def axe_finds(page, **options):
+    """The faults that axe-core names, of all rules or of those in ``options``."""
     page.evaluate(FLAT)
     page.evaluate("document.fonts.ready.then(() => true)")  # axe takes an icon whose font is missing for text
     rules = {
         "label-content-name-mismatch": {"enabled": True},  # off unless asked for
         "color-contrast": {"enabled": False},  # test_text_stands_out measures all text, far faster
     }
-    options = {"rules": rules, "preload": False, "resultTypes": ["violations"]}
-    if theme == "dark":
-        options["runOnly"] = ["link-in-text-block"]
+    options = {"rules": rules, "preload": False, "resultTypes": ["violations"]} | options
     formulas = {"exclude": [["th:has(mjx-container)"]]}  # axe takes a formula in a header for nothing
     found = axe.run(page, context=formulas, options=options).response["violations"]
-    assert [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]] == []
+    return [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]]
+
+
+def test_axe_finds_no_fault(page):
+    """Figures and code are looked at above."""
+    show(page, "light", DESK)
+    assert axe_finds(page) == []
+
+
+@pytest.mark.parametrize("name", ["index", pages.CHAPTERS[0], "book/appendix/api/ed"])
+def test_links_stand_out_in_the_dark_theme_too(tab, site, name):
+    tab.goto(f"{site}{name}.html")
+    show(tab, "dark", DESK)
+    assert axe_finds(tab, runOnly=["link-in-text-block"]) == []
 
 
 def test_search_finds_a_word_and_a_fold_opens(tab, site):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 
-from ed_lib import figures, records
+from ed_lib import figures, records, timing
 from tools import notebooks
 from tools.pages import ROOT, by_part
 
@@ -76,6 +76,21 @@ def chapters():
     return "\n".join(lines)
 
 
+def measured():
+    """A row for each machine with a record of ED; an LSTM's time stands where the machine has one too."""
+    lines = ["| machine | date | a step of ED | 100 steps of an LSTM | float32, at most |", "|" + "---|" * 5]
+    of_lstm = records.by_machine("lstm")
+    for machine, ed in sorted(records.by_machine("ed").items()):
+        paths = records.rows(ed, table="paths", depth=4096).groupby("what")["seconds"].min()
+        case = {"table": "ladder", "layers": 1, "what": "nn.LSTM"}
+        lstm = [timing.tell(records.row(of[machine], **case)["seconds"]) for of in [of_lstm] if machine in of]
+        top = next(one for one in ed.attrs["ceilings"] if one["dtype"] == "float32")
+        speed = f"{top['bandwidth'] / 1e9:.0f} GB/s, {top['rate'] / 1e9:.0f} GFLOP/s"
+        step = timing.tell(paths["forward"] + paths["update"])
+        lines.append(f"| {ed.attrs['device']} | {ed.attrs['date']} | {step} | {''.join(lstm)} | {speed} |")
+    return "\n".join(lines)
+
+
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
     machines = {f"{name}_machine": on_cpu(name).attrs["label"] for name in ("ed", "parallel", "precision")}
@@ -86,6 +101,7 @@ def blocks():
         "findings": TEXTS.read_text().format(**found),
         "findings_ja": TEXTS.with_stem("front_ja").read_text().format(**found),
         "chapters": chapters(),
+        "machines": measured(),
     }
 
 
