@@ -4,7 +4,6 @@ The settings are those of the article's one worked run (batch 32, rate 5e-5, thr
 decay 0.01); the encoder is smaller, all-MiniLM-L6-v2, and the task is SICK. Timed runs, one after another.
 """
 
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 
 from benchmarks import formats
 from benchmarks.harness import Size, summary
-from benchmarks.precision import encoder_flops
-from ed_lib import data
+from benchmarks.precision import flops, parameters_of
+from ed_lib import data, models
 from ed_lib.precision import memory, minilm
 
 SIZE = Size(pairs=None, batch=32, epochs=3, rate=5e-5, seeds=3)  # all pairs
@@ -21,23 +20,22 @@ TINY = SIZE(pairs=4, batch=4, epochs=1, seeds=1)
 
 
 def fine_tuning(size, device):
-    """A row for each format; float16 on a GPU only. Results: "accuracy" on the held-out pairs, by seed; and
-    the bytes of a step on the first batch, "activations", "casts" and "total".
+    """A row for each format. Results: "accuracy" on the held-out pairs, by seed; and the bytes of a step on
+    the first batch, "activations", "casts" and "total".
     """
     few, tokenizer = slice(size.pairs), minilm.tokenizer()
     parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
     train, test = (minilm.examples(part, tokenizer) for part in parts)
     steps = list(step_flops(size, train))
-    for name in ["float32", "bfloat16"] + ["float16"] * (device != "cpu"):
-        context = nullcontext if name == "float32" else partial(torch.autocast, device, getattr(torch, name))
+    for name in formats.names(device):
+        context = partial(formats.context, device, name)
         options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "context": context}
         histories = []
         for seed in range(size.seeds):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
             histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
-        parameters = sum(p.numel() for p in net.parameters())
-        bytes = 8 * 4 * parameters * len(steps)  # AdamW reads and writes eight float32 a parameter
+        bytes = 8 * 4 * parameters_of(net) * len(steps)  # AdamW reads and writes eight float32 a parameter
         case = {"format": name, "pairs": len(train.labels), "floor_bytes": bytes, "floor_flops": sum(steps)}
         row = case | summary([sum(one.seconds) for one in histories])
         row["accuracy"] = [one.accuracy[-1] for one in histories]
@@ -58,11 +56,13 @@ def bytes_of_a_step(net, size, context, device, train):
 
 def step_flops(size, train):
     """FLOPs of the products of each step, of the first seed's batches, as padded."""
-    sizes = {"layers": 6, "hidden": 384, "classes": 3}
+    make, counted = partial(models.Encoder, **minilm.SIZES), {}  # by shape, (B, T)
     for epoch in range(size.epochs):
         for some in data.batches(len(train.labels), size.batch, seed=epoch):
-            longest = max(len(train.tokens[row]) for row in some)
-            yield encoder_flops(sizes, longest, len(some))
+            batch = train.batch(some)
+            if batch[0].shape not in counted:
+                counted[batch[0].shape] = flops(make, *batch)
+            yield counted[batch[0].shape]
 
 
 ceilings = formats.ceilings

@@ -1,8 +1,8 @@
 """Fewer bits: training steps of an MLP, LeNet and an encoder, in each format.
 
 Each step is first compared with float64, by its loss and its gradients; what deviates by more than its format
-explains is not timed. All formats of one case take turns. float32 is computed as such; TF32, on a GPU, is a
-format of its own. Optimizers are fused in every format.
+explains is not timed. All formats of one case take turns. float32 is computed as such. Optimizers are fused
+in every format.
 """
 
 import copy
@@ -13,17 +13,16 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import formats, harness
 from benchmarks.harness import Size
 from ed_lib import models, training
-from ed_lib.precision import memory
 
 CHUNK = 64  # samples that go through the reference at a time
 RATE = 1e-12  # so that repetitions leave the network as it was
 BERT = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512, "classes": 3}
-
-
 # The batches of each network, and their sizes; seconds for each version.
 CPU = Size(mlp=(1, 8, 64, 512, 4096), lenet=(1, 8, 64, 512), encoder=(1, 2), widths=(784, 256, 256, 10),
            bert=BERT, tokens=128, seconds=0.3)  # fmt: skip
@@ -37,16 +36,13 @@ TINY = CPU(
 
 @dataclass(frozen=True)
 class Subject:
-    """A network to be trained. ``shape``: of a sample, which is numbers, or words of so many; ``flops(n)`` →
-    those of a step; ``without``: formats left out.
-    """
+    """A network to be trained. shape: of a sample, which is numbers, or words of so many."""
 
     name: str
     make: Callable
     shape: tuple
-    flops: Callable
+    batches: tuple
     optimizer: str = "SGD"
-    without: tuple = ()
     words: int = 0
 
     def batch(self, n, device):
@@ -58,59 +54,54 @@ class Subject:
         x = sample((n, *self.shape), generator=draw).to(device)
         return x, torch.zeros(n, dtype=torch.int64, device=device)
 
-    def step_bytes(self, parameters):
-        """That a step moves: float32 parameters, gradients and AdamW's two averages, read and written."""
-        return 4 * parameters * (8 if self.optimizer == "AdamW" else 4)
+    def cost(self, parameters, x, y):
+        """(bytes, FLOPs) of a step: float32 parameters, gradients and AdamW's two averages, read and written;
+        products as torch counts them.
+        """
+        return 4 * parameters * (8 if self.optimizer == "AdamW" else 4), flops(self.make, x, y)
 
 
-def subjects(size, device):
-    """[(subject, its batches)]; a CPU takes half a minute for BERT in float16."""
-    bert, widths, slow = size.bert, size.widths, ("float16",) if device == "cpu" else ()
-    make, flops = partial(models.Encoder, **bert), partial(encoder_flops, bert, size.tokens)
-    encoder = Subject("encoder", make, (size.tokens,), flops, "AdamW", slow, bert["vocabulary"])
-    mlp = Subject("MLP", partial(models.mlp, widths), widths[:1], partial(mlp_flops, widths))
-    lenet = Subject("LeNet", models.lenet, (1, 28, 28), lenet_flops)
-    return [(encoder, size.encoder), (mlp, size.mlp), (lenet, size.lenet)]
+def subjects(size):
+    """What is timed."""
+    encoder = partial(models.Encoder, **size.bert), (size.tokens,), size.encoder, "AdamW"
+    return [Subject("encoder", *encoder, size.bert["vocabulary"]),
+            Subject("MLP", partial(models.mlp, size.widths), size.widths[:1], size.mlp),
+            Subject("LeNet", models.lenet, (1, 28, 28), size.lenet)]  # fmt: skip
 
 
-def mlp_flops(widths, n):
-    """Of a step on n samples; the first layer has no gradient of its input."""
-    products = [K * N for K, N in zip(widths[:-1], widths[1:], strict=True)]
-    return 2 * n * (3 * sum(products) - products[0])
-
-
-def lenet_flops(n):
-    """Of a step on n images: each number of an output is a sum of as many products as it has."""
-    first, second = 20 * 26 * 26 * 3 * 3, 50 * 9 * 9 * 20 * 5 * 5
-    return n * (2 * 2 * first + 3 * 2 * (second + 800 * 128 + 128 * 10))
-
-
-def encoder_flops(sizes, tokens, n):
-    """Of a step on n sentences of those tokens."""
-    L, H, T = sizes["layers"], sizes["hidden"], tokens
-    linear = L * T * (3 + 1 + 4 + 4) * H**2 + H**2  # multiplications a sentence, the pooler's last
-    attention = L * 2 * T**2 * H
-    return 6 * n * (linear + attention + H * sizes["classes"])
+def flops(make, *batch):
+    """Of a training step, by torch's counter, on the device "meta", which computes nothing; of attention its
+    two products.
+    """
+    with torch.device("meta"):
+        model, (*inputs, labels) = make(), (tensor.to("meta") for tensor in batch)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        F.cross_entropy(model(*inputs), labels).backward()
+    return counter.get_total_flops()
 
 
 def training_step(size, device):
     """Forward, loss, backward, update: a row for each model, batch and format. Results: "against float32",
-    how many times as fast as that in the same turns; and the bytes of the "activations".
+    how many times as fast as that in the same turns.
     """
-    forms = formats.formats(device)
-    for subject, batches in subjects(size, device):
+    for subject in subjects(size):
         model = subject.make()
-        runs = [Run(subject, form, model, device) for form in forms if form.name not in subject.without]
-        for n in batches:
+        runs = [Run(subject, name, model, device) for name in formats.names(device)]
+        for n in subject.batches:
             try:
                 batch = subject.batch(n, device)
-                exact = exactly(model, *batch)
-                rows = harness.measure([run.version(batch, exact) for run in runs], device, size.seconds)
+                exact, cost = exactly(model, *batch), subject.cost(parameters_of(model), *batch)
+                versions = [run.version(batch, exact, cost) for run in runs]
+                rows = harness.measure(versions, device, size.seconds)
                 exactly_in = {row["format"]: row["seconds"] for row in rows}["float32"]
                 yield from (row | {"against float32": exactly_in / row["seconds"]} for row in rows)
             except torch.cuda.OutOfMemoryError:
                 print(f"{subject.name}: left out from batch {n} on, which does not fit")
                 break
+
+
+def parameters_of(model):
+    return sum(p.numel() for p in model.parameters())
 
 
 def exactly(model, x, y):
@@ -125,26 +116,22 @@ def exactly(model, x, y):
 
 
 class Run:
-    """One subject in one format: model, optimizer and scaler."""
+    """One subject in one format: model, optimizer and, for float16, a scale that does not change."""
 
-    def __init__(self, subject, form, model, device):
-        self.subject, self.form, self.scaler = subject, form, form.scaler()
-        self.model = copy.deepcopy(model).to(device)
+    def __init__(self, subject, format, model, device):
+        self.subject, self.format, self.device = subject, format, device
+        fixed = {"init_scale": 2.0**14, "growth_interval": 10**9, "enabled": format == "float16"}
+        self.model, self.scaler = copy.deepcopy(model).to(device), torch.amp.GradScaler(device, **fixed)
         self.optimizer = getattr(torch.optim, subject.optimizer)(self.model.parameters(), RATE, fused=True)
 
-    def version(self, batch, exact):
+    def version(self, batch, exact, cost):
         """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
-        form, n = self.form, len(batch[0])
-        parameters = sum(p.numel() for p in self.model.parameters())
-        cost = self.subject.step_bytes(parameters), self.subject.flops(n)
-        case = {"model": self.subject.name, "format": form.name, "batch": n, "how": "eager"}
+        case = {"model": self.subject.name, "format": self.format, "batch": len(batch[0]), "how": "eager"}
         error, call = self.deviation(*batch, exact), partial(self.step, *batch)
-        kept = {"activations": memory.account(self.model, self.optimizer, self.loss, *batch).activations}
-        return harness.Version(case, call, cost, error, form.tolerance, kept)
+        return harness.Version(case, call, cost, error, formats.TOLERANCE[self.format])
 
     def loss(self, x, y):
-        formats.set_float32(self.form.float32)
-        with self.form.context():
+        with formats.context(self.device, self.format):
             return F.cross_entropy(self.model(x), y)
 
     def step(self, x, y):
@@ -155,12 +142,11 @@ class Run:
         """How far loss and gradients, as one vector, are from ``exact`` ones, relative: the larger."""
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-        (loss * scale).backward()
+        self.scaler.scale(loss).backward()
         right, gradients = exact
         off = total = 0.0
         for p, g in zip(self.model.parameters(), gradients, strict=True):
-            off += float((p.grad.double() / scale - g).square().sum())
+            off += float((p.grad.double() / self.scaler.get_scale() - g).square().sum())
             total += float(g.square().sum())
         return max(abs(loss.item() - right) / abs(right), math.sqrt(off / total))
 

@@ -1,43 +1,25 @@
-"""Linear recurrences on a CPU: ways to have all their states, and what a network of them learns of a text.
+"""A linear recurrence on a CPU beside an LSTM: what each learns of a text, by steps and by seconds.
 
 Networks are trained in turns, step by step, so that a second means the same for each: an LSTM and two layers
 of minGRU with as many parameters, each at the rate of those tried at which the first seed ends lowest.
 """
 
 import itertools
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import harness
-from benchmarks.formats import deviation
+from benchmarks.harness import Size, summary
 from ed_lib import data, timing
 from ed_lib.lstm import scans
 
-# steps and numbers: of scans, T and a state's size. length, batch: of the text. hidden: the LSTM's, minGRU's.
-SIZE = harness.Size(
-    steps=1024, numbers=(16, 64, 256, 1024, 4096), seconds=0.3, length=128, batch=32, training=600, every=50,
-    seeds=3, rates=(1e-3, 3e-3, 1e-2, 3e-2), embedded=128, hidden=(256, 384),
-)  # fmt: skip
-TINY = SIZE(steps=8, numbers=(2, 3), seconds=0.001, length=4, batch=2, training=4, every=2, seeds=2,
-            rates=(1e-3, 3e-3), embedded=3, hidden=(4, 5))  # fmt: skip
+# A step takes a batch of sequences of a length; hidden: the LSTM's cells, minGRU's.
+SIZE = Size(length=128, batch=32, training=600, every=50, seeds=3, rates=(1e-3, 3e-3, 1e-2, 3e-2),
+            embedded=128, hidden=(256, 384))  # fmt: skip
+TINY = SIZE(length=4, batch=2, training=4, every=2, seeds=2, rates=(1e-3, 3e-3), embedded=3, hidden=(4, 5))
 NETWORKS = {"LSTM": nn.LSTM, "minGRU, 2 layers": scans.Stack}
-
-
-def scanned(size, device):
-    """All states of a recurrence, by each of the ways."""
-    for numbers in size.numbers:
-        torch.manual_seed(0)
-        a, b, h = torch.rand(size.steps, numbers), torch.randn(size.steps, numbers), torch.randn(numbers)
-        right = scans.step_by_step(a.double(), b.double(), h.double())
-        cost, versions = (3 * b.nbytes, 2 * b.numel()), []
-        for what, scan in scans.SCANS.items():
-            case, call = {"what": what, "numbers": numbers, "steps": size.steps}, partial(scan, a, b, h)
-            versions.append(harness.Version(case, call, cost, deviation([call()], [right]), 1e-5))
-        yield from harness.measure(versions, device, size.seconds)
 
 
 class Reader(nn.Module):
@@ -63,7 +45,7 @@ def read(size, device):
         mine = [run[what, rate] for run in runs]
         parameters = sum(p.numel() for p in Reader(what, len(text.characters), size).parameters())
         row = {"what": what, "rate": rate, "parameters": parameters, "every": size.every}
-        row |= harness.summary([time for run in mine for time in run["seconds"]])
+        row |= summary([time for run in mine for time in run["seconds"]])
         row |= {f"loss, seed {seed}": run["loss"] for seed, run in enumerate(mine)}
         yield row | {f"rate {r:g}": first[what, r]["loss"][-1] for r in size.rates}
 
@@ -99,4 +81,4 @@ def held_out(network, text, size):
     return float(np.mean([F.cross_entropy(network(x).flatten(0, 1), y.flatten()) for x, y in pairs]))
 
 
-TABLES = {"scans": scanned, "text": read}
+TABLES = {"text": read}

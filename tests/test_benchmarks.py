@@ -1,5 +1,6 @@
 """The benchmarks: each at a tiny size, the harness, and what they count or train against others' numbers."""
 
+import functools
 import importlib
 import itertools
 from pathlib import Path
@@ -8,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as command
 from benchmarks import critical_batch, few_bits, harness, pipelines, precision, precision_accuracy, relatives
@@ -160,35 +159,27 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
             assert (right >= size.target) == (n == steps) or n % max(1, n // 50)
 
 
-BERT = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50, "positions": 16, "classes": 3}
-FULL = precision.SIZE["cpu"]
-SMALL = FULL(widths=(17, 32, 16, 5), tokens=7, bert=BERT)
-SUBJECTS = [subject for size in (FULL, SMALL) for subject, _ in precision.subjects(size, "cpu")]
-
-
 @pytest.mark.oracle
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_flops_are_those_that_torch_counts(subject, n):
-    """On the device "meta", which computes nothing; attention as two products, counted as such."""
-    with torch.device("meta"):
-        model = subject.make()
-    x, y = subject.batch(n, "meta")
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        F.cross_entropy(model(x), y).backward()
-    assert subject.flops(n) == counter.get_total_flops()
+def test_flops_of_a_step_are_three_times_its_products_but_for_the_gradient_of_the_input():
+    x, y = precision.subjects(precision.SIZE["cpu"])[1].batch(3, "cpu")
+    wide = 784 * 256 + 256 * 256 + 256 * 10
+    assert precision.flops(models.mlp, x, y) == 2 * 3 * (3 * wide - 784 * 256)
+    tokens = torch.zeros(1, 7, dtype=torch.int64)
+    attention, linear = 2 * 7**2 * 32, 7 * 12 * 32**2  # a layer's multiplications
+    encoder = functools.partial(models.Encoder, layers=2, hidden=32, heads=2, vocabulary=9, positions=8)
+    assert precision.flops(encoder, tokens, y[:1]) == 6 * (2 * (attention + linear) + 32**2 + 3 * 32)
 
 
 @pytest.mark.oracle
 def test_bytes_of_a_step_are_what_the_optimizer_touches():
     model = torch.nn.Linear(10, 3)
-    for subject, states in zip(SUBJECTS[:2], (2, 0), strict=True):
+    for subject, states in zip(precision.subjects(precision.TINY)[:2], (2, 0), strict=True):
         optimizer = getattr(torch.optim, subject.optimizer)(model.parameters(), 1e-3)
         model(torch.ones(1, 10)).sum().backward()
         optimizer.step()
         kept = [v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
         assert sum(v.numel() for v in kept) == states * 33
-        assert subject.step_bytes(33) == 4 * 33 * (2 + 2 + 2 * states)
+        assert subject.cost(33, *subject.batch(1, "cpu"))[0] == 4 * 33 * (2 + 2 + 2 * states)
 
 
 @pytest.mark.oracle
