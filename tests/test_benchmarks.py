@@ -28,8 +28,8 @@ def roof(device="cpu", dtype="float32"):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece. jax, which counts its
-    devices once in a process, has as many as the exercises of a chapter want of it later.
+    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece. jax, which counts
+    its devices once in a process, has as many as the exercises of a chapter want of it later.
     """
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=256")
     monkeypatch.setattr(roofline, "ceilings", roof)
