@@ -103,15 +103,6 @@ def test_one_command_changes_the_address_everywhere(tmp_path, monkeypatch):
         assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], "the outputs became stale"
 
 
-def test_make_gpu_says_plainly_that_there_is_none(tmp_path):
-    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = lambda: False")
-    call = ["make", "gpu", f"PYTHON=env PYTHONPATH={tmp_path} {sys.executable}"]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
-    said = [line for line in done.stdout.splitlines() if not line.startswith("make[")]  # inside another make
-    assert done.returncode and not said
-    assert "make gpu needs a GPU, and PyTorch sees none here." in done.stderr
-
-
 def untyped(path):
     """The public functions and methods of a module without all their types; Triton and Numba have theirs."""
     text = path.read_text()

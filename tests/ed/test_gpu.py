@@ -159,16 +159,6 @@ def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
     assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
-@pytest.mark.gpu
-@RULES_AND_BIASES
-@pytest.mark.parametrize("path", ["layers", "kernel"])
-def test_a_network_on_a_gpu(path, rule, bias):
-    if not arrays.gpu_count("cupy"):
-        pytest.skip("needs a GPU, and this machine has none")
-    options = dict(rule=rule, bias=bias, backend="cupy", device="cuda")
-    assert_same_after_steps(*twins(path, 17, 20, 3, **options), 63)
-
-
 def test_what_is_taken_on_a_gpu():
     cupy = Space("cupy", "cuda", "float32")
     assert network.obstacle(cupy, 512) is None and "at most 512 pairs" in network.obstacle(cupy, 513)

@@ -66,16 +66,6 @@ def test_an_update_equals_plain_loops_and_a_stack_is_updated_as_its_layers_are(r
 
 
 @pytest.mark.oracle
-def test_the_signed_rule_is_kanekos_gain_with_both_parts_for_both_types(rng):
-    d = rng.uniform(-1, 1, (5, 2))
-    plus, minus = np.maximum(d, 0), np.maximum(-d, 0)
-    np.testing.assert_array_equal(rules.gains(d, "signed")[:, 0, :, 0], (plus - minus).T)
-    np.testing.assert_array_equal(rules.gains(d, "signed")[:, 1, :, 0], (plus - minus).T)
-    np.testing.assert_array_equal(rules.gains(d, "kaneko")[:, 0, :, 0], plus.T)
-    np.testing.assert_array_equal(rules.gains(d, "kaneko")[:, 1, :, 0], -minus.T)
-
-
-@pytest.mark.oracle
 def test_the_sigmoid_neither_overflows_nor_loses_its_symmetry():
     u = np.array([-1e30, -50.0, -1.0, 0.0, 1.0, 50.0, 1e30])
     with np.errstate(all="raise", under="ignore"):
