@@ -8,7 +8,6 @@ from torch import nn
 from ed_lib.parallel import (
     asynchronous,
     launch,
-    layouts,
     links,
     pipeline,
     simulator,
@@ -102,7 +101,6 @@ PARALLEL = [
      "layers is 8; wanted a multiple of 3, pipeline × chunks, or two less"),
     ("heads over eight", lambda: Layout(8, 8).layers(SMALL), ValueError, "heads is 4; wanted"),
     ("tokens over three", lambda: Layout(3, context=3).layers(SMALL), ValueError, "tokens is 16; wanted"),
-    ("no devices for jax", lambda: layouts.simulate_devices(0), ValueError, "count is 0"),
     ("another's unit", lambda: zero.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
     ("a unit in a unit", lambda: zero.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
     ("a unit tied to what is outside", lambda: zero.cut(SHARED, [SHARED[0]]), ValueError,
