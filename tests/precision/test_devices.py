@@ -2,6 +2,8 @@
 stayed on the CPU would raise there.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -93,11 +95,9 @@ def fewer_filters():
 
 ALL = {
     "GradScaler": scaler,
-    **{
-        f"Bfloat16Weights, {how}": lambda how=how: bfloat16(how) for how in ("nearest", "stochastic", "kahan")
-    },
     "Adam8bit": adam,
-    **{f"low_bits, {name}": lambda name=name: recipe(name) for name in RECIPES if "delayed" not in name},
+    **{f"Bfloat16Weights, {how}": partial(bfloat16, how) for how in ("nearest", "stochastic", "kahan")},
+    **{f"low_bits, {name}": partial(recipe, name) for name in RECIPES if "delayed" not in name},
     "autocast": in_few_bits,
     "nearest": lambda: [formats.nearest(ones(3), "e4m3", torch.Generator())],
     "Quantized": quantized,

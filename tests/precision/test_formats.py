@@ -131,7 +131,7 @@ def test_what_comes_back_is_the_nearest_number(x, name):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize(
-    ("name", "beyond"), [("float16", np.inf), ("e5m2", np.inf), ("e4m3", np.nan), ("e2m1", 6.0)]
+    "name, beyond", [("float16", np.inf), ("e5m2", np.inf), ("e4m3", np.nan), ("e2m1", 6.0)]
 )
 def test_what_is_too_large_overflows_unless_it_is_to_saturate(name, beyond):
     x = np.float32([1e6, -1e6, np.inf, np.nan])

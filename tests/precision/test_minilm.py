@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -120,9 +121,7 @@ def test_embeddings_are_means_over_the_tokens_in_the_order_given():
 # Fine-tuning
 
 
-def small():
-    sizes = {"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 30, "positions": 12}
-    return models.Encoder(**sizes, eps=minilm.EPS)
+small = partial(models.Encoder, layers=1, hidden=16, heads=2, vocabulary=30, positions=12, eps=minilm.EPS)
 
 
 def task(n, seed=0, classes=3):
@@ -160,12 +159,10 @@ def test_the_rate_warms_up_and_falls_and_only_matrices_decay(monkeypatch):
 
 
 def test_in_few_bits_with_a_scaler():
-    net, scaler = small(), GradScaler("cpu")
+    net, bfloat16 = small(), partial(torch.autocast, "cpu", torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        history = minilm.finetune(
-            net, task(64), epochs=2, context=lambda: torch.autocast("cpu", torch.bfloat16), scaler=scaler
-        )
+        history = minilm.finetune(net, task(64), epochs=2, context=bfloat16, scaler=GradScaler("cpu"))
     assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
 
 

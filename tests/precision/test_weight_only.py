@@ -42,6 +42,7 @@ def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, 
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(rows))
     few = weight_only.nearest(weight, bits, group)
     assert few.group == group and int(few.codes.max()) < 2**bits
+    assert few.bytes == -(-rows * groups * group * bits // 8) + 2 * 2 * rows * groups  # packed; 16 bits each
     off = (few.weight() - weight).abs().view(rows, groups, group)
     assert (off <= few.scale[..., None] / 2 + 1e-6).all()
 
@@ -70,19 +71,6 @@ def test_gptq_and_awq_are_no_worse_than_the_nearest_on_their_inputs(seed):
     assert output_error(weight_only.gptq(weight, weight_only.hessian(x), 4, 8), weight, x) < plain
     few, factors = weight_only.awq(weight, x, 4, 8)
     assert output_error(few, weight, x, factors) <= plain * (1 + 1e-4)  # the power 0 is among those tried
-
-
-def test_a_dead_input_gets_no_weight():
-    weight, x = weight_and_inputs()
-    x[:, 5] = 0
-    weight[:, 4:8] = 0.5  # one grid: all but the dead one would be exact
-    few = weight_only.gptq(weight, weight_only.hessian(x), 4, 4)
-    assert few.weight()[:, 5].abs().max() < 1e-6
-
-
-def test_bytes_are_those_of_packed_codes_and_two_short_numbers_a_group():
-    few = weight_only.nearest(torch.randn(4, 256), 4, 128)
-    assert few.bytes == 4 * 256 // 2 + 2 * 4 * 4
 
 
 @pytest.mark.oracle
@@ -131,24 +119,15 @@ def test_hessians_of_few_inputs_or_of_none():
         weight_only.gptq(weight, torch.ones(32, 32) - 2 * torch.eye(32), 4, 8)
 
 
-def test_a_saved_layer_computes_the_same_when_it_is_loaded():
+def test_what_a_layer_keeps_is_saved_loaded_and_moved():
     weight, x = weight_and_inputs(rows=64, columns=128)
-    layers = [
-        weight_only.Linear4(weight_only.nearest(w, 4, 32), w[:, 0], w[0].abs() + 1)
-        for w in (weight, -2 * weight)
-    ]
-    layers[1].load_state_dict(layers[0].state_dict())
-    assert torch.equal(layers[1](x), layers[0](x))
-
-
-def test_what_a_layer_keeps_moves_with_it():
-    """Its operator is a CPU's; on a GPU PyTorch has another, which lays the codes out otherwise."""
-    few = weight_only.nearest(torch.randn(16, 32), 4, 32)
-    layer = weight_only.Linear4(few, torch.ones(16), torch.ones(32))
-    kept = layer.to("meta")
-    assert {each.device.type for each in kept.state_dict().values()} == {"meta"}
-    assert sorted(kept.state_dict()) == ["bias", "factors", "grids", "packed"]
-    assert not [name for name, value in vars(kept).items() if isinstance(value, torch.Tensor)]
+    both = (weight_only.nearest(w, 4, 32) for w in (weight, -2 * weight))
+    saved, other = (weight_only.Linear4(few, few.least[:, 0], few.weight()[0].abs() + 1) for few in both)
+    other.load_state_dict(saved.state_dict())
+    assert torch.equal(other(x), saved(x))
+    assert sorted(saved.state_dict()) == ["bias", "factors", "grids", "packed"]
+    assert {each.device.type for each in saved.to("meta").state_dict().values()} == {"meta"}
+    assert not [name for name, value in vars(saved).items() if isinstance(value, torch.Tensor)]
 
 
 @pytest.mark.oracle
