@@ -179,9 +179,7 @@ SPOILT = {  # what becomes of a file's bytes, and what is said of it
 
 
 @pytest.mark.parametrize("damage", SPOILT)
-def test_a_spoilt_file_is_an_error_and_stays_and_its_size_costs_nothing(
-    tiny, server, tmp_path, monkeypatch, damage
-):
+def test_a_spoilt_file_is_an_error_and_stays_and_costs_nothing(tiny, server, tmp_path, monkeypatch, damage):
     spoil, said = SPOILT[damage]
     write(tmp_path, tiny)
     file, raw = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", tiny["t10k-labels-idx1-ubyte"]
@@ -220,9 +218,7 @@ def test_pairs_are_the_files_and_a_pair_that_stands_turned_stays_in_one_part(tin
     write(cache, tiny, "sick", "")
     parts = data.sick()
     found = [row for part in parts for row in zip(part.first, part.second, *part[2:], strict=True)]
-    assert sorted(found) == sorted(
-        (a, b, data.SICK_LABELS.index(kind), float(r)) for _, a, b, r, kind in ROWS
-    )
+    assert sorted(found) == sorted((a, b, data.SICK_LABELS.index(k), float(r)) for _, a, b, r, k in ROWS)
     assert any({"up", "down"} <= set(part.first) for part in parts)
 
 

@@ -14,10 +14,8 @@ X, T, BAD_X = np.full((4, 3), 0.5), np.ones((4, 1)), np.full((4, 3), np.inf)
 NUMPY, TORCH = EDNetwork(3, 2, 1), EDNetwork(7, 4, 2, 3, backend="torch")
 STATE = NUMPY.state_dict()
 LEARNER, SEVEN, THREE = Learner(TORCH, "squared", "adam"), torch.ones(6, 7), torch.ones(6, 3)
-FLIPPED, NAN = (
-    STATE | {"hidden.weight": -STATE["hidden.weight"]},
-    STATE | {"input.bias": STATE["input.bias"] * np.nan},
-)
+FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
+NAN = STATE | {"input.bias": STATE["input.bias"] * np.nan}
 GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
 PATTERNS, TARGETS = learner.parity(2)

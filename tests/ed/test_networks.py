@@ -27,7 +27,7 @@ def directions(net, x, target):
     """Of the parameters, in the network's order, by its own step."""
     found = {
         name: p for name, p in net.parameters.items() if p.numel()
-    }  # none between hidden layers at depth 0
+    }  # at depth 0 none between hidden layers
     return zip(found, torch.autograd.grad(-net.loss(net.forward(x), target), found.values()), strict=True)
 
 
@@ -112,9 +112,8 @@ def test_a_grid_grows_until_its_best_is_inside(best, start):
         return [-abs(LADDER.index(rate) - best) for rate in rates]
 
     scores = grid.widened(reach, LADDER[start : start + 3])
-    assert grid.widened(lambda rates: [0.5] * len(rates), LADDER[3:6]) == dict.fromkeys(LADDER, 0.5), (
-        "where none learns, all"
-    )
+    none = grid.widened(lambda rates: [0.5] * len(rates), LADDER[3:6])
+    assert none == dict.fromkeys(LADDER, 0.5), "where none learns, all"
     assert list(scores) == sorted(scores) and len(tried) == len(set(tried)) == len(scores)
     rate, edge = grid.inner(scores)
     assert rate == LADDER[best] and edge == (best in (0, len(LADDER) - 1))

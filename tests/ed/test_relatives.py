@@ -143,20 +143,13 @@ def vectors_by_autograd(net, x, target):
 
 
 @pytest.mark.oracle
-def test_backprop_in_the_network_of_vectors_is_the_gradient():
+def test_the_gradient_by_a_cell_is_the_error_times_a_number_not_negative_and_backprop_follows_it():
     net, (x, target) = network("backprop", VectorPerceptron), batch()
-    net.forward(x)
-    weights, biases, _ = vectors_by_autograd(net, x, target)
+    error = ((target - net.forward(x)) / len(x))[:, None]  # (B, 1, K)
+    weights, biases, sums = vectors_by_autograd(net, x, target)
     for ours, theirs in zip(net.directions(target), [*weights, *biases], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
-
-
-@pytest.mark.oracle
-def test_the_gradient_by_a_cell_is_the_error_times_a_number_not_negative():
-    net, (x, target) = network("vector", VectorPerceptron), batch()
-    error = ((target - net.forward(x)) / len(x))[:, None]  # (B, 1, K)
-    gates = [*net.gates, torch.ones(len(x), 1)]
-    for by_sums, gate in zip(vectors_by_autograd(net, x, target)[2], gates, strict=True):
+    for by_sums, gate in zip(sums, [*net.gates, torch.ones(len(x), 1)], strict=True):
         c = (by_sums * error).sum(2) / (error * error).sum(2)  # (B, O)
         torch.testing.assert_close(by_sums, c[:, :, None] * error, rtol=0, atol=1e-14)
         assert (c >= -1e-14).all() and (c > 1e-9).any() and (c[gate == 0] == 0).all()
