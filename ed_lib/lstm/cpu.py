@@ -1,58 +1,33 @@
-"""An LSTM on a CPU, for one sequence or few: a ladder of which each rung removes a cause of its time.
-
-``compiled_cell``: a call for each pointwise operation. ``all_inputs``: an input product at each step.
-:class:`Packed` runs the whole sequence in one call, and lays the weights once in the order in which they are
-read. Its ``threads`` keep a part of them each and meet at a barrier after each step: the persistent kernel of
-Diamos et al. (2016), on cores. Its ``bits=8`` make four products in a lane at once, where there is VNNI.
+"""An LSTM on a CPU, for one sequence or few: its whole sequence in one compiled call, of weights laid
+once in the order in which they are read. Threads keep a part of them each and meet at a barrier after each
+step: the persistent kernel of Diamos et al. (2016), on cores. With VNNI a lane makes four products at once.
 
 Letters: T steps, B batch, I inputs, H hidden, P: H rounded up to whole vectors, N = P / LANES blocks: LANES
 hidden numbers with their four gates, i, f, g, o, so that a sample's sums fill four vector registers.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import get_num_threads, njit, prange, types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic, overload
 from torch.nn.functional import pad
 
 from ed_lib import check
-from ed_lib.lstm.ladder import Weights
 from ed_lib.lstm.module import check_module, checked
-from ed_lib.lstm.vectors import FAST, LANES, VNNI, F, product, sigmoid, tanh
 
+F = np.float32  # numbers in the compiled code keep this type
+PROCESSOR = cpu_target.target_context.codegen().magic_tuple()[2]  # what it can, or what NUMBA_CPU_NAME says
+VNNI = "+avx512vnni" in PROCESSOR
+LANES, ROWS = (16, 4) if "+avx512f" in PROCESSOR else (8, 2)  # numbers in a vector, and samples at once
+FAST: dict[str, Any] = dict(fastmath={"contract", "nsz"}, error_model="numpy", cache=True)
 PHASES = {"input product": 1, "recurrent product": 2, "cell": 4, "waiting": 8}  # a pass is their sum
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
-
-
-@torch.no_grad()
-def compiled_cell(module: torch.nn.LSTM, x: torch.Tensor) -> tuple:
-    """All pointwise work of a step in one compiled call; its two products are PyTorch's. x (T, B, I), of one
-    layer → as the module.
-    """
-    w_ih, _, b_ih, b_hh = module.all_weights[0]
-    return steps(module, (torch.addmm(b_ih + b_hh, now, w_ih.t()) for now in x), x)  # (B, I) (I, 4H) each
-
-
-@torch.no_grad()
-def all_inputs(module: torch.nn.LSTM, x: torch.Tensor) -> tuple:
-    """The same with one input product for all steps, since it waits for none of them."""
-    w_ih, _, b_ih, b_hh = module.all_weights[0]
-    gates = torch.addmm(b_ih + b_hh, x.flatten(0, 1), w_ih.t())  # (T · B, I) (I, 4H) → (T · B, 4H)
-    return steps(module, gates.unflatten(0, x.shape[:2]), x)
-
-
-def steps(module: torch.nn.LSTM, gates: Iterable[torch.Tensor], x: torch.Tensor) -> tuple:
-    """The steps from their input products on, (B, 4H) each."""
-    w_hh = module.all_weights[0][1].t()
-    hidden, cells = x.new_zeros(2, len(x) + 1, x.shape[1], module.hidden_size)
-    for t, a in enumerate(gates):
-        recurrent = torch.mm(hidden[t], w_hh)  # (B, H) (H, 4H) → (B, 4H)
-        arrays = a, recurrent, cells[t], cells[t + 1], hidden[t + 1]
-        whole_cell(*(array.numpy() for array in arrays))
-    return hidden[1:], (hidden[-1:], cells[-1:])
 
 
 class Packed:
@@ -74,7 +49,7 @@ class Packed:
         if bits == 8 and not VNNI:
             raise ValueError("bits is 8; wanted 32 on a processor without AVX-512 VNNI")
         self.threads, self.bits, self.phases = int(threads), bits, sum(PHASES.values())
-        self.layers = [pack(tuple(weights), bits) for weights in module.all_weights]  # type: ignore[arg-type]
+        self.layers = [pack(tuple(weights), bits) for weights in module.all_weights]
 
     def __call__(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
         """x (T, B, I), state (h0, c0), each (L, B, H), or None for zeros → output (T, B, H), (h_n, c_n)."""
@@ -88,11 +63,13 @@ class Packed:
             ends.append((x[-1], cells[-1]))
         return x, tuple(map(torch.stack, zip(*ends, strict=True)))
 
-    def run(self, weights: "Blocks", x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
+    def run(self, weights: tuple, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
         """All steps of a layer: x (T, B, I), h and c (B, H) → hidden and cells (T + 1, B, P)."""
-        (steps, batch, inputs), padded = x.shape, LANES * len(weights.w_hh)
-        gates = np.empty((len(weights.w_hh), steps * batch, 4 * LANES), x.dtype)  # a thread's lie together
-        hidden, cells = np.empty((2, steps + 1, batch, padded), x.dtype)
+        (steps, batch, inputs), count = x.shape, len(weights[0])
+        gates = np.empty(
+            (count, steps * batch, 4 * LANES), x.dtype
+        )  # a thread's lie together, in lines of its own
+        hidden, cells = np.empty((2, steps + 1, batch, count * LANES), x.dtype)
         for array, start in (hidden, h), (cells, c):
             array[0, :, : self.size], array[0, :, self.size :] = start, 0
         state, codes = hidden, None  # state: what the recurrent product reads
@@ -106,40 +83,30 @@ class Packed:
         return hidden, cells
 
 
-class Blocks(NamedTuple):
-    """A layer's weights in the order in which they are read; what is beyond H is zero."""
-
-    w_ih: np.ndarray  # (N, I, 4 LANES)
-    bias: np.ndarray  # (N, 4 LANES), both added
-    w_hh: np.ndarray  # (N, P, 4 LANES); of eight bits (N, P / 4, 4 LANES), four in an int32
-    scale: np.ndarray  # (N, 4 LANES): what a unit of the recurrent product is worth, 1 but in eight bits
-
-
-def pack(weights: Weights, bits: int = 32) -> Blocks:
-    """W_ih (4H, I), W_hh (4H, H) and two biases (4H,) as :class:`Blocks`."""
+def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> tuple[np.ndarray, ...]:
+    """W_ih (4H, I), W_hh (4H, H) and two biases (4H,), in the order in which they are read: w_ih
+    (N, I, 4 LANES), the biases' sum (N, 4 LANES), w_hh (N, P, 4 LANES), of eight bits (N, P / 4, 4 LANES),
+    four in an int32, and what a unit of the recurrent product is worth (N, 4 LANES). What is beyond H is 0.
+    """
     w_ih, w_hh, b_ih, b_hh = (weight.detach() for weight in weights)
     size = w_hh.shape[1]
     more = -size % LANES
-    w_hh = pad(w_hh.reshape(4, size, size), (0, more, 0, more))  # (4, P, P): gate, to, from
+    w_ih = pad(w_ih.reshape(4, size, -1), (0, 0, 0, more))  # (4, P, I): gate, to, from
+    w_hh = pad(w_hh.reshape(4, size, size), (0, more, 0, more))  # (4, P, P)
     bias = pad((b_ih + b_hh).view(4, size), (0, more))  # (4, P)
-    first = blocks(pad(w_ih.reshape(4, size, -1), (0, 0, 0, more))[..., None])
-    if bits == 32:
-        return Blocks(first, vectors(bias), blocks(w_hh[..., None]), vectors(torch.ones_like(bias)))
-    unit = w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127  # (4, P), of a weight
-    few, scale = (w_hh / unit[..., None]).round().to(torch.int8), unit / 127  # h has 127 units
-    bias = bias - 128 * few.sum(2) * scale  # since its bytes count from 128
-    return Blocks(first, vectors(bias), blocks(few.unflatten(2, (-1, 4))).view(np.int32), vectors(scale))
+    scale = torch.ones_like(bias)
+    if bits == 8:
+        unit = w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127  # (4, P), of a weight
+        w_hh, scale = (w_hh / unit[..., None]).round().to(torch.int8), unit / 127  # h has 127 units
+        bias = bias - 128 * w_hh.sum(2) * scale  # since its bytes count from 128
+    first, second = blocks(w_ih[..., None]), blocks(w_hh.unflatten(2, (-1, 32 // bits)))
+    sums, units = (blocks(each[..., None, None])[:, 0] for each in (bias, scale))
+    return first, sums, second.view(np.int32) if bits == 8 else second, units
 
 
 def blocks(w: torch.Tensor) -> np.ndarray:
     """(4, P, K, n) → (N, K, 4 · LANES · n): a block's weights of each k side by side."""
-    w = w.unflatten(1, (-1, LANES)).permute(1, 3, 0, 2, 4)  # (N, K, 4, LANES, n)
-    return w.flatten(2).contiguous().numpy()
-
-
-def vectors(numbers: torch.Tensor) -> np.ndarray:
-    """(4, P) → (N, 4 · LANES): those of a block side by side."""
-    return blocks(numbers[..., None, None])[:, 0]
+    return w.unflatten(1, (-1, LANES)).permute(1, 3, 0, 2, 4).flatten(2).contiguous().numpy()
 
 
 @njit(parallel=True, **FAST)
@@ -188,15 +155,6 @@ def block_cell(t, block, gates, cells, hidden, codes):
 
 
 @njit(**FAST)
-def whole_cell(gates, recurrent, before, after, h):
-    """A step from its products on: gates (B, 4H), left summed, recurrent (B, 4H), the rest (B, H)."""
-    for b in range(len(h)):
-        for j in range(gates.shape[1]):
-            gates[b, j] += recurrent[b, j]
-        cell(gates[b], before[b], after[b], h[b], h.shape[1])
-
-
-@njit(**FAST)
 def cell(gates, before, after, h, n):
     """One sample's step from the sums on: gates (4n,), i, f, g, o; the cell before → after and h, (n,). Two
     loops, since a compiler makes vector instructions of a loop over few arrays only.
@@ -205,6 +163,105 @@ def cell(gates, before, after, h, n):
         after[j] = sigmoid(gates[n + j]) * before[j] + sigmoid(gates[j]) * tanh(gates[2 * n + j])
     for j in range(n):
         h[j] = sigmoid(gates[3 * n + j]) * tanh(after[j])
+
+
+@njit(**FAST)
+def sigmoid(x):
+    return F(1) / (F(2) + expm1(-x))
+
+
+@njit(**FAST)
+def tanh(x):
+    twice = expm1(x + x)
+    return twice / (twice + F(2))
+
+
+def expm1(x):
+    """e^x − 1, of which small x keep all digits; in float64 the library's."""
+
+
+@overload(expm1)
+def _(x):
+    return (lambda x: series(x)) if x == types.float32 else (lambda x: np.expm1(min(x, 700.0)))
+
+
+C2, C3, C4, C5, C6, C7 = [F(1 / np.prod(np.arange(1.0, n + 1))) for n in range(2, 8)]  # 1 / n!
+
+
+@njit(**FAST)
+def series(x):
+    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for x from −87 to 87, in
+    operations that a vector register does for all its numbers at once.
+    """
+    x = F(-87) if x < F(-87) else F(87) if x > F(87) else x  # NaN stays
+    shifted = np.float32(x * F(1 / np.log(2)) + F(1.5 * 2**23))  # rounds: n is in its last bits
+    n = shifted - F(1.5 * 2**23)
+    f = (x - n * F(0.693359375)) + n * F(2.12194440e-4)  # ln 2 in two parts, the first of few bits
+    power = np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32)  # 2^n, by its bits
+    return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (power - F(1))
+
+
+@njit(**FAST)
+def product(x, w, out, scale):
+    """out (R, 4 LANES) += x (R, K) w (K, 4 LANES); of bytes, which x and w hold by four in an int32, times
+    scale (4 LANES,).
+    """
+    for row in range(0, len(x) - ROWS + 1, ROWS):
+        some_rows(x, row, w, out, scale)
+    for row in range(len(x) // ROWS * ROWS, len(x)):
+        one_row(x, row, w, out, scale)
+
+
+def tile(rows: int) -> Any:
+    """``product`` for so many rows from ``row`` on: their sums stay in registers over all of k, four for a
+    row, and a weight that is read serves all rows. Bytes, of x from 0 to 255, of w from −128 to 127, are
+    multiplied and added by four in each lane, by ``vpdpbusd``.
+    """
+
+    @intrinsic
+    def multiply(typing, x, row, w, out, scale):
+        def emit(context, builder, signature, arguments):
+            def vector(n, *indices, lanes=LANES):  # a pointer to so many numbers of the n-th argument
+                array = context.make_array(signature.args[n])(context, builder, arguments[n])
+                place = cgutils.get_item_pointer(context, builder, signature.args[n], array, indices)
+                return builder.bitcast(place, ir.VectorType(place.type.pointee, lanes).as_pointer())
+
+            def load(*where):
+                return builder.load(vector(*where), align=4)
+
+            number, size = context.get_value_type(x.dtype), arguments[1].type
+            lanes, few = ir.VectorType(number, LANES), isinstance(number, ir.IntType)
+            name = "llvm.x86.avx512.vpdpbusd.512" if few else f"llvm.fmuladd.v{LANES}f{x.dtype.bitwidth}"
+            call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, 3 * [lanes]), name)
+            at = [builder.add(arguments[1], size(n)) for n in range(rows)]
+            gates = [size(gate * LANES) for gate in range(4)]
+            zero, first = ir.Constant(lanes, None), ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+            sums = [[cgutils.alloca_once_value(builder, zero) for _ in gates] for _ in at]  # LLVM: registers
+            w_array = context.make_array(w)(context, builder, arguments[2])
+            with cgutils.for_range(builder, builder.extract_value(w_array.shape, 0)) as k:
+                four = [load(2, k.index, gate) for gate in gates]
+                for r, totals in zip(at, sums, strict=True):
+                    one = builder.load(vector(0, r, k.index, lanes=1))
+                    every = builder.shuffle_vector(one, one, first)  # x[r, k] in all lanes
+                    for weight, total in zip(four, totals, strict=True):
+                        old = builder.load(total)
+                        terms = (old, every, weight) if few else (every, weight, old)
+                        builder.store(builder.call(call, terms), total)
+            for r, totals in zip(at, sums, strict=True):
+                for gate, total in zip(gates, totals, strict=True):
+                    value = builder.load(total)
+                    if few:
+                        each = load(4, gate)
+                        value = builder.fmul(builder.sitofp(value, each.type), each)
+                    builder.store(builder.fadd(load(3, r, gate), value), vector(3, r, gate), align=4)
+            return context.get_dummy_value()
+
+        return types.none(x, types.intp, w, out, scale), emit
+
+    return multiply
+
+
+some_rows, one_row = tile(ROWS), tile(1)
 
 
 @njit(**FAST)

@@ -1,4 +1,4 @@
-"""The CPU's ladder against torch.nn.LSTM: rungs, packed weights, threads; and products of bytes."""
+"""The CPU's rungs against torch.nn.LSTM: packed weights, threads; and products of bytes."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba")
 
-from ed_lib.lstm import cpu, vectors  # noqa: E402
-from ed_lib.lstm.cpu import Packed  # noqa: E402
-from ed_lib.lstm.vectors import LANES  # noqa: E402
+from ed_lib.lstm import cpu  # noqa: E402
+from ed_lib.lstm.cpu import LANES, Packed  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
 FEWER = settings(max_examples=15)  # threads that wait for each other are slow where others want their cores
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6}
-RUNGS = [cpu.compiled_cell, cpu.all_inputs]
-VNNI = pytest.mark.skipif(not vectors.VNNI, reason="needs AVX-512 VNNI")
+VNNI = pytest.mark.skipif(not cpu.VNNI, reason="needs AVX-512 VNNI")
 
 
 def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options):
@@ -26,18 +24,6 @@ def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options
     module = torch.nn.LSTM(inputs, hidden, layers, dtype=dtype, **options)
     x = torch.randn(steps, batch, inputs, dtype=dtype)
     return module, x, tuple(2 * torch.rand(2, layers, batch, hidden, dtype=dtype) - 1)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("rung", RUNGS)
-@FEWER
-@given(
-    steps=st.integers(1, 6), batch=SIZE, inputs=SIZE, hidden=HIDDEN, dtype=st.sampled_from(list(CLOSE)),
-)  # fmt: skip
-def test_a_rung_equals_pytorch(rung, steps, batch, inputs, hidden, dtype):
-    module, x, _ = drawn(steps, batch, inputs, hidden, dtype=dtype)
-    with torch.no_grad():
-        torch.testing.assert_close(rung(module, x), module(x), rtol=0, atol=CLOSE[dtype])
 
 
 @pytest.mark.oracle
@@ -69,7 +55,7 @@ def test_a_product_is_numpys(rows, inputs, seed):
         x, w = (random.normal(size=s).astype(dtype) for s in ((rows, inputs), (inputs, 4 * LANES)))
         out = random.normal(size=(rows, 4 * LANES)).astype(dtype)
         right = out + x @ w
-        vectors.product(x, w, out, np.ones(4 * LANES, dtype))
+        cpu.product(x, w, out, np.ones(4 * LANES, dtype))
         np.testing.assert_allclose(out, right, rtol=0, atol=close)
 
 
@@ -82,7 +68,7 @@ def test_a_product_of_bytes_is_the_integers(rows, fours, seed):
     w = random.integers(-128, 128, (fours, 4 * LANES, 4), np.int8)
     scale = random.integers(1, 9, 4 * LANES).astype(np.float32)
     out = np.zeros((rows, 4 * LANES), np.float32)
-    vectors.product(x.view(np.int32), w.reshape(fours, -1).view(np.int32), out, scale)
+    cpu.product(x.view(np.int32), w.reshape(fours, -1).view(np.int32), out, scale)
     exact = np.einsum("rkb,knb->rn", x.reshape(rows, fours, 4).astype(int), w.astype(int))
     assert np.array_equal(out, exact * scale)
 
@@ -141,7 +127,7 @@ def test_a_thread_that_dies_is_not_waited_for_forever(monkeypatch):
 @numba.njit
 def over(x, sigmoid, tanh):
     for j in range(x.size):
-        sigmoid[j], tanh[j] = vectors.sigmoid(x[j]), vectors.tanh(x[j])
+        sigmoid[j], tanh[j] = cpu.sigmoid(x[j]), cpu.tanh(x[j])
 
 
 @pytest.mark.oracle
@@ -161,13 +147,12 @@ def test_sigmoid_and_tanh_keep_their_digits(dtype, close):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("size", [1e-8, 1e-6, 1e-3, 1.0, 100.0])
-@pytest.mark.parametrize("rung", [*RUNGS, lambda module, x: Packed(module)(x)])
-def test_small_and_large_inputs_keep_their_digits(rung, size):
+def test_small_and_large_inputs_keep_their_digits(size):
     """Without biases, small outputs are in the order of x."""
     module, x, _ = drawn(5, 2, 6, 20, dtype=torch.float32)
     for bias in (module.bias_ih_l0, module.bias_hh_l0):
         torch.nn.init.zeros_(bias)
     exact = torch.nn.LSTM(6, 20, dtype=torch.float64)
     exact.load_state_dict(module.state_dict())
-    found, right = rung(module, size * x)[0], exact(size * x.double())[0]
+    found, right = Packed(module)(size * x)[0], exact(size * x.double())[0]
     assert (found - right).abs().max() < 2e-6 * right.abs().max()
