@@ -24,51 +24,38 @@ def squares(scores, labels):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("loss_function", [F.cross_entropy, squares])
-def test_training_is_the_loop_written_out(digits, loss_function):
+@pytest.mark.parametrize(
+    "loss_function, scaled", [(F.cross_entropy, False), (squares, False), (F.cross_entropy, True)]
+)
+def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(digits, loss_function, scaled):
+    """As torch's documentation has it; the scale begins so high that it overflows at first."""
     x, y, test = digits
-    ours, same = flat_mlp(), flat_mlp()
-    optimizer, options = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9), {"epochs": 2, "batch": 50}
-    history = training.train(ours, optimizer, x, y, test, seed=3, loss_function=loss_function, **options)
-    optimizer, losses = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9), []
-    for epoch in range(2):
-        for rows in data.batches(203, 50, seed=3000 + epoch):
-            loss = loss_function(same(x[rows]), y[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert history.loss == losses and len(losses) == 2 * 5 and ours.training
-    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
-    right = (same(test[0]).argmax(1) == test[1]).double().mean().item()
-    assert history.accuracy[-1] == pytest.approx(right) and len(history.accuracy) == len(history.seconds) == 3
-    assert all(seconds > 0 for seconds in history.seconds[1:])
-
-
-@pytest.mark.oracle
-def test_with_autocast_and_a_scaler_it_is_the_loop_in_torchs_documentation(digits):
-    x, y, test = digits
-    ours, same, entered = flat_mlp(), flat_mlp(), []
+    ours, same, entered, losses, scales = flat_mlp(), flat_mlp(), [], [], []
+    mine, yours = (torch.amp.GradScaler("cpu", 2.0**24, growth_interval=3, enabled=scaled) for _ in range(2))
 
     def low():
         entered.append(1)
-        return torch.autocast("cpu", torch.float16)
+        return torch.autocast("cpu", torch.float16, enabled=scaled)
 
-    def scaler():  # from so high that it overflows at first
-        return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
-
-    mine, yours = scaler(), scaler()
-    optimizer = torch.optim.SGD(ours.parameters(), 0.1)
-    training.train(ours, optimizer, x, y, test, epochs=1, batch=40, context=low, scaler=mine)
-    assert len(entered) == 6 + 2  # steps, and the accuracy before and after
-    optimizer, scales = torch.optim.SGD(same.parameters(), 0.1), []
-    for rows in data.batches(203, 40, seed=0):
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9)
+    options = {"context": low, "scaler": mine} if scaled else {}
+    options |= {"loss_function": loss_function, "epochs": 2, "batch": 50, "seed": 3}
+    history = training.train(ours, optimizer, x, y, test, **options)
+    assert len(entered) == (2 * 5 + 3) * scaled  # steps, and the accuracy before and after each epoch
+    optimizer = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
+    for rows in (rows for epoch in range(2) for rows in data.batches(203, 50, seed=3000 + epoch)):
         optimizer.zero_grad()
         with low():
-            loss = F.cross_entropy(same(x[rows]), y[rows])
+            loss = loss_function(same(x[rows]), y[rows])
         yours.scale(loss).backward()
         yours.step(optimizer)
         yours.update()
         scales.append(yours.get_scale())
-    assert mine.state_dict() == yours.state_dict() and len(set(scales)) > 1
+        losses.append(loss.item())
+    assert history.loss == losses and len(losses) == 2 * 5 and ours.training
+    assert mine.state_dict() == yours.state_dict() and (len(set(scales)) > 1) == scaled
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
+    with low():
+        right = (same(test[0]).argmax(1) == test[1]).double().mean().item()
+    assert history.accuracy[-1] == pytest.approx(right) and len(history.accuracy) == len(history.seconds) == 3
+    assert all(seconds > 0 for seconds in history.seconds[1:])

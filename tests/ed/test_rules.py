@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ed_lib.ed import rules
 
+pytestmark = pytest.mark.oracle
 SIGN = (1, -1)  # type 0 excites, type 1 inhibits
 
 
@@ -44,7 +45,6 @@ def loop_update(x, y, error, alpha, rule):
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
 
-@pytest.mark.oracle
 @given(size=sizes, seed=st.integers(0, 999))
 def test_a_layer_equals_plain_loops(size, seed):
     k, b, i, o = size
@@ -53,7 +53,6 @@ def test_a_layer_equals_plain_loops(size, seed):
     np.testing.assert_allclose(rules.layer(*layer, 0.4), loop_layer(*layer, 0.4), rtol=1e-12)
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("rule", rules.RULES)
 @given(size=sizes, seed=st.integers(0, 999))
 def test_an_update_equals_plain_loops_and_a_stack_is_updated_as_its_layers_are(rule, size, seed):
@@ -65,7 +64,6 @@ def test_an_update_equals_plain_loops_and_a_stack_is_updated_as_its_layers_are(r
     np.testing.assert_allclose(ours, wanted, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.oracle
 def test_the_sigmoid_neither_overflows_nor_loses_its_symmetry():
     u = np.array([-1e30, -50.0, -1.0, 0.0, 1.0, 50.0, 1e30])
     with np.errstate(all="raise", under="ignore"):

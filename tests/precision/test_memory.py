@@ -13,6 +13,7 @@ from ed_lib import models
 from ed_lib.precision.memory import Memory, account
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.oracle
 WIDTHS = [(7, 11, 13, 3), (784, 64, 32, 10), (5, 4)]
 OPTIMIZERS = {  # what makes it; bytes of its state for each parameter, and for each tensor of parameters
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0, 0),
@@ -50,7 +51,6 @@ def counted(name, widths, batch, dtype, low):
     return got, fixed | {"inputs": batch * (4 * widths[0] + 8)}
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize("widths", WIDTHS)
@@ -84,7 +84,6 @@ def cast_twice(layer, x):  # as an emulation rounds: to float16 and back
     return h @ layer.weight[:5].half().float()  # h has one, so they are
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("run", "activations", "casts"),
     [
@@ -101,7 +100,6 @@ def test_numbers_that_are_kept(run, activations, casts):
     assert (got.inputs, got.activations, got.casts) == (4 * 3 * 6, 4 * activations, 4 * casts)
 
 
-@pytest.mark.oracle
 def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     model[0].requires_grad_(False)
@@ -113,7 +111,6 @@ def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     assert got.activations == 4 * (3 * 8 + 8 + 8 + 3 * 8)  # of the norm: input, mean, deviation, output
 
 
-@pytest.mark.oracle
 def test_it_makes_one_step_like_any_other():
     ours, twin = models.mlp((7, 5, 3)), models.mlp((7, 5, 3))
     make = OPTIMIZERS["adam"][0]
@@ -137,7 +134,6 @@ NETWORKS = {
 }
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
@@ -157,7 +153,6 @@ def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
     assert (got.casts > 0) == (dtype is not None)
 
 
-@pytest.mark.oracle
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
