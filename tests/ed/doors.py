@@ -18,7 +18,7 @@ FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
 NAN = STATE | {"input.bias": STATE["input.bias"] * np.nan}
 GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
-PATTERNS, TARGETS = learner.parity(2)
+(PATTERNS, TARGETS), XOR = learner.parity(2), EDNetwork(2, 2, 0)
 
 
 def network(**change):
@@ -47,15 +47,13 @@ ED = [
     ("EDNetwork: bias", lambda: network(bias="none"), ValueError, "bias is 'none'"),
     ("EDNetwork: backend", lambda: network(backend="jax"), ValueError, "backend is 'jax'"),
     ("EDNetwork: dtype", lambda: network(dtype="float16"), ValueError, "dtype is 'float16'"),
-    ("EDNetwork: device", lambda: network(device="cuda"), ValueError,
-     "device is 'cuda'; wanted 'cpu' with the backend 'numpy'"),
+    ("EDNetwork: device", lambda: network(device="cuda"), ValueError, "device is 'cuda'; wanted 'cpu' with"),
     ("EDNetwork: no CuPy", lambda: network(backend="cupy", device="cuda"), ValueError,
      "backend is 'cupy'; CuPy is not installed here (pip install"),
     ("EDNetwork: CuPy's", lambda: network(backend="cupy"), ValueError, "device is 'cpu'; wanted 'cuda'"),
     ("EDNetwork: alpha", lambda: network(alpha=float("nan")), ValueError, "alpha is nan"),
     ("EDNetwork: u0", lambda: network(u0="0.4"), TypeError, "u0 is '0.4'"),
-    ("EDNetwork: path", lambda: network(path="fast"), ValueError,
-     "path is 'fast'; wanted one of 'auto', 'layers', 'kernel'"),
+    ("EDNetwork: path", lambda: network(path="fast"), ValueError, "path is 'fast'; wanted one of 'auto', 'l"),
     ("EDNetwork: path in float64", lambda: network(path="kernel", dtype="float64"), ValueError,
      "path is 'kernel', which on a CPU needs float32, not float64"),
     ("step: x", lambda: NUMPY.step(X[:, :2], T), ValueError, "x has the shape (4, 2); wanted (B, 3)"),
@@ -70,8 +68,7 @@ ED = [
     ("update: first", lambda: network().update(T), RuntimeError, "needs the activations of a forward"),
     ("update: infinity", lambda: ran().update(T * np.inf), ValueError, "error holds NaN"),
     ("update: shape", lambda: ran().update(T[:2]), ValueError, "error has the shape (2, 1); wanted (4, 1)"),
-    ("state: signs", lambda: NUMPY.load_state_dict(FLIPPED), ValueError,
-     "state['hidden.weight'] has weights of the wrong sign"),
+    ("state: signs", lambda: NUMPY.load_state_dict(FLIPPED), ValueError, "hidden.weight'] has weights of"),
     ("state: NaN", lambda: NUMPY.load_state_dict(NAN), ValueError, "state['input.bias'] holds NaN"),
     ("state: keys", lambda: NUMPY.load_state_dict({"input.bias": T}), ValueError, "state has the keys"),
     ("Learner: method", lambda: Learner(TORCH, "bp"), ValueError, "method is 'bp'; wanted one of 'ed'"),
@@ -81,19 +78,14 @@ ED = [
     ("Learner: backend", lambda: Learner(NUMPY), ValueError, "net is of the backend 'numpy'; wanted 'torch'"),
     ("Learner: NaN", lambda: LEARNER.step(SEVEN * np.nan, THREE), ValueError, "x holds NaN"),
     ("Learner: beyond 1", lambda: LEARNER.step(SEVEN, THREE + 2), ValueError, "target has values outside"),
-    ("Learner: layers", lambda: Learner(TORCH, layers=["inputs"]), ValueError,
-     "layers is 'inputs'; wanted one of 'input', 'hidden', 'output'"),
-    ("fit: inputs", lambda: fit(train_set=(IMAGES[0][:, :9], IMAGES[1])), ValueError,
-     "train_set's inputs has the shape (6, 9); wanted (N, 784)"),
-    ("fit: labels", lambda: fit(train_set=(IMAGES[0], IMAGES[1][:5])), ValueError,
-     "train_set's labels has the shape (5,); wanted (6,)"),
+    ("Learner: layers", lambda: Learner(TORCH, layers=["inputs"]), ValueError, "layers is 'inputs'; wanted"),
+    ("fit: inputs", lambda: fit(train_set=(X, IMAGES[1])), ValueError, "inputs has the shape (4, 3)"),
+    ("fit: labels", lambda: fit(train_set=(IMAGES[0], IMAGES[1][:5])), ValueError, "has the shape (5,);"),
     ("fit: classes", lambda: fit(train_set=(IMAGES[0], IMAGES[1] + 3)), ValueError, "labels has [3]; wanted"),
     ("fit: NaN", lambda: fit(train_set=(IMAGES[0] * np.nan, IMAGES[1])), ValueError, "x holds NaN"),
     ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
-    ("XOR: x", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS[:, :1], TARGETS), ValueError,
-     "x has the shape"),
-    ("XOR: target", lambda: learner.epochs_to_solve(EDNetwork(2, 2, 0), PATTERNS, TARGETS[:3]), ValueError,
-     "target has the shape"),
+    ("XOR: x", lambda: learner.epochs_to_solve(XOR, PATTERNS[:, :1], TARGETS), ValueError, "x has the shape"),
+    ("XOR: t", lambda: learner.epochs_to_solve(XOR, PATTERNS, TARGETS[:3]), ValueError, "target has the shape"),
     ("article: outputs", lambda: rival(rivals.ArticleNetwork, n_outputs=2), ValueError, "net is unlike"),
     ("article: rule", lambda: rival(rivals.ArticleNetwork, rule="kaneko"), ValueError, "net is unlike"),
     ("Backprop: bias", lambda: rival(rivals.Backprop, bias="cells"), ValueError, "net has bias="),
@@ -105,6 +97,5 @@ ED = [
     ("GPT: heads", lambda: GPT(heads=3), ValueError, "heads is 3; wanted a divisor of the width, 8"),
     ("GPT: long", lambda: GPT().forward(torch.zeros(1, 7, dtype=torch.int64)), ValueError,
      "x has shape (1, 7); wanted (B, T) with T of at most 6"),
-    ("GPT: numbers", lambda: GPT().forward(torch.arange(6)[None]), ValueError,
-     "x runs from 0 to 5; wanted the numbers of 5 characters"),
+    ("GPT: numbers", lambda: GPT().forward(torch.arange(6)[None]), ValueError, "x runs from 0 to 5; wanted"),
 ]  # fmt: skip
