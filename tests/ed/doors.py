@@ -85,7 +85,7 @@ ED = [
     ("fit: NaN", lambda: fit(train_set=(IMAGES[0] * np.nan, IMAGES[1])), ValueError, "x holds NaN"),
     ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
     ("XOR: x", lambda: learner.epochs_to_solve(XOR, PATTERNS[:, :1], TARGETS), ValueError, "x has the shape"),
-    ("XOR: t", lambda: learner.epochs_to_solve(XOR, PATTERNS, TARGETS[:3]), ValueError, "target has the shape"),
+    ("XOR: t", lambda: learner.epochs_to_solve(XOR, PATTERNS, TARGETS[:3]), ValueError, "target has the sha"),
     ("article: outputs", lambda: rival(rivals.ArticleNetwork, n_outputs=2), ValueError, "net is unlike"),
     ("article: rule", lambda: rival(rivals.ArticleNetwork, rule="kaneko"), ValueError, "net is unlike"),
     ("Backprop: bias", lambda: rival(rivals.Backprop, bias="cells"), ValueError, "net has bias="),
