@@ -1,5 +1,5 @@
-"""What a rung gives the device to do: its products, its pointwise launches, the bytes they touch, and how
-often the host waits for an answer. Counted by watching PyTorch's dispatcher, from no formula.
+"""What a rung gives the device to do: its products, its pointwise launches, and the bytes that they touch.
+Counted by watching PyTorch's dispatcher, from no formula.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,15 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 FREE = {"empty", "empty_like", "new_empty"}  # memory, and no work; views are free as well
-ANSWERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # of operators that tell the host
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # their shapes, if an index is a mask
 
 
 @dataclass
 class Counts:
-    """``bytes`` are summed over the launches; ``waits``: how many of these the host waits for."""
+    """``bytes`` are summed over the launches."""
 
     products: int = 0  # of matrices
     pointwise: int = 0  # all other launches, copies among them
     bytes: int = 0
-    waits: int = 0
 
     @property
     def launches(self) -> int:
@@ -33,10 +30,7 @@ def count(function: Callable) -> Counts:
     """The :class:`Counts` of one call of ``function()``.
 
     A launch is an operator of PyTorch's that computes; one of ours, such as ``ed_lib::lstm_cell``, is one,
-    whatever it runs here. The host waits for a number (``item``), for a shape that depends on the data
-    (``nonzero``, a mask as an index), and for a copy between it and a GPU, unless that is ``non_blocking``.
-    In a call with no tensor on a GPU the first two count on the CPU, which stands for one. What waits without
-    an operator, such as ``torch.cuda.synchronize``, is not seen.
+    whatever it runs here.
     """
     with _Watch() as watch:
         function()
@@ -46,31 +40,17 @@ def count(function: Callable) -> Counts:
 class _Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.counts, self.gpu = Counts(), False  # gpu: whether a tensor was seen on one
+        self.counts = Counts()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         name = function.name().split("::")[1].split(".")[0]  # "aten::mm.out" → "mm"
-        devices = {t.device.type for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)}
-        if devices - {"cpu"} and not self.gpu:
-            self.gpu, self.counts.waits = True, 0  # what was seen on the CPU does stay there
         if name not in FREE and not function.is_view:
             self.counts.products += name in PRODUCTS
             self.counts.pointwise += name not in PRODUCTS
             self.counts.bytes += _touched(function, args, kwargs, result)
-            if not self.gpu or devices - {"cpu"}:
-                self.counts.waits += _waits(function, name, args, kwargs, devices)
         return result
-
-
-def _waits(function, name, args, kwargs, devices):
-    if name in ("copy_", "_to_copy"):
-        non_blocking = kwargs.get("non_blocking", name == "copy_" and len(args) > 2 and args[2])
-        return len(devices) > 1 and not non_blocking
-    if name in INDEXING:
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return not ANSWERS.isdisjoint(function.tags)
 
 
 def _touched(function, args, kwargs, result):

@@ -1,4 +1,4 @@
-"""All pointwise work of an LSTM's step as one launch, forward and backward: in Triton, with a plain twin.
+"""All pointwise work of an LSTM's step as one launch: in Triton, with a plain twin.
 
 Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
 (which NVIDIA and Keras call c) and output. All arrays are contiguous PyTorch tensors of one dtype and device.
@@ -7,15 +7,14 @@ Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, 
 
 with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
 
-``cell`` and ``cell_backward`` are operators of PyTorch's, so that whoever watches its dispatcher, as
-``counters`` does, sees one launch. On a GPU they run the Triton kernel, elsewhere the plain twin. What is
-written, and not read, goes by keyword.
+``cell`` is an operator of PyTorch's, so that whoever watches its dispatcher, as ``counters`` does, sees one
+launch. On a GPU it runs the Triton kernel, elsewhere the plain twin. What is written, and not read, goes by
+keyword.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,49 +50,17 @@ def plain_cell(
     output.copy_(h)
 
 
-def plain_cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
-    """``cell_backward``, the step backwards; σ' = σ(1 − σ) and tanh' = 1 − tanh².
-
-    gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of c_after that
-    came from later steps before, that of c_before after. dgates (B, 4H) is written: the gradient of a.
+def triton_cell(*read: Tensor, **written: Tensor) -> None:
+    """``cell`` by ``cell_kernel``, a thread for each number of h, on a GPU or in Triton's interpreter. It
+    computes in float32, or in float64.
     """
-    i, f, g, o = gates.chunk(4, 1)  # (B, H) each
-    di, df, dg, do = dgates.chunk(4, 1)
-    tanh_c = c_after.tanh()
-    dc.addcmul_(dh * o, 1 - tanh_c * tanh_c)
-    torch.mul(dh * tanh_c, o * (1 - o), out=do)
-    torch.mul(dc * g, i * (1 - i), out=di)
-    torch.mul(dc * i, 1 - g * g, out=dg)
-    torch.mul(dc * c_before, f * (1 - f), out=df)
-    dc.mul_(f)
-
-
-def triton_cell(
-    gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
-    h: Tensor, output: Tensor,
-) -> None:  # fmt: skip
-    """``cell`` by ``cell_kernel``, on a GPU or in Triton's interpreter."""
-    launch(cell_kernel, h, gates, recurrent, b_ih, b_hh, c_before, c_after, h, output)
-
-
-def triton_cell_backward(
-    gates: Tensor, c_before: Tensor, c_after: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
-) -> None:
-    """``cell_backward`` by ``cell_backward_kernel``, likewise."""
-    launch(cell_backward_kernel, dh, gates, c_before, c_after, dh, dc, dgates)
-
-
-def launch(kernel: Any, like: Tensor, *arrays: Tensor) -> None:
-    """A thread of ``kernel`` for each number of ``like`` (B, H); it computes in float32, or in float64."""
     if triton is None:
         raise ImportError("the fused step on a GPU needs triton: pip install triton")
-    wide = tl.float64 if like.dtype == torch.float64 else tl.float32
-    with torch.cuda.device_of(like):
-        kernel[-(-like.numel() // BLOCK),](
-            *arrays, like.numel(), like.shape[1], IN=wide, BLOCK=BLOCK, enable_fp_fusion=True
-        )
+    c = read[-1]  # (B, H)
+    wide = tl.float64 if c.dtype == torch.float64 else tl.float32
+    more = dict(numbers=c.numel(), size=c.shape[1], IN=wide, BLOCK=BLOCK, enable_fp_fusion=True)
+    with torch.cuda.device_of(c):
+        cell_kernel[-(-c.numel() // BLOCK),](*read, **written, **more)
 
 
 @jit
@@ -142,27 +109,6 @@ def cell_kernel(
     tl.store(output + n, y, inside)
 
 
-@jit
-def cell_backward_kernel(
-    gates, c_before, c_after, dh, dc, dgates, numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The same threads on the way back."""
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
-    inside, at = n < numbers, n // size * 4 * size + n % size
-    i = tl.load(gates + at, inside, 0).to(IN)
-    f = tl.load(gates + at + size, inside, 0).to(IN)
-    g = tl.load(gates + at + 2 * size, inside, 0).to(IN)
-    o = tl.load(gates + at + 3 * size, inside, 0).to(IN)
-    tanh_c = tanh(tl.load(c_after + n, inside, 0).to(IN))
-    error = tl.load(dh + n, inside, 0).to(IN)
-    carried = tl.load(dc + n, inside, 0).to(IN) + error * o * (1 - tanh_c * tanh_c)
-    tl.store(dgates + at, carried * g * i * (1 - i), inside)
-    tl.store(dgates + at + size, carried * tl.load(c_before + n, inside, 0).to(IN) * f * (1 - f), inside)
-    tl.store(dgates + at + 2 * size, carried * i * (1 - g * g), inside)
-    tl.store(dgates + at + 3 * size, error * tanh_c * o * (1 - o), inside)
-    tl.store(dc + n, carried * f, inside)
-
-
 def capture(call: Callable[[], object]) -> Callable[[], None]:
     """``call`` as a CUDA graph: what is returned launches all its work as one, on the tensors that the call
     used, at their addresses; so it keeps the call, and all that this refers to.
@@ -184,12 +130,6 @@ OPERATORS.define(
     "lstm_cell(Tensor(a!) gates, Tensor recurrent, Tensor b_ih, Tensor b_hh, Tensor c_before, *, "
     "Tensor(b!) c_after, Tensor(c!) h, Tensor(d!) output) -> ()"
 )
-OPERATORS.define(
-    "lstm_cell_backward(Tensor gates, Tensor c_before, Tensor c_after, Tensor dh, Tensor(a!) dc, *, "
-    "Tensor(b!) dgates) -> ()"
-)
 OPERATORS.impl("lstm_cell", plain_cell, "CPU")
 OPERATORS.impl("lstm_cell", triton_cell, "CUDA")
-OPERATORS.impl("lstm_cell_backward", plain_cell_backward, "CPU")
-OPERATORS.impl("lstm_cell_backward", triton_cell_backward, "CUDA")
-cell, cell_backward = torch.ops.ed_lib.lstm_cell, torch.ops.ed_lib.lstm_cell_backward
+cell = torch.ops.ed_lib.lstm_cell

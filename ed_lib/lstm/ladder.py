@@ -1,7 +1,6 @@
-"""The rungs of NVIDIA's ladder for one layer: each differs from the one before in one thing.
-
-After Appleyard, Kočiský and Blunsom, "Optimizing performance of recurrent neural networks on GPUs" (2016),
-and the program that goes with it. The seventh rung, over several layers, is ``wavefront``.
+"""The rungs of NVIDIA's ladder, six for one layer and one over several: each differs from the one before in
+one thing. After Appleyard, Kočiský and Blunsom, "Optimizing performance of recurrent neural networks on GPUs"
+(2016), and the program that goes with it.
 
 Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o. Everything
 is written into memory allocated before; none of it is recorded by autograd (``module`` goes back by hand).
@@ -9,7 +8,7 @@ Memory that streams work on lives until they join: the allocator knows only the 
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
@@ -184,6 +183,30 @@ def run_block(layer: Layer, block: range, weights: Pair, inputs: Any, recurrence
         return recurrence.record_event()
 
 
+def slots(blocks: int, layers: int) -> list[list[tuple[int, int]]]:
+    """The schedule: blocks + layers − 1 slots, each a list of (layer, block) that may run at once."""
+    return [
+        [(layer, slot - layer) for layer in range(layers) if 0 <= slot - layer < blocks]
+        for slot in range(blocks + layers - 1)
+    ]
+
+
+def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
+    """Rung 7: all layers, from the lowest, each with two streams of its own, in blocks of ``combine`` steps.
+    A layer can take a block once the layer below has, and itself the block before; so those with the same
+    layer + block run at once.
+    """
+    blocks = layers[0].blocks(combine)
+    done: dict[tuple[int, int], Any] = {}  # events: when a layer has finished a block
+    with fork(layers[0].x.device, *[0, -1] * len(layers)) as streams:
+        pairs = list(zip(streams[::2], streams[1::2], strict=True))  # (inputs, recurrence) of each layer
+        weights = [transposed(layer, *pair) for layer, pair in zip(layers, pairs, strict=True)]
+        for n, block in sum(slots(len(blocks), len(layers)), []):
+            if n:
+                pairs[n][0].wait_event(done[n - 1, block])
+            done[n, block] = run_block(layers[n], blocks[block], weights[n], *pairs[n])
+
+
 def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
     """W_ih (I, 4H) and W_hh (H, 4H), each copied on the stream that reads it."""
     with on(inputs):
@@ -270,8 +293,3 @@ class Shape:
         NVIDIA's times and rates this agrees to a per cent; whether biases, 0.2 %, are in, that does not tell.
         """
         return 2 * self.steps * self.batch * self.weights
-
-    @property
-    def least_bytes(self) -> int:
-        """All weights and the input once, the output once; nothing in between need leave the chip."""
-        return 4 * (self.weights + self.steps * self.batch * (self.inputs + self.hidden))

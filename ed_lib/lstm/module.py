@@ -7,8 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ed_lib import check
-from ed_lib.lstm import gpu, ladder
-from ed_lib.lstm.wavefront import wavefront
+from ed_lib.lstm import ladder
 
 RUNGS = tuple(ladder.PUBLISHED)  # NVIDIA's, in order
 REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "bidirectional": False, "proj_size": 0}
@@ -90,7 +89,7 @@ def run(
         if rung != "wavefront":
             getattr(ladder, rung)(layers[-1], **({"combine": combine} if rung == "combined_inputs" else {}))
     if rung == "wavefront":
-        wavefront(layers, combine)
+        ladder.wavefront(layers, combine)
     return layers
 
 
@@ -119,9 +118,29 @@ def chain_backward(
     dh, dc = (d.clone(memory_format=torch.contiguous_format) for d in (dh, dc))
     for t in reversed(range(len(kept.x))):
         dh.add_(dy[t])
-        gpu.cell_backward(kept.gates[t], kept.cells[t], kept.cells[t + 1], dh, dc, dgates=dgates[t])
+        cell_backward(kept.gates[t], kept.cells[t], kept.cells[t + 1], dh, dc, dgates[t])
         torch.mm(dgates[t], kept.w_hh, out=dh)  # (B, 4H) (4H, H) → (B, H)
     return dgates, dh, dc
+
+
+def cell_backward(
+    gates: torch.Tensor, c_before: torch.Tensor, c_after: torch.Tensor,
+    dh: torch.Tensor, dc: torch.Tensor, dgates: torch.Tensor,
+) -> None:  # fmt: skip
+    """The pointwise work of a step backwards; σ' = σ(1 − σ) and tanh' = 1 − tanh².
+
+    gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of c_after that
+    came from later steps before, that of c_before after. dgates (B, 4H) is written: the gradient of a.
+    """
+    i, f, g, o = gates.chunk(4, 1)  # (B, H) each
+    di, df, dg, do = dgates.chunk(4, 1)
+    tanh_c = c_after.tanh()
+    dc.addcmul_(dh * o, 1 - tanh_c * tanh_c)
+    torch.mul(dh * tanh_c, o * (1 - o), out=do)
+    torch.mul(dc * g, i * (1 - i), out=di)
+    torch.mul(dc * i, 1 - g * g, out=dg)
+    torch.mul(dc * c_before, f * (1 - f), out=df)
+    dc.mul_(f)
 
 
 def check_module(module: torch.nn.LSTM) -> None:

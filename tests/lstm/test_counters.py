@@ -96,8 +96,7 @@ def test_flops_as_published():
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("layers", [1, 3])
-def test_weights_and_least_bytes(layers):
+def test_weights(layers):
     module = torch.nn.LSTM(5, 7, layers)
-    shape, x = ladder.Shape(6, 3, 5, 7, layers), torch.zeros(6, 3, 5)
+    shape = ladder.Shape(6, 3, 5, 7, layers)
     assert shape.weights == sum(p.numel() for p in module.parameters())
-    assert shape.least_bytes == 4 * (shape.weights + x.numel() + module(x)[0].numel())

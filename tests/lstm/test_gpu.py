@@ -23,8 +23,6 @@ from ed_lib.lstm import gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORWARD = {"plain": gpu.plain_cell, "triton": gpu.triton_cell, "operator": gpu.cell}
-BACKWARD = {"plain": gpu.plain_cell_backward, "triton": gpu.triton_cell_backward}
-BACKWARD |= {"operator": gpu.cell_backward}
 SIZES = [(1, 1), (3, 5), (2, 128), (7, 65)]  # (B, H): less than a block of 256, more, and not a multiple
 ERROR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LIKE = dict(dtype=torch.float64, device=DEVICE)
@@ -54,27 +52,6 @@ def test_a_step_forward(how, dtype, batch, size):
     for ours, right in zip(found, (*theirs(x, (h, c)), torch.cat(activated(pre), 1)), strict=True):
         torch.testing.assert_close(ours.double(), right, rtol=0, atol=4 * ERROR[dtype])
     assert torch.equal(output, h_after)
-
-
-@pytest.mark.oracle
-@pytest.mark.gpu
-@pytest.mark.parametrize("how", BACKWARD)
-@pytest.mark.parametrize("dtype", ERROR, ids=str)
-@pytest.mark.parametrize("batch, size", SIZES)
-def test_a_step_backward(how, dtype, batch, size):
-    torch.manual_seed(batch + size)
-    a = torch.randn(batch, 4 * size, **LIKE, requires_grad=True)
-    before = torch.randn(batch, size, **LIKE, requires_grad=True)
-    i, f, g, o = activated(a)
-    after = f * before + i * g
-    dh, dc = torch.randn(2, batch, size, **LIKE)
-    wanted = torch.autograd.grad([o * after.tanh(), after], [a, before], [dh, dc])
-    given = [tensor.detach().to(dtype) for tensor in (torch.cat([i, f, g, o], 1), before, after, dh, dc)]
-    kept, dgates = [tensor.clone() for tensor in given], torch.empty_like(given[0])
-    BACKWARD[how](*given, dgates=dgates)
-    for ours, right in zip((dgates, given[4]), wanted, strict=True):  # dc in place
-        torch.testing.assert_close(ours.double(), right, rtol=ERROR[dtype], atol=6 * ERROR[dtype])
-    assert all(map(torch.equal, given[:4], kept[:4]))
 
 
 @pytest.mark.oracle
@@ -171,14 +148,13 @@ from ed_lib.lstm import gpu
 
 found = []
 for target, number in ((75, "fp32"), (80, "fp32"), (90, "fp32"), (90, "fp16"), (90, "fp64")):
-    for kernel in (gpu.cell_kernel, gpu.cell_backward_kernel):
-        whole = ("numbers", "size")
-        wide = triton.language.float64 if number == "fp64" else triton.language.float32
-        constants = {"IN": wide, "BLOCK": gpu.BLOCK}
-        types = {n: "constexpr" if n in constants else "i32" if n in whole else "*" + number
-                 for n in kernel.arg_names}
-        made = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", target, 32))
-        found.append(["ret;" in made.asm["ptx"], made.metadata.shared])
+    kernel, whole = gpu.cell_kernel, ("numbers", "size")
+    wide = triton.language.float64 if number == "fp64" else triton.language.float32
+    constants = {"IN": wide, "BLOCK": gpu.BLOCK}
+    types = {n: "constexpr" if n in constants else "i32" if n in whole else "*" + number
+             for n in kernel.arg_names}
+    made = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", target, 32))
+    found.append(["ret;" in made.asm["ptx"], made.metadata.shared])
 print(json.dumps(found))
 """
 
@@ -189,6 +165,6 @@ def has_ptxas():
 
 
 @pytest.mark.skipif(not has_ptxas(), reason="this Triton comes without ptxas")
-def test_the_kernels_compile_for_three_gpus(tmp_path):
+def test_the_kernel_compiles_for_three_gpus(tmp_path):
     found = json.loads(run(COMPILE, TRITON_CACHE_DIR=str(tmp_path)))
-    assert found == 2 * 5 * [[True, 0]]  # nothing shared: each thread minds its own numbers
+    assert found == 5 * [[True, 0]]  # nothing shared: each thread minds its own numbers

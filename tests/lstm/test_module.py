@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from ed_lib.lstm import LSTM, RUNGS, gpu  # noqa: E402
-from ed_lib.lstm.wavefront import slots  # noqa: E402
+from ed_lib.lstm.ladder import slots  # noqa: E402
 
 SIZE = st.integers(1, 7)
 EVERY = pytest.mark.parametrize("rung", RUNGS)
@@ -127,8 +127,7 @@ MARKS = [pytest.mark.gpu, pytest.mark.skipif(gpu.triton is None, reason="needs T
 @pytest.mark.parametrize("rung", ["fused_pointwise", "wavefront"])
 def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkeypatch):
     """A kernel that takes every array for contiguous would be wrong here, and its plain twin right."""
-    for name in ("cell", "cell_backward"):
-        monkeypatch.setattr(gpu, name, getattr(gpu, f"{path}_{name}"))
+    monkeypatch.setattr(gpu, "cell", getattr(gpu, f"{path}_cell"))
     theirs, ours = pair(rung, 3, 4, 2)
     device = "cuda" if path == "triton" and torch.cuda.is_available() else "cpu"
     x, like = draw((5, 2, 3), 1).to(device), draw((2, 4, 2), 2, grad=False).to(device)

@@ -28,7 +28,7 @@ def test_operations_are_those_that_torch_counts_and_two_for_each_bias(layers):
 def test_bytes_are_those_of_the_arrays():
     subject = tiny(3)
     arrays = *subject.module.parameters(), subject.x, subject.right()[0].float()
-    assert subject.shape.least_bytes == sum(array.nbytes for array in arrays)
+    assert subject.version(NN).cost[0] == sum(array.nbytes for array in arrays)
 
 
 def test_what_is_wrong_gets_no_row(monkeypatch, capsys):
