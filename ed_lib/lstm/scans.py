@@ -1,12 +1,8 @@
-"""A linear recurrence, h_t = a_t h_{t−1} + b_t, as scans that need not wait for each step; and minGRU and
-minLSTM, whose gates do not look at the state, so that their recurrence is one.
+"""A linear recurrence, h_t = a_t h_{t−1} + b_t, by any scan, with its gradient; and minGRU, whose gates do
+not look at the state, so that its recurrence is one (L. Feng et al., "Were RNNs all we needed?", 2024,
+without its logarithms).
 
-Two steps in a row are one step of the same kind: (a, b) and then (a', b') is (a' a, a' b + b'). This ∘ is
-associative, so the steps may be put together in any grouping (G. Blelloch, "Prefix sums and their
-applications", 1990; E. Martin and C. Cundy, "Parallelizing linear recurrent neural nets over sequence
-length", 2018; L. Feng et al., "Were RNNs all we needed?", 2024, without its logarithms).
-
-Scans take a and b (T, …), elementwise, and h (…), the state before the first step → all states, (T, …).
+A scan takes a and b (T, …), elementwise, and h (…), the state before the first step → all states, (T, …).
 Letters: T time steps, B batch, I inputs, H hidden.
 """
 
@@ -17,45 +13,6 @@ import numba
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import logsigmoid
-
-
-def step_by_step(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """T steps, each of which waits: 2 T operations for a number of the state."""
-    states = []
-    for gain, gift in zip(a, b, strict=True):
-        h = gain * h + gift
-        states.append(h)
-    return torch.stack(states)
-
-
-def doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """⌈log₂ T⌉ rounds, each over all steps at once: about 3 T log₂ T operations (Hillis and Steele, 1986).
-
-    After a round each step stands for itself and the 2, 4, 8 … − 1 before it.
-    """
-    reach = 1
-    while reach < len(a):
-        gift = a[reach:] * b[:-reach] + b[reach:]
-        a, b = torch.cat([a[:reach], a[reach:] * a[:-reach]]), torch.cat([b[:reach], gift])
-        reach *= 2
-    return a * h + b
-
-
-def halving(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """2 log₂ T rounds over fewer and fewer steps, and back: about 5 T operations (Blelloch, 1990).
-
-    Put neighbours together in pairs, solve for the pairs, and fill in the steps between.
-    """
-    if len(a) == 1:
-        return a * h + b
-    even, odd = a[:-1:2], a[1::2]  # (⌊T/2⌋, …) each
-    ends = halving(odd * even, odd * b[:-1:2] + b[1::2], h)  # after steps 1, 3, 5 …
-    before = torch.cat([h[None], ends])[: -(-len(a) // 2)]  # the state before steps 0, 2, 4 …
-    states = torch.empty_like(b)
-    states[0::2] = a[0::2] * before + b[0::2]
-    states[1::2] = ends
-    return states
 
 
 def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -79,18 +36,15 @@ def loop(a, b, h, states):
             before = after
 
 
-SCANS = {"step by step": step_by_step, "doubling": doubling, "halving": halving, "compiled": compiled}
-
-
 class Recurrence(torch.autograd.Function):
-    """Any of SCANS with its gradient, which is a scan too, from the last step to the first:
+    """Any scan with its gradient, which is a scan too, from the last step to the first:
 
     g_t = dy_t + a_{t+1} g_{t+1}, and then ∂b_t = g_t, ∂a_t = g_t h_{t−1}, ∂h = a_0 g_0.
     """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor, scan: Callable) -> Tensor:
-        """All states by a function ``scan``, one of SCANS."""
+        """All states, by a function ``scan``."""
         states = scan(a, b, h)
         ctx.scan = scan
         ctx.save_for_backward(a, states, h)
@@ -106,33 +60,31 @@ class Recurrence(torch.autograd.Function):
         return g * torch.cat([h[None], states[:-1]]), g, a[0] * g[0], None
 
 
-def solve(a: Tensor, b: Tensor, h: Tensor, scan: str = "halving") -> Tensor:
-    """All states of h_t = a_t h_{t−1} + b_t by one of SCANS, with gradients.
+def solve(a: Tensor, b: Tensor, h: Tensor, scan: Callable = compiled) -> Tensor:
+    """All states of h_t = a_t h_{t−1} + b_t by a function ``scan``, with gradients.
 
-    a, b (T, …), h (…): floats of one dtype, for "compiled" float32 or float64 on a CPU. ValueError where
-    shapes or dtypes do not fit, T is 0, or scan is another.
+    a, b (T, …), h (…): floats of one dtype, for ``compiled`` float32 or float64 on a CPU. ValueError where
+    shapes or dtypes do not fit, or T is 0.
     """
-    if scan not in SCANS:
-        raise ValueError(f"scan is {scan!r}; wanted one of {', '.join(SCANS)}")
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")
-    for kind in {(x.dtype, x.device.type) for x in (a, b, h)} if scan == "compiled" else ():
+    for kind in {(x.dtype, x.device.type) for x in (a, b, h)} if scan is compiled else ():
         if kind not in ((torch.float32, "cpu"), (torch.float64, "cpu")):
             raise ValueError(f"a, b, h are {kind[0]} on {kind[1]}; wanted float32 or float64 on a CPU")
-    return Recurrence.apply(a, b, h, SCANS[scan])
+    return Recurrence.apply(a, b, h, scan)
 
 
 class MinGRU(nn.Module):
     """h_t = (1 − z_t) h_{t−1} + z_t h̃_t, with z = σ(W_z x + b_z) and h̃ = W_h x + b_h.
 
     Called as ``torch.nn.GRU`` is, sequence first: x (T, B, I), h0 (1, B, H) or None for zeros → output
-    (T, B, H) and h_n (1, B, H). scan: one of SCANS; all give the same numbers.
+    (T, B, H) and h_n (1, B, H). scan: how its states are computed.
     """
 
     gates = 2
 
-    def __init__(self, input_size: int, hidden_size: int, *, scan: str = "halving"):
+    def __init__(self, input_size: int, hidden_size: int, *, scan: Callable = compiled):
         super().__init__()
         self.hidden_size, self.scan = hidden_size, scan
         self.inputs = nn.Linear(input_size, self.gates * hidden_size)
@@ -150,26 +102,12 @@ class MinGRU(nn.Module):
         return torch.sigmoid(-z), torch.sigmoid(z) * new
 
 
-class MinLSTM(MinGRU):
-    """h_t = f' h_{t−1} + i' h̃_t, with f' = f / (f + i) and i' = i / (f + i): shares that add up to one."""
-
-    gates = 3
-
-    @staticmethod
-    def recurrence(gates: Tensor) -> tuple[Tensor, Tensor]:
-        """(T, B, 3H) → a and b of h_t = a_t h_{t−1} + b_t."""
-        f, i, new = gates.chunk(3, -1)
-        odds = logsigmoid(f) - logsigmoid(i)  # f' = σ of it, also where f and i underflow
-        return torch.sigmoid(odds), torch.sigmoid(-odds) * new
-
-
 class Stack(nn.Module):
     """Two layers of minGRU, called as one is; a gate above knows the past from below."""
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
-        self.below = MinGRU(input_size, hidden_size, scan="compiled")
-        self.above = MinGRU(hidden_size, hidden_size, scan="compiled")
+        self.below, self.above = MinGRU(input_size, hidden_size), MinGRU(hidden_size, hidden_size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.above(self.below(x)[0])

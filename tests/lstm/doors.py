@@ -10,9 +10,9 @@ from ed_lib.lstm import LSTM as Rungs
 from ed_lib.lstm import cpu, scans, weights
 
 
-def scanned(steps, numbers, scan="halving", dtype=torch.float32):
+def scanned(steps, numbers, dtype=torch.float32):
     a, b, h = (torch.ones(shape, dtype=dtype) for shape in ((steps, 2), (4, 2), (numbers,)))
-    return scans.solve(a, b, h, scan)
+    return scans.solve(a, b, h)
 
 
 def packed_without_vnni():
@@ -68,9 +68,8 @@ LSTM = [
     ("Packed: no samples", lambda: cpu.Packed(TWO_LAYERS)(SEQUENCE[:, :0]), ValueError,
      "x has the shape (5, 0, 3); wanted"),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
-    ("scan: compiled half", lambda: scanned(4, 2, "compiled", torch.float16), ValueError,
+    ("scan: compiled half", lambda: scanned(4, 2, torch.float16), ValueError,
      "torch.float16 on cpu; wanted float32 or float64 on a CPU"),
-    ("scan: unknown", lambda: scanned(4, 2, "fast"), ValueError, "scan is 'fast'; wanted one of step by"),
     ("layout: cell", lambda: weights.layout("rnn", 3, 5), ValueError, "cell is 'rnn'"),
     ("layout: directions", lambda: weights.layout("lstm", 3, 5, 1, 3), ValueError, "directions is 3"),
     ("layout: RNN", lambda: weights.layout_of(nn.RNN(2, 2)), ValueError, "cell is 'rnn_tanh'; wanted one of"),
