@@ -12,3 +12,8 @@ def subnormal_numbers():
     torch.set_flush_denormal(False)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def random():
+    return torch.Generator().manual_seed(0)

@@ -61,6 +61,9 @@ def test_the_classes_are_those_of_pytorchs_lists_for_cuda(kind):
 
 X = random(6, 6).abs() + 0.1
 TARGET = torch.arange(6)
+OF_ONE = [torch.exp, torch.sum, torch.norm, torch.relu, torch.mean, torch.arccos, torch.Tensor.arcsin]
+OF_ONE += [torch.square, torch.trapezoid, torch.trapz, torch.cumulative_trapezoid, torch.linalg.norm]
+OF_ONE += [torch.special.expm1, torch.special.log1p, torch.special.erfinv]
 CALLS = {  # x in the type that is tried, c in float32
     "linear": lambda x, c: F.linear(x, c, c[0]),
     "matmul": lambda x, c: torch.matmul(x, c),
@@ -74,40 +77,25 @@ CALLS = {  # x in the type that is tried, c in float32
     "cross_entropy": lambda x, c: F.cross_entropy(x, TARGET.to(x.device)),
     "mse_loss": lambda x, c: F.mse_loss(x, c),
     "with_logits": lambda x, c: F.binary_cross_entropy_with_logits(x, (c > 0.5).to(c.dtype)),
-    "exp": lambda x, c: torch.exp(x),
     "x ** 2": lambda x, c: x**2,
     "2 ** x": lambda x, c: 2**x,
     "1 / x": lambda x, c: 1 / x,
-    "sum": lambda x, c: x.sum(),
-    "norm": lambda x, c: x.norm(),
     "cumsum": lambda x, c: x.cumsum(0),
     "addcmul": lambda x, c: torch.addcmul(x, x, c),
     "addcmul of one type": lambda x, c: torch.addcmul(x, x, x),
-    "relu": lambda x, c: torch.relu(x),
     "gelu": lambda x, c: F.gelu(x),
     "add": lambda x, c: x + c,
     "add of one type": lambda x, c: x + x,
     "cat": lambda x, c: torch.cat([x, c]),
     "max_pool1d": lambda x, c: F.max_pool1d(x, 2),
-    "mean": lambda x, c: x.mean(),
     "linalg.matmul": lambda x, c: torch.linalg.matmul(x, c),
     "inner": lambda x, c: torch.inner(x, c),
     "inner of one type": lambda x, c: torch.inner(x, x),
     "arctan2": lambda x, c: torch.arctan2(x, c),
-    "arccos": lambda x, c: torch.arccos(x / 8),
-    "x.arcsin": lambda x, c: (x / 8).arcsin(),
-    "square": lambda x, c: x.square(),
     "sum_to_size": lambda x, c: x.sum_to_size(6),
     "special.softmax": lambda x, c: torch.special.softmax(x, 1),
     "special.log_softmax": lambda x, c: torch.special.log_softmax(x, 1),
     "special.logsumexp": lambda x, c: torch.special.logsumexp(x, 1),
-    "special.expm1": lambda x, c: torch.special.expm1(x),
-    "special.log1p": lambda x, c: torch.special.log1p(x),
-    "special.erfinv": lambda x, c: torch.special.erfinv(x / 8),
-    "linalg.norm": lambda x, c: torch.linalg.norm(x),
-    "trapezoid": lambda x, c: torch.trapezoid(x),
-    "trapz": lambda x, c: torch.trapz(x),
-    "cumulative_trapezoid": lambda x, c: torch.cumulative_trapezoid(x),
     "pairwise_distance": lambda x, c: F.pairwise_distance(x, x + 1),
     "with_distance": lambda x, c: F.triplet_margin_with_distance_loss(x, x + 1, x - 1),
     "soft_margin": lambda x, c: F.multilabel_soft_margin_loss(x, (c > 0.5).to(c.dtype)),
@@ -118,6 +106,7 @@ CALLS = {  # x in the type that is tried, c in float32
     "lp_pool2d": lambda x, c: F.lp_pool2d(x[None], 2, 2),
     "area": lambda x, c: F.interpolate(x[None], size=3, mode="area"),
     "interpolate": lambda x, c: F.interpolate(x[None], scale_factor=2.0),
+    **{f.__name__: lambda x, c, f=f: f(x / 8) for f in OF_ONE},
     "bilinear": lambda x, c: F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
 }
 SAME_OUT = {"addcmul of one type", "relu", "gelu", "add of one type", "inner of one type"}

@@ -13,12 +13,6 @@ from ed_lib import models
 from ed_lib.precision.compression import keep_filters
 from ed_lib.precision.quantization import quantize_model, stored_bytes
 
-
-@pytest.fixture
-def random():
-    return torch.Generator().manual_seed(0)
-
-
 # Zeros
 
 

@@ -36,11 +36,6 @@ def high(bits):
     return 2 ** (bits - 1) - 1
 
 
-@pytest.fixture
-def random():
-    return torch.Generator().manual_seed(0)
-
-
 def tensors(shape, random):
     """Numbers of all sorts in this shape: small, large, one-sided, constant, zeros, extreme."""
     x = torch.randn(shape, generator=random)
