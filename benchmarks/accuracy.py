@@ -1,5 +1,5 @@
 """How well ED learns: ten classes, against backpropagation in its own architecture and against an ordinary
-network of as many cells; with layers frozen; and parity, beside Kaneko's figures.
+network of as many cells; and with layers frozen.
 
 The last of the training images are held out: rates are chosen by the accuracy on those of one short run each,
 along grids that grow until the best is at no edge.
@@ -7,7 +7,6 @@ along grids that grow until the best is at no edge.
 
 import functools
 import itertools
-import time
 
 import torch
 
@@ -23,21 +22,14 @@ METHODS = [
     {"method": "squared", "rule": "signed"}, {"method": "cross_entropy", "rule": "signed"},
     {"method": "ordinary", "rule": ""},  # as many cells, joined as usual, by backpropagation
 ]  # fmt: skip
-# Epochs by (inputs, hidden cells): Kaneko's tables, and his program, compiled without its graphics and run
-# with the seeds 1 to 100: mean and standard error.
-PUBLISHED = {(2, 8): 75.14, (2, 16): 28.00, (2, 32): 8.26, (2, 64): 5.97, (2, 128): 5.09, (2, 256): 4.62,
-             (2, 512): 4.47, (3, 128): 10.04, (3, 512): 7.94, (4, 256): 22.09, (4, 512): 17.09}  # fmt: skip
-PROGRAM = {(3, 128): (9.02, 0.21), (3, 512): (6.93, 0.15), (4, 256): (13.96, 0.53), (4, 512): (12.32, 0.35)}
-
-
 # few: training images of a run that tries a rate; a long one takes so many passes over all. width: pairs of
-# cells for each class. sgd, adam: where the grids begin. starts: of each network that learns parity.
+# cells for each class. sgd, adam: where the grids begin.
 SIZE = harness.Size(
     few=12_000, held_out=6_000, passes=5, width=64, stack=1024, article=4096, sets=("mnist", "fashion-mnist"),
-    sgd=(0.03, 0.1, 0.3), adam=(3e-4, 1e-3, 3e-3), starts=100,
+    sgd=(0.03, 0.1, 0.3), adam=(3e-4, 1e-3, 3e-3),
 )  # fmt: skip
 TINY = SIZE.rehearsal(few=128, passes=1, width=3, stack=3, article=4, sets=("mnist",), sgd=(0.1, 0.3),
-                      adam=(1e-3, 3e-3), starts=2)  # fmt: skip
+                      adam=(1e-3, 3e-3))  # fmt: skip
 
 
 def ten_classes(size, device):
@@ -94,16 +86,5 @@ def images(name, task, offline):
     return [(x, y % 2 if task == "even or odd" else y) for x, y in pairs]
 
 
-def parity(size, device):
-    """Kaneko's own tasks with his network: the epochs that each of many starts needs, beside his."""
-    options = {"n_outputs": size.starts, "bias": "cells", "seed": 1, "dtype": "float64"}
-    for (bits, cells), published in PUBLISHED.items():
-        start = time.perf_counter()
-        nets = EDNetwork(bits, cells // 2, 0, **options)
-        epochs = learner.epochs_to_solve(nets, *learner.parity(bits)).tolist()
-        row = {"inputs": bits, "hidden cells": cells} | harness.summary([time.perf_counter() - start])
-        yield row | {"epochs": epochs, "published": published, "program": PROGRAM.get((bits, cells))}
-
-
-TABLES = {"ten": ten_classes, "freeze": frozen, "parity": parity}
+TABLES = {"ten": ten_classes, "freeze": frozen}
 context = functools.partial(harness.one_thread, flush_denormal=True)

@@ -5,13 +5,11 @@ ranks on it. Gradients and weights are first compared with float64; what deviate
 """
 
 import copy
-from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import formats, pipelines
 from benchmarks.harness import ROUNDING, Size, is_right, one_thread, summary
@@ -19,16 +17,16 @@ from benchmarks.pipelines import barrier_to_barrier
 from ed_lib import models
 from ed_lib.parallel import launch, train, workers
 from ed_lib.parallel.asynchronous import ParameterServer, Perceptron, SynchronousServer
-from ed_lib.parallel.replica import Replica, reduce_each, shard
+from ed_lib.parallel.replica import Replica, shard
 
 SPEEDS = {"even": (1, 1, 1, 1), "one slow by 5×": (1, 1, 1, 5)}  # time of a gradient, for each worker
 
 
 # So many repeats of a step in each round; a worker sleeps for a pause, in seconds, in place of a gradient.
-SIZE = Size(ranks=2, batch=256, repeats=5, rounds=11, pipeline=pipelines.SIZE, ed=pipelines.ED_SIZE,
-            workers=4, gradients=240, pause=0.02)  # fmt: skip
-TINY = SIZE(batch=20, repeats=1, rounds=2, pipeline=pipelines.TINY, ed=pipelines.ED_TINY, workers=2,
-            gradients=16, pause=0.001)  # fmt: skip
+SIZE = Size(ranks=2, batch=256, repeats=5, rounds=11, pipeline=pipelines.SIZE, workers=4,
+            gradients=240, pause=0.02)  # fmt: skip
+TINY = SIZE(batch=20, repeats=1, rounds=2, pipeline=pipelines.TINY, workers=2, gradients=16,
+            pause=0.001)  # fmt: skip
 
 
 def step(size, device):
@@ -59,32 +57,25 @@ def in_turns(batch, repeats, rounds):
 def ways(x, y, batch):
     """{name: (a step on this rank's shard, the network that it trains)}. The first sums nothing."""
     found = {}
-
-    def add(name, net, scale=1.0, zero=None, finish=lambda: None):
+    for name, overlap in (("no sum", None), ("buckets, after", False), ("buckets, overlapping", True)):
+        net = models.lenet()
         optimizer = torch.optim.SGD(net.parameters(), 1e-6)
+        replica = None if overlap is None else Replica(net, train.BUCKET_BYTES, overlap)
 
-        def step():
-            (zero or optimizer.zero_grad)()
-            (F.cross_entropy(net(x), y, reduction="sum") * scale).backward()
-            finish()
+        def step(net=net, optimizer=optimizer, replica=replica):
+            (replica or optimizer).zero_grad()
+            F.cross_entropy(net(x), y, reduction="sum").backward()
+            if replica:
+                replica.finish(batch)
             optimizer.step()
 
         found[name] = step, net
-
-    add("no sum", models.lenet())
-    net = models.lenet()
-    add("each parameter, our ring", net, finish=partial(reduce_each, list(net.parameters()), batch))
-    for name, overlap in (("buckets, after", False), ("buckets, overlapping", True)):
-        replica = Replica(models.lenet(), train.BUCKET_BYTES, overlap)
-        add(name, replica.module, zero=replica.zero_grad, finish=partial(replica.finish, batch))
-    ddp = DistributedDataParallel(models.lenet())
-    add("DDP", ddp, scale=dist.get_world_size() / batch)  # DDP averages over the ranks
     return found
 
 
 def deviation(net, step, x, y):
     """How far a step's gradients are from the whole batch's in float64."""
-    exact = copy.deepcopy(getattr(net, "module", net)).double()  # inside DDP
+    exact = copy.deepcopy(net).double()
     wanted = torch.autograd.grad(F.cross_entropy(exact(x.double()), y), exact.parameters())
     step()
     return formats.deviation([p.grad for p in net.parameters()], wanted)
@@ -116,6 +107,5 @@ context = one_thread
 TABLES = {
     "data parallel step": step,
     "pipeline": lambda size, device: pipelines.batch(size.pipeline),
-    "ED pipeline": lambda size, device: pipelines.in_a_row(size.ed),
     "asynchronous, throughput": throughput,
 }

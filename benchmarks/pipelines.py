@@ -1,10 +1,9 @@
-"""Pipelines on real processes beside what is foreseen for them: two tables of ``parallel``.
+"""Pipelines on real processes beside what is foreseen for them: a table of ``parallel``.
 
-Backpropagation: the simulator is told what messages, and each stage's micro-batches, take. Stages that
-compute at once share caches and bandwidth, and one that keeps many activations finds less of them in its
-caches: so they are measured together or in turns, with one or all micro-batches kept, as the schedule has
-it. ED: the formula takes the slowest stage's t_f, to go forward with one of m micro-batches, and t_u, to
-update for it, and no time for messages. First gradients, or ED's weights, are compared with float64.
+The simulator is told what messages, and each stage's micro-batches, take. Stages that compute at once share
+caches and bandwidth, and one that keeps many activations finds less of them in its caches: so they are
+measured together or in turns, with one or all micro-batches kept, as the schedule has it. First gradients are
+compared with float64.
 """
 
 import copy
@@ -18,17 +17,14 @@ from torch import nn
 
 from benchmarks import formats
 from benchmarks.harness import ROUNDING, Size, is_right, summary
-from ed_lib.ed import EDNetwork
 from ed_lib.parallel import launch, links
 from ed_lib.parallel.collectives import Wire
-from ed_lib.parallel.ed_stages import EDPipeline, EDStage
 from ed_lib.parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.schedules import SCHEDULES
 from ed_lib.parallel.simulator import simulate
 
 TOGETHER = {"naive": False, "gpipe": True, "1f1b": True}  # whether stages compute at the same time
 KEEPS_ALL = {"naive": False, "gpipe": True, "1f1b": False}  # or about one micro-batch, with two stages
-ALPHA, NEARLY_0 = 0.8, 1e-9  # of ED's step that is checked, and of those that are timed, which change nothing
 
 
 # So many linear layers of a width, with a tanh between each two; messages: bytes, for the link.
@@ -36,10 +32,6 @@ SIZE = Size(stages=2, width=1024, layers=8, batch=256, microbatches=(4, 8),
             rounds=9, messages=(2**10, 2**14, 2**18, 2**20),
             schedules=("naive", "gpipe", "1f1b"))  # fmt: skip
 TINY = SIZE(width=8, layers=3, batch=6, microbatches=(2, 3), rounds=2, messages=(8, 4096))
-# The same for ED; so many batches follow each other.
-ED_SIZE = Size(stages=2, inputs=64, width=256, depth=16, batch=256, microbatches=(1, 2, 4, 8), batches=4,
-               rounds=9)  # fmt: skip
-ED_TINY = ED_SIZE(inputs=5, width=4, depth=5, batch=6, microbatches=(1, 3), batches=3, rounds=2)
 
 
 def batch(size):
@@ -138,72 +130,3 @@ def barrier_to_barrier(call):
     call()
     dist.barrier()
     return time.perf_counter() - start
-
-
-def in_a_row(size):
-    """Seconds of a batch of ED: a row for one process, "serial", and for each number of micro-batches "in a
-    row". Results: "ratio to formula", of each round's seconds to those by the formula.
-    """
-    ranks = launch(measure_ed, size.stages, size, timeout=300.0)
-    shape = {"stages": size.stages, "batch": size.batch, "width": size.width, "depth": size.depth}
-    yield {"how": "serial"} | shape | summary(ranks[0]["serial"])
-    for m in size.microbatches:
-        error, seconds = max(rank["error", m] for rank in ranks), ranks[0]["in a row", m]
-        if is_right(f"ED pipeline, {m} micro-batches", error, ROUNDING):
-            t_f, t_u = (np.max([rank[op, m] for rank in ranks], axis=0) for op in ("forward", "update"))
-            ratio = seconds / formula(size.stages, m, t_f, t_u, size.batches)  # (rounds,) each
-            case = {"how": "in a row", "microbatches": m} | shape
-            yield case | summary(seconds) | {"error": error, "ratio to formula": ratio.tolist()}
-
-
-def formula(p, m, t_f, t_u, batches):
-    """Seconds for each of so many batches in a row; t_f, t_u: numbers or arrays. The first takes
-    (p − 1)·t_f + m·(t_f + t_u), each other comes a period later.
-    """
-    period = np.maximum(np.maximum(m * (t_f + t_u), p * t_f + m * t_u), (m + p - 1) * t_f + t_u)
-    return ((p - 1) * t_f + m * (t_f + t_u) + (batches - 1) * period) / batches
-
-
-def network(size, dtype="float32"):
-    options = {"rule": "signed", "init": "fan_in", "alpha": ALPHA, "backend": "torch"}
-    return EDNetwork(size.inputs, size.width, size.depth, dtype=dtype, **options)
-
-
-def measure_ed(size):
-    """What each rank does: the deviations, then in each round all cases → {(what, m): seconds of each}."""
-    torch.set_flush_denormal(True)
-    rank, draw, found = dist.get_rank(), torch.Generator().manual_seed(0), defaultdict(list)
-    x, target = (torch.rand(size.batch, n, generator=draw) for n in (size.inputs, 1))
-    errors = {("error", m): deviation(size, x, target, m) for m in size.microbatches}
-    serial, net = network(size), network(size)
-    serial.alpha = net.alpha = NEARLY_0
-    pipeline = EDPipeline(net)
-    for _ in range(1 + size.rounds):
-        found["serial"].append(barrier_to_barrier(lambda: rank == 0 and serial.step(x, target)))
-        for m in size.microbatches:
-            dist.barrier()
-            for op, seconds in seconds_of(ed_ops(pipeline.stage, x, m), m, at_once=m).items():
-                found[op, m].append(seconds)
-            run = lambda m=m: [pipeline.step(x, target, m) for _ in range(size.batches)]  # noqa: E731
-            found["in a row", m].append(barrier_to_barrier(run) / size.batches)
-    return errors | {key: np.array(seconds[1:]) for key, seconds in found.items()}  # the first round warms up
-
-
-def ed_ops(stage, x, m):
-    """{op: a function of the micro-batch's number}: what this rank's stage does of each, without messages."""
-    parts = x.tensor_split(m)
-    if not stage.is_first:
-        cells = stage.net.n_outputs, len(parts[0]), 2 * stage.net.width
-        parts = [torch.full(cells, 0.5) for _ in parts]  # (K, b, 2W)
-    error = torch.full((len(x) // m, stage.net.n_outputs), 0.5)
-    forward, update = (lambda i: stage.forward(i, parts[i])), (lambda i: stage.update(i, error, len(x)))
-    return {"forward": forward, "update": update}
-
-
-def deviation(size, x, target, m):
-    """The largest deviation of this rank's weights, after a step, from the serial network's in float64."""
-    pipeline, serial = EDPipeline(network(size)), network(size, "float64")
-    pipeline.step(x, target, m)
-    serial.step(x.double(), target.double())
-    right = EDStage(serial, pipeline.number, pipeline.stages).params
-    return max(float((value - right[name]).abs().max()) for name, value in pipeline.stage.params.items())

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -130,15 +129,6 @@ def test_searching_never_sees_the_test_images():
         (mine, labels), (others, _) = relatives.split("MNIST", searching, size)
         assert len(mine) == len(labels) == learned
         np.testing.assert_array_equal(others, judge)
-
-
-@pytest.mark.parametrize("batches", [1, 2, 5])
-@pytest.mark.parametrize("t_f, t_u", [(2.0, 3.0), (3.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
-def test_the_formula_of_a_chain_of_stages_is_the_simulators_without_a_link(batches, t_f, t_u):
-    in_a_row = schedules.repeat(schedules.ed, batches)
-    for p, m in itertools.product((1, 2, 3, 4), (1, 2, 3, 5, 8)):
-        seconds = simulate(in_a_row, p, m, {"forward": [t_f] * p, "update": [t_u] * p}).seconds
-        assert batches * pipelines.formula(p, m, t_f, t_u, batches) == pytest.approx(seconds)
 
 
 @pytest.mark.oracle
