@@ -186,6 +186,8 @@ def page(nb, path, banner=None):
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("](#References ", "](../appendix/references.md ")  # no address
+        if "claim" in notebooks.tags(cell):
+            cell.metadata.setdefault("mystnb", {"code_prompt_show": "Show the check"})
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
