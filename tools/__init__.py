@@ -1,1 +1,0 @@
-"""How the book is executed, rendered and addressed. The Makefile calls these; readers need none of it."""

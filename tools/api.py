@@ -1,10 +1,8 @@
 """The pages of the package: a page for each part of `ed_lib`, its modules folded, from their docstrings."""
 
-import ast
-import re
 from pathlib import Path
 
-from tools.pages import ROOT
+from tools.pages import ROOT, first_sentence
 
 PARTS = {  # {folder: title of its page}
     "ed": "Learning without a backward pass",
@@ -34,7 +32,5 @@ def text(part):
     for path in sorted((ROOT / "ed_lib" / part).glob("**/*.py" if part else "*.py")):
         if path.stem != "__init__":
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            about = re.split(r"[.:;](?:\s|$)", said.replace("\n", " "))[0]
-            folds.append(FOLD.format(name=name, about=about))
+            folds.append(FOLD.format(name=name, about=first_sentence(path)))
     return f"# {PARTS[part]}: `ed_lib{'.' * bool(part)}{part}`\n{''.join(folds)}"

@@ -8,7 +8,6 @@ whose data cannot be had is shown with its committed outputs. `make test` only r
 import argparse
 import contextlib
 import copy
-import datetime
 import fcntl
 import importlib.metadata
 import re
@@ -122,8 +121,7 @@ def configuration():
     sphinx = config["sphinx"]["config"]
     ask = ["git", "log", "-1", "--format=%cs"]
     date = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    if date:  # in a clone; else the day of the build
-        sphinx["html_last_updated_fmt"] = f"{datetime.date.fromisoformat(date):%d %B %Y}"
+    sphinx["html_last_updated_fmt"] = date or "%Y-%m-%d"  # of a clone; else the day of the build
     if base := config["html"]["baseurl"]:
         sphinx |= {"ogp_site_url": f"{base.rstrip('/')}/", "ogp_image": "_static/front.png"}
     if not published():

@@ -17,12 +17,11 @@ def find():
     """The path of a Chromium or Chrome on this machine, or None."""
     from playwright.sync_api import sync_playwright
 
-    found = [path for name in (*NAMES, MACOS) if (path := shutil.which(name))]
-    if not found:
-        with sync_playwright() as playwright:
-            own = playwright.chromium.executable_path
-        found = [own] * Path(own).exists()
-    return found[0] if found else None
+    if found := next(filter(None, map(shutil.which, (*NAMES, MACOS))), None):
+        return found
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
 
 
 def flags():

@@ -4,20 +4,18 @@ A page has a table for each ``table`` of its record. Lists are told by their mea
 longer ones, and curves, stay in the record.
 """
 
-import ast
 import re
 from pathlib import Path
 
 import pandas as pd
 
 from ed_lib import records, timing
-from tools.pages import ROOT
+from tools.pages import ROOT, first_sentence
 
 OVERVIEW = Path("book/appendix/measurements.md")
 HERE = "<!-- records -->"  # where that page lists them
 TIMES = ("seconds", "q1", "q3", "launch", "floor")
 LONG, FEW = 25, 30  # rows, beyond which a table is folded; numbers in a list that a mean may stand for
-SAID = ("benchmark", "machine", "device", "date", "note", "label", "rows")  # elsewhere on the page
 
 
 def pages():
@@ -28,23 +26,17 @@ def pages():
     for machine, name, record in sorted(found, key=lambda one: one[:2]):
         made[OVERVIEW.with_suffix("") / machine / f"{name}.md"] = page(record)
         head = f"\n### {record.attrs['device']}\n\nIn `records/{machine}/`:\n"
-        line = f"- [{name}]({OVERVIEW.stem}/{machine}/{name}.md), {record.attrs['date']}: {about(name)}"
+        link, about = f"{OVERVIEW.stem}/{machine}/{name}.md", first_sentence(ROOT / f"benchmarks/{name}.py")
+        line = f"- [{name}]({link}), {record.attrs['date']}: {about}."
         lists.setdefault(machine, [head]).append(line)
     lines = "\n".join(line for of_machine in lists.values() for line in of_machine)
     return {OVERVIEW: (ROOT / OVERVIEW).read_text().replace(HERE, lines)} | made
 
 
-def about(benchmark):
-    """What a benchmark measures, from its docstring."""
-    said = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{benchmark}.py").read_text())) or ""
-    return said.split("\n\n")[0].replace("\n", " ")
-
-
 def page(record):
     """The text of a record's page."""
     made = record.attrs
-    facts = {key: value for key, value in made.items() if key not in SAID}
-    facts["code"] = {table: str(code)[:12] for table, code in made["code"].items()}
+    facts = made | {"code": {table: str(code)[:12] for table, code in made["code"].items()}}
     facts = "\n".join(f"- {key.replace('_', ' ')}: {words(value)}" for key, value in facts.items())
     tables = "\n".join(
         f"## {name[:1].upper()}{name[1:]}\n\n{table(records.rows(record, table=name))}\n"
@@ -52,7 +44,7 @@ def page(record):
     )
     return f"""# {made["benchmark"]}: {made["label"]}
 
-{about(made["benchmark"])} {made.get("note", "")}
+{first_sentence(ROOT / f"benchmarks/{made['benchmark']}.py")}. {made.get("note", "")}
 
 Measured on {made["date"]}. All numbers in full: `records/{made["machine"]}/{made["benchmark"]}.csv`.
 [How to read a record](../../measurements.md).
@@ -83,7 +75,7 @@ def cell(key, value):
     if isinstance(value, list):
         if not 0 < len(value) <= FEW or not all(isinstance(one, int | float) for one in value):
             return ""
-        mean, low, high = (number(one) for one in (sum(value) / len(value), min(value), max(value)))
+        mean, low, high = map(words, (sum(value) / len(value), min(value), max(value)))
         return mean if low == high else f"{mean} ({low} – {high})"
     if value is None or isinstance(value, dict) or value != value:  # a NaN
         return ""
@@ -96,14 +88,6 @@ def words(value):
         return "; ".join(f"{words(key)} {words(one)}" for key, one in value.items())
     if isinstance(value, list):
         return ", ".join(map(words, value))
-    if isinstance(value, str | bool):
+    if isinstance(value, str | bool | None):
         return re.sub(r"([\\`*_{}\[\]<>$|~^])", r"\\\1", str(value))
-    return "none" if value is None else number(value)
-
-
-def number(value):
-    """A number with four significant digits: 0.9713, 1,024, 34.62 M."""
-    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"

@@ -1,5 +1,7 @@
 """The pages of the book, by _toc.yml."""
 
+import ast
+import re
 from pathlib import Path
 
 import yaml
@@ -30,3 +32,9 @@ def _names(entries, root):
         else:
             yield entry["file"]
             yield from _names(entry.get("sections", []), root)
+
+
+def first_sentence(module):
+    """Of a module's docstring, without its point; ``module`` is a path."""
+    said = ast.get_docstring(ast.parse(module.read_text())) or ""
+    return re.split(r"\.(?:\s|$)", said.replace("\n", " "))[0]

@@ -32,6 +32,4 @@ if __name__ == "__main__":
         change(sys.argv[1])
     except ValueError as error:
         sys.exit(str(error))
-    for file, address in addresses().items():
-        print(f"{address}  {file}")
-    print(f"Colab installs ed_lib as it was tagged: git tag v{ed_lib.__version__}, git push --tags")
+    print(f"Written; git diff shows it. Colab installs what is tagged v{ed_lib.__version__}: tag it.")
