@@ -1,4 +1,4 @@
-"""Collectives, built from sends and receives between two ranks, and counted.
+"""A ring all-reduce and its halves, built from sends and receives between two ranks, and counted.
 
 Every rank of a group (None: of all) calls the same function with a tensor of the same shape and dtype, which
 is changed in place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R. Rabenseifner and W.
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ed_lib import check
 from ed_lib.parallel.launcher import device
 
 
@@ -28,22 +27,20 @@ class Traffic:
         return Traffic(self.messages + other.messages, self.bytes + other.bytes)
 
 
-def all_reduce(tensor: torch.Tensor, algorithm: str = "ring", group: Any = None) -> Traffic:
-    """The sum of all ranks' tensors, into each of them, in place → what this rank sent, as :class:`Traffic`.
+def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
+    """The sum of all ranks' tensors, into each of them, in place, by a ring → what this rank sent.
 
-    tensor: any shape, integers or floats, contiguous or not. Sums are formed in an order that depends on the
-    algorithm, one of ALGORITHMS, and every rank ends with the same bits. If what the ranks were called with
-    differs, all of them get a ValueError, where they would wait for each other for ever.
+    tensor: any shape, integers or floats, contiguous or not. Every rank ends with the same bits. If what the
+    ranks were called with differs, all of them get a ValueError, where they would wait for ever.
     """
-    check.choice("algorithm", algorithm, ALGORITHMS)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
-    agree(f"all_reduce by {algorithm!r} of {tensor.dtype} {tuple(tensor.shape)}", group)
+    agree(f"all_reduce of {tensor.dtype} {tuple(tensor.shape)}", group)
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
     wire, tensor = Wire(group), tensor.detach()
     flat = tensor.contiguous().view(-1)  # the same memory, if the tensor is contiguous
-    ALGORITHMS[algorithm](flat, wire)
+    ring(flat, wire)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.copy_(flat.view_as(tensor))
     return wire.traffic
@@ -79,36 +76,6 @@ class Wire:
         return dist.batch_isend_irecv(operations) if operations else []
 
 
-def naive(flat: torch.Tensor, wire: Wire) -> None:
-    """Rank 0 receives every tensor in turn, adds them up, and sends the sum to each."""
-    if wire.rank:
-        wire.send(flat, 0)
-        wire.receive(flat, 0)
-        return
-    other = torch.empty_like(flat)
-    for rank in range(1, wire.size):
-        wire.receive(other, rank)
-        flat += other
-    for rank in range(1, wire.size):
-        wire.send(flat, rank)
-
-
-def tree(flat: torch.Tensor, wire: Wire) -> None:
-    """Sums up a binomial tree to rank 0, and copies the sum down the same tree."""
-    other, steps = torch.empty_like(flat), [1 << n for n in range((wire.size - 1).bit_length())]
-    for step in steps:  # 1, 2, 4, …: multiples of 2·step take in the rank step above them
-        if wire.rank % (2 * step) == step:
-            wire.send(flat, wire.rank - step)
-        elif wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
-            wire.receive(other, wire.rank + step)
-            flat += other
-    for step in reversed(steps):
-        if wire.rank % (2 * step) == step:
-            wire.receive(flat, wire.rank - step)
-        elif wire.rank % (2 * step) == 0 and wire.rank + step < wire.size:
-            wire.send(flat, wire.rank + step)
-
-
 def ring(flat: torch.Tensor, wire: Wire) -> None:
     """The sum travels around a ring in p parts: first being added up, then being copied."""
     ring_reduce_scatter(flat, wire)
@@ -131,39 +98,6 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
     for step in range(p - 1):
         out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
         wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
-
-
-def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
-    """Ranks swap halves, then quarters, …, adding; and then the same way back, copying.
-
-    That takes a power of two, q. The p − q ranks above it give their tensors to partners first, and get the
-    sum from them at the end.
-    """
-    q = 1 << (wire.size.bit_length() - 1)  # the last power of two ≤ p
-    partner = wire.rank ^ q  # above q, or below
-    if wire.rank >= q:
-        wire.send(flat, partner)
-        wire.receive(flat, partner)
-        return
-    if partner < wire.size:
-        other = torch.empty_like(flat)
-        wire.receive(other, partner)
-        flat += other
-    mine, given, step = flat, [], q
-    while step := step // 2:
-        low, high = mine.tensor_split(2)
-        mine, theirs = (high, low) if wire.rank & step else (low, high)
-        received = torch.empty_like(mine)
-        wire.exchange(theirs, wire.rank ^ step, received, wire.rank ^ step)
-        mine += received
-        given.append((mine, theirs, step))
-    for mine, theirs, step in reversed(given):
-        wire.exchange(mine, wire.rank ^ step, theirs, wire.rank ^ step)
-    if partner < wire.size:
-        wire.send(flat, partner)
-
-
-ALGORITHMS = {"naive": naive, "tree": tree, "ring": ring, "halving_doubling": halving_doubling}
 
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:

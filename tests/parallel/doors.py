@@ -70,7 +70,6 @@ PARALLEL = [
     ("ranks: no batch", lambda: train.train(batch=0), ValueError, "batch is 0"),
     ("ranks: no steps", lambda: train.train(steps=0), ValueError, "steps is 0"),
     ("ranks: no rate", lambda: train.train(rate=-1), ValueError, "rate is -1"),
-    ("post for an all-reduce", lambda: links.all_reduce("post", 8, 2, LINK), ValueError, "is 'post'"),
     ("one size for a line", lambda: links.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit([8, 9], [1]), ValueError, "seconds has the shape"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
