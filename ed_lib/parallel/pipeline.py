@@ -179,31 +179,13 @@ class Pipeline:
         return batch.detach().to(device()).tensor_split(len(self.sizes))
 
 
-def cut(
-    model: torch.nn.Sequential, parts: int, costs: Sequence[float] | None = None
-) -> list[torch.nn.Sequential]:
-    """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers.
-
-    costs: one number for each layer; all alike if None. The costliest part costs as little as any cut allows.
-    No two parts may share a parameter: each would have half of its gradient.
+def cut(model: torch.nn.Sequential, parts: int) -> list[torch.nn.Sequential]:
+    """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers, as many in each as
+    in any other, or one more. No two may share a parameter: each would have half of its gradient.
     """
-    if check.count("parts", parts) > len(model):
-        raise ValueError(f"parts is {parts}; wanted at most {len(model)}, the number of layers")
-    costs = [1.0] * len(model) if costs is None else costs
-    check.shape("costs", (len(costs),), (len(model),))
-    ends = [0, *balance(costs, parts)]
-    found = [model[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    if check.count("parts", parts) > (n := len(model)):
+        raise ValueError(f"parts is {parts}; wanted at most {n}, the number of layers")
+    found = [model[n * part // parts : n * (part + 1) // parts] for part in range(parts)]
     if sum(len(set(part.parameters())) for part in found) > len(set(model.parameters())):
         raise ValueError("model has a parameter in two of the parts; wanted each in one")
     return found
-
-
-def balance(costs: Sequence[float], parts: int) -> list[int]:
-    """Where each of ``parts`` consecutive parts of ``costs`` ends, so that the largest sum is least."""
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # {layers so far: (largest sum, ends)}
-    for part in range(1, parts + 1):
-        best = {
-            end: min((max(best[at][0], sum(costs[at:end])), [*best[at][1], end]) for at in best if at < end)
-            for end in range(part, len(costs) - parts + part + 1)
-        }
-    return best[len(costs)][1]

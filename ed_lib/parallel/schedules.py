@@ -112,21 +112,6 @@ def _in_two(stage, stages, microbatches, ahead, late):
     yield Instruction("step")
 
 
-def ed(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """ED in batches: all forward, then all updates. Only the output's error goes back, from the last stage.
-
-    The updates of a batch come after its last forward pass, so that each of them sees the same weights.
-    """
-    for i in range(microbatches):
-        yield from forward(stage, stages, i)
-        if stage == stages - 1:
-            yield from tell(stages, i)
-    for i in range(microbatches):
-        if stage < stages - 1:
-            yield Instruction("receive", i, "error", stages - 1)
-        yield Instruction("update", i)
-
-
 def repeat(schedule: Schedule, batches: int) -> Schedule:
     """A schedule for several batches, one after the other; micro-batches are numbered on."""
 
@@ -140,7 +125,7 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2, "ed": ed,
+    "naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2,
 }  # fmt: skip
 
 
@@ -167,9 +152,3 @@ def backward(
     yield Instruction(op, i, chunk=chunk)
     if stage > 0 or chunk > 0:
         yield Instruction("send", i, "gradient", (stage - 1) % stages, chunk)
-
-
-def tell(stages: int, i: int) -> Iterator[Instruction]:
-    """The last stage sends the error to all others: one number for each sample and output."""
-    for peer in range(stages - 1):
-        yield Instruction("send", i, "error", peer)

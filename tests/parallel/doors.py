@@ -73,7 +73,6 @@ PARALLEL = [
     ("one size for a line", lambda: links.fit([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit([8, 9], [1]), ValueError, "seconds has the shape"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
-    ("a layer without a cost", lambda: pipeline.cut(THREE, 2, [1, 1]), ValueError, "costs has the shape"),
     ("tied over parts", lambda: pipeline.cut(TIED, 2), ValueError, "a parameter in two of the parts"),
     ("no stages", _clock(stages=0), ValueError, "stages is 0"),
     ("a sideways time", _clock(sideways=1), ValueError, "seconds' op is 'sideways'"),

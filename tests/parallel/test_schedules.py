@@ -34,13 +34,11 @@ def period(name, p, m, **times):
 def test_every_stage_works_on_each_microbatch_once(name, p, m):
     for stage in range(p):
         done = [(do.op, do.microbatch) for do in SCHEDULES[name](stage, p, m)]
-        ops = {"update"} if name.startswith("ed") else {"backward"}
-        if name.startswith("zb"):
-            ops = {"backward_input", "backward_weight"}
+        ops = {"backward_input", "backward_weight"} if name.startswith("zb") else {"backward"}
         for op in {"forward", *ops}:
             assert [i for o, i in done if o == op] == list(range(m))  # in order, none twice
         assert {op for op, _ in done} <= {"forward", "send", "receive", "step", *ops}
-        assert [op for op, _ in done].count("step") == (0 if name.startswith("ed") else 1)
+        assert [op for op, _ in done].count("step") == 1
         for i in range(m):
             order = [done.index((op, i)) for op in ("forward", *sorted(ops))]
             assert order == sorted(order)  # forward before backward (before the weights')
@@ -78,7 +76,6 @@ def test_the_bubble(p, m, f, b):
     assert bubble(p, m) == (p - 1) / (m + p - 1)  # Huang et al. (2019), section 2.3
     for name in ("gpipe", "1f1b"):
         assert bubble(p, m, f + b, f + b) == idle(name, forward=f, backward=b)
-    assert bubble(p, m, f, f + b) == idle("ed", forward=f, update=b)
     w = min(f, b)
     split = idle("zb_h1", m + p, forward=f, backward_input=b, backward_weight=w)
     assert bubble(p, m + p, f + b - w, f + b + w) == split  # Qi et al. (2024), as below
@@ -117,28 +114,13 @@ def test_zb_h2_has_a_bubble_where_microbatches_are_few():
 
 
 @pytest.mark.oracle
-@given(p=stages, m=microbatches, f=times, u=times)
-@some
-def test_the_times_of_ed(p, m, f, u):
-    assert seconds("ed", p, m, forward=f, update=u) == (p - 1) * f + m * (f + u)
-
-
-@pytest.mark.oracle
-@given(p=stages, m=st.integers(1, 8), f=times, u=times)
-@settings(max_examples=40, deadline=None)
-def test_the_period_of_ed(p, m, f, u):
-    found = period("ed", p, m, forward=f, update=u)
-    assert found == max(m * (f + u), p * f + m * u, (m + p - 1) * f + u)
-
-
-@pytest.mark.oracle
 @given(p=stages, m=microbatches)
 @some
 def test_live_activations(p, m):
-    times = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight", "update"), 1)
+    times = dict.fromkeys(("forward", "backward", "backward_input", "backward_weight"), 1)
     live = {name: simulate(schedule, p, m, times).live for name, schedule in SCHEDULES.items()}
     assert live["naive"] == [1] * p
-    assert live["gpipe"] == live["ed"] == [m] * p
+    assert live["gpipe"] == [m] * p
     assert live["1f1b"] == [min(m, p - s) for s in range(p)]
     assert live["zb_h1"] == [min(m, p)] * p
     assert live["zb_h2"] == [min(m, 2 * p - 1)] * p
@@ -183,8 +165,6 @@ def test_the_two_directions_of_a_link_are_apart():
 def test_messages_are_counted(name, p, m):
     found = simulate(SCHEDULES[name], p, m, {"forward": 1}).messages
     back = [("gradient", s + 1, s) for s in range(p - 1)]
-    if name.startswith("ed"):
-        back = [("error", p - 1, s) for s in range(p - 1)]
     assert found == dict.fromkeys([("activation", s, s + 1) for s in range(p - 1)] + back, m)
 
 
