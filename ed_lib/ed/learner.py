@@ -1,4 +1,4 @@
-"""ED and backpropagation on equal terms, with the same optimizers; training on logic tasks and on images."""
+"""ED and backpropagation on equal terms, with the same optimizers; training on images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,39 +57,8 @@ class Learner:
             self.net.add_direction(self.directions, error, 1.0)
 
 
-def parity(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """All inputs of the parity task: x (2**bits, bits) and target (2**bits, 1), float64; two bits make XOR.
-
-    Rows in Kaneko's order, the first input changing fastest; the target is 1 where the number of ones is odd.
-    """
-    x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1  # (2**bits, bits)
-    return x.astype(float), (x.sum(axis=1, keepdims=True) % 2).astype(float)
-
-
 # A step's products are too small to share: a second BLAS thread makes each slower on a busy machine.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
-
-
-@one_thread
-def epochs_to_solve(net: Any, x: np.ndarray, target: np.ndarray, *, tolerance: float = 0.1,
-                    max_epochs: int = 10_000) -> np.ndarray:  # fmt: skip
-    """How many epochs each of the K networks needs: (K,) float, NaN where ``max_epochs`` did not do.
-
-    x (N, n_inputs), target (N, 1), the same for all K, one pattern at a time. Kaneko's rule for stopping:
-    solved in the first epoch whose errors, each taken before its update, have magnitudes that sum to less
-    than ``tolerance``.
-    """
-    check.shape("x", np.shape(x), ("N", net.n_inputs))
-    check.shape("target", np.shape(target), (len(x), 1))
-    target = np.repeat(target, net.n_outputs, axis=1)  # (N, 1) → (N, K)
-    patterns = [(net.asarray(x[i : i + 1]), net.asarray(target[i : i + 1])) for i in range(len(x))]
-    epochs = np.full(net.n_outputs, np.nan)
-    for epoch in range(1, check.count("max_epochs", max_epochs) + 1):
-        missed = sum(np.abs(to_numpy(t - net.step(a, t)))[0] for a, t in patterns)  # (K,)
-        epochs[np.isnan(epochs) & (missed < tolerance)] = epoch
-        if not np.isnan(epochs).any():
-            break
-    return epochs
 
 
 def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000) -> float:

@@ -18,7 +18,6 @@ FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
 NAN = STATE | {"input.bias": STATE["input.bias"] * np.nan}
 GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
-(PATTERNS, TARGETS), XOR = learner.parity(2), EDNetwork(2, 2, 0)
 
 
 def network(**change):
@@ -84,8 +83,6 @@ ED = [
     ("fit: classes", lambda: fit(train_set=(IMAGES[0], IMAGES[1] + 3)), ValueError, "labels has [3]; wanted"),
     ("fit: NaN", lambda: fit(train_set=(IMAGES[0] * np.nan, IMAGES[1])), ValueError, "x holds NaN"),
     ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
-    ("XOR: x", lambda: learner.epochs_to_solve(XOR, PATTERNS[:, :1], TARGETS), ValueError, "x has the shape"),
-    ("XOR: t", lambda: learner.epochs_to_solve(XOR, PATTERNS, TARGETS[:3]), ValueError, "target has the sha"),
     ("article: outputs", lambda: rival(rivals.ArticleNetwork, n_outputs=2), ValueError, "net is unlike"),
     ("article: rule", lambda: rival(rivals.ArticleNetwork, rule="kaneko"), ValueError, "net is unlike"),
     ("Backprop: bias", lambda: rival(rivals.Backprop, bias="cells"), ValueError, "net has bias="),

@@ -1,5 +1,5 @@
-"""ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze. Kaneko's
-figures for XOR, and training on images.
+"""ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze; and
+training on images.
 """
 
 import numpy as np
@@ -14,7 +14,6 @@ from tests.ed.test_network import assert_state, signs_hold
 from tests.ed.test_rivals import loss_of
 
 PLAIN = [("kaneko", "free", 2), ("kaneko", "cells", 20), ("signed", "cells", 0)]  # rule, bias, depth
-XOR_1999 = {8: 75.14, 16: 28.00, 32: 8.26, 64: 5.97, 128: 5.09, 256: 4.62, 512: 4.47}  # Kaneko's page
 
 
 def a_net(depth=2, k=3, **options):
@@ -101,46 +100,6 @@ def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
         theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
         chances = ours.forward(ours.asarray(inputs)).detach().numpy()
         np.testing.assert_allclose(chances, theirs[:, 1:] if k == 1 else theirs, atol=0.02)
-
-
-@pytest.mark.oracle
-def test_parity_is_in_kanekos_order():
-    x, target = learner.parity(3)
-    assert x.tolist()[:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]] and x.shape == (8, 3)
-    np.testing.assert_array_equal(target[:, 0], x.sum(axis=1) % 2)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("cells, published", XOR_1999.items())
-def test_xor_takes_as_many_epochs_as_kaneko_published(cells, published):
-    """His mean is over 100 starts, and so is ours: their difference has √2 of one mean's standard error."""
-    nets = EDNetwork(2, cells // 2, 0, n_outputs=100, bias="cells", seed=1, dtype="float64")
-    epochs = learner.epochs_to_solve(nets, *learner.parity(2))
-    assert not np.isnan(epochs).any()
-    assert abs(epochs.mean() - published) < 4 * np.sqrt(2) * epochs.std() / np.sqrt(100)
-
-
-@pytest.mark.oracle
-def test_epochs_are_counted_as_by_one_network_after_another():
-    """Against plain steps of single networks, with the weights of each of three."""
-    x, target = learner.parity(2)
-    nets = EDNetwork(2, 8, 0, n_outputs=3, bias="cells", seed=4, dtype="float64")
-    state, wanted = nets.state_dict(), []
-    for k in range(3):
-        net = EDNetwork(2, 8, 0, bias="cells", dtype="float64")
-        net.load_state_dict({n: w[:, [k]] if n.startswith("hidden") else w[[k]] for n, w in state.items()})
-        epoch, missed = 0, 1.0
-        while missed >= 0.1:
-            epoch, missed = epoch + 1, 0.0
-            for n in range(4):
-                missed += abs(target[n, 0] - net.step(x[n : n + 1], target[n : n + 1])[0, 0])
-        wanted.append(epoch)
-    assert learner.epochs_to_solve(nets, x, target).tolist() == wanted
-
-
-def test_what_is_not_solved_in_time_is_nan():
-    nets = EDNetwork(2, 4, 0, n_outputs=2, bias="cells")
-    assert np.isnan(learner.epochs_to_solve(nets, *learner.parity(2), max_epochs=1)).all()
 
 
 def test_training_on_images_learns_and_writes_down_how(capsys, backend):
