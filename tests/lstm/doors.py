@@ -27,9 +27,6 @@ def packed_with_vnni():
 
 TWO_LAYERS, SEQUENCE = nn.LSTM(3, 4, 2), torch.zeros(5, 2, 3)  # x (T, B, I)
 ZEROS = torch.zeros(2, 2, 4)  # of a state (L, B, H)
-PIECES, FLAT = weights.layout("lstm", 3, 5), torch.zeros(200)
-GATES = weights.unpack(PIECES, FLAT)
-KERAS = [np.zeros(shape) for shape in ((3, 20), (5, 20), (20,))]  # kernel, recurrent kernel, bias
 
 LSTM = [
     ("LSTM: sizes", lambda: Rungs(0, 4), ValueError, "input_size is 0"),
@@ -70,23 +67,8 @@ LSTM = [
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
     ("scan: compiled half", lambda: scanned(4, 2, torch.float16), ValueError,
      "torch.float16 on cpu; wanted float32 or float64 on a CPU"),
-    ("layout: cell", lambda: weights.layout("rnn", 3, 5), ValueError, "cell is 'rnn'"),
-    ("layout: directions", lambda: weights.layout("lstm", 3, 5, 1, 3), ValueError, "directions is 3"),
-    ("layout: RNN", lambda: weights.layout_of(nn.RNN(2, 2)), ValueError, "cell is 'rnn_tanh'; wanted one of"),
-    ("layout: projection", lambda: weights.layout_of(nn.LSTM(2, 4, proj_size=2)), ValueError,
-     "wanted one without projection"),
-    ("pack: missing", lambda: weights.pack(PIECES[:-1], GATES), ValueError, "differ in bias_hh_l0.o; wanted"),
-    ("pack: shape", lambda: weights.pack(PIECES, GATES | {"weight_hh_l0.g": FLAT[:20].view(4, 5)}),
-     ValueError, "weight_hh_l0.g has the shape (4, 5); wanted (5, 5)"),
-    ("unpack: length", lambda: weights.unpack(PIECES, FLAT[1:]), ValueError, "flat has the shape (199,);"),
-    ("Keras: kernel", lambda: weights.from_keras("lstm", [KERAS[0][:, 1:], *KERAS[1:]]), ValueError,
-     "the kernel has the shape (3, 19); wanted (I, 20)"),
-    ("Keras: CuDNNLSTM's bias", lambda: weights.from_keras("lstm", [*KERAS[:2], np.zeros(40)]), ValueError,
-     "the bias has 40 numbers, a CuDNNLSTM's two; wanted 20: add its halves"),
     ("ONNX: R", lambda: weights.from_onnx("gru", [np.zeros((1, 12, 3)), np.zeros((1, 20, 4))]), ValueError,
      "R has the shape (1, 20, 4); wanted (D, 12, H)"),
     ("ONNX: B", lambda: weights.from_onnx("gru", [*np.zeros((2, 1, 12, 4)), np.zeros((1, 12))]), ValueError,
      "B has the shape (1, 12); wanted (1, 24)"),
-    ("Keras: a GRU of another kind", lambda: weights.from_keras("gru", [a[..., :15] for a in KERAS]),
-     ValueError, "the bias has the shape (15,); wanted (2, 15)"),
 ]  # fmt: skip
