@@ -29,7 +29,7 @@ def test_the_sentences_hold():
     assert n.published_limit < 3000, "its clock missed most of it"
     assert n.at_once < 2, "ours waits"
     assert n.wait < 0.3 and n.free > 0.7, "waits for all, waits for none"
-    assert n.small < 1 < n.large, "with one, and with 4,096"
+    assert n.small < 1 < n.large, "with instructions for it, and without"
     assert n.one_layer < n.climb, "layer for layer it gained less"
     assert all(max(done) <= its for *_, done, limit in front.drawn() for its in limit), "the limit"
 
