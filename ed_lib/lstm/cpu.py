@@ -56,19 +56,18 @@ class Packed:
         x, (h0, c0) = checked(x, state, self.w_ih, (len(self.layers), self.size))
         if self.bits == 8 and state and not h0.abs().max() <= 1:
             raise ValueError("h0 has a number beyond 1; with bits=8 wanted all in [−1, 1]")
+        y, h0, c0 = (each.detach().numpy() for each in (x, h0, c0))
         ends = []
-        for weights, h, c in zip(self.layers, h0.detach().numpy(), c0.detach().numpy(), strict=True):
-            made = self.run(weights, x.detach().numpy(), h, c)
-            x, cells = (torch.from_numpy(array)[1:, :, : self.size] for array in made)
-            ends.append((x[-1], cells[-1]))
-        return x, tuple(map(torch.stack, zip(*ends, strict=True)))
+        for weights, h, c in zip(self.layers, h0, c0, strict=True):
+            y, cells = (array[1:, :, : self.size] for array in self.run(weights, y, h, c))
+            ends.append((y[-1], cells[-1]))
+        last = (torch.from_numpy(np.stack(each)) for each in zip(*ends, strict=True))
+        return torch.from_numpy(y), tuple(last)
 
     def run(self, weights: tuple, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
         """All steps of a layer: x (T, B, I), h and c (B, H) → hidden and cells (T + 1, B, P)."""
         (steps, batch, inputs), count = x.shape, len(weights[0])
-        gates = np.empty(
-            (count, steps * batch, 4 * LANES), x.dtype
-        )  # a thread's lie together, in lines of its own
+        gates = np.empty((count, steps * batch, 4 * LANES), x.dtype)  # in lines of a thread's own
         hidden, cells = np.empty((2, steps + 1, batch, count * LANES), x.dtype)
         for array, start in (hidden, h), (cells, c):
             array[0, :, : self.size], array[0, :, self.size :] = start, 0
@@ -135,23 +134,23 @@ def part(n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, coun
             if phases & 2:
                 product(state[t], w_hh[block], now, scale[block])
             if phases & 4:
-                block_cell(t, block, now, cells, hidden, codes)
+                here = slice(block * LANES, (block + 1) * LANES)
+                for b in range(batch):
+                    cell(now[b], cells[t, b, here], cells[t + 1, b, here], hidden[t + 1, b, here], LANES)
+        if phases & 4 and codes is not None:
+            mine = slice(own.start * LANES, own.stop * LANES)
+            for b in range(batch):
+                encode(hidden[t + 1, b, mine], codes[t + 1, b, mine])
         if phases & 8 and not barrier(n, t + 1, counters, patience):
             return False
     return True
 
 
 @njit(**FAST)
-def block_cell(t, block, gates, cells, hidden, codes):
-    """The rest of step t for a block. h in (−1, 1) becomes a byte as well, round(127 h) + 128."""
-    own = slice(block * LANES, (block + 1) * LANES)
-    for b in range(len(gates)):
-        h = hidden[t + 1, b, own]
-        cell(gates[b], cells[t, b, own], cells[t + 1, b, own], h, LANES)
-        if codes is not None:
-            few = codes[t + 1, b, own]
-            for j in range(LANES):
-                few[j] = np.uint8(np.int32(h[j] * F(127) + F(128.5)))
+def encode(h, codes):
+    """h in (−1, 1) as bytes, round(127 h) + 128: (n,) both."""
+    for j in range(len(h)):
+        codes[j] = np.uint8(np.int32(h[j] * F(127) + F(128.5)))
 
 
 @njit(**FAST)
