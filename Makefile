@@ -18,16 +18,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 COLAB := _build/colab
 COLAB_PYTHON := $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) python3.13)
 
-.PHONY: help setup book pdf test colab gpu records status outputs lint repository clean
+.PHONY: help setup book test colab gpu records status outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 book: setup  ## execute every chapter on this machine and render the book (_build/html)
 	@$(PY) -m tools.book $(BOOK)
-
-pdf: book  ## print the whole book into one PDF (_build/book.pdf); needs Chromium or Chrome
-	@$(PY) -m tools.pdf
 
 test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes
 	@$(PY) -m tools.book --render-only

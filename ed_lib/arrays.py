@@ -26,7 +26,6 @@ def gpu_count(backend: str = "torch") -> int:
 
 @functools.cache
 def _pools():
-    import scipy.linalg.cython_blas  # noqa: F401  the BLAS that Numba calls, which has to be loaded
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

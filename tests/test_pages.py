@@ -6,9 +6,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from functools import cache
+from io import BytesIO
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from pypdf import PdfReader
 
 from tests import pages
 from tests.pages import DESK, PAGES, PHONE, new_tab, show
@@ -201,3 +203,14 @@ def test_previews_of_links_are_told_title_and_question(tab, site):
     assert said["og:title"].startswith("Error diffusion") and "Why training code" in said["og:site_name"]
     assert said["og:description"].startswith("Can a network learn when every weight in it is told")
     assert said["description"] and said.get("og:image", "https://").startswith("https://")
+
+
+def test_a_printed_page_is_light_a4_with_its_folded_code(tab, site):
+    tab.emulate_media(color_scheme="dark")
+    tab.goto(f"{site}book/ed/error_diffusion.html")
+    sheets = PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True))).pages
+    text = "".join(sheet.extract_text() for sheet in sheets)
+    assert "figures.show(" in text and "A solution" in text
+    assert "Show a" not in text and "previous" not in text
+    assert {tuple(round(float(x)) for x in sheet.mediabox[2:]) for sheet in sheets} == {(595, 842)}
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"  # the reader's again

@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1427,
-    "ed_lib/ed/**/*.py": 1450,
-    "ed_lib/parallel/**/*.py": 2435,
+    "ed_lib/*.py": 1515,
+    "ed_lib/ed/**/*.py": 1428,
+    "ed_lib/parallel/**/*.py": 2301,
     "ed_lib/precision/**/*.py": 1300,
-    "ed_lib/lstm/**/*.py": 1272,
+    "ed_lib/lstm/**/*.py": 1071,
     "benchmarks/**/*.py": 2736,
-    "tools/**/*.py": 973,
-    "tests/**/*.py": 10634,
+    "tools/**/*.py": 891,
+    "tests/**/*.py": 10248,
     "book/_static/*.js": 500,
     "CONTRIBUTING.md": 700,
 }

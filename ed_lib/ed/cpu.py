@@ -1,23 +1,20 @@
 """The hidden layers as two compiled functions, for a CPU: what ``gpu`` is for a GPU. float32 only.
 
-NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here Numba
-compiles the walk through all layers into one call; a product is one call of the BLAS, and what follows it one
-loop, in the core's cache. Numbers in the compiled code are wrapped so that they stay 32 bits wide.
+NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here
+Numba compiles the walk through all layers into one call. The sums of a product stay in registers, see
+``ed_lib.registers``, and what follows it is one loop, in the core's cache. Numbers in the compiled code are
+wrapped so that they stay 32 bits wide.
 """
 
 import numpy as np
-from llvmlite.binding import add_symbol
-from numba import get_num_threads, njit, prange, types
-from numba.extending import get_cython_function_address
+from numba import get_num_threads, njit, prange
 
 from ed_lib.arrays import Array
+from ed_lib.registers import FAST, LANES, WIDE, product
 
-# the BLAS's own function, which takes addresses: np.dot cannot add a product to what is there
-add_symbol("ed_sgemm", get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
-sgemm = types.ExternalFunction("ed_sgemm", types.void(*13 * [types.voidptr]))
-
-F, I = np.float32, np.int32  # noqa: E741
-LEAST, MOST = 16, 64  # samples in a tile: fewer make a product too thin, more leave the fastest cache
+F = np.float32
+LEAST, MOST = 16, 64  # samples in a tile: fewer make thin products, more leave the fastest cache
+SHIFT = F(1.5 * 2**23)
 # 2^f for f in [−½, ½], to a relative error of 1e-7: the Taylor series of exp(f ln 2)
 P0, P1, P2, P3, P4, P5, P6 = (F(np.log(2) ** n / np.prod(np.arange(1.0, n + 1))) for n in range(7))
 
@@ -34,72 +31,75 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
     """The ED update of all hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K,
     B, C), gains (K, 2, B), bias_gains (K, n, B).
     """
-    weight, bias, states, gains, bias_gains = map(np.asarray, (weight, bias, states, gains, bias_gains))
-    if (gains[:, 0] == gains[:, 1]).all():
-        gains = gains[:, :1]  # one product for the senders of both types
-    update_layers(weight, bias, states, gains, bias_gains, get_num_threads())
+    update_layers(*map(np.asarray, (weight, bias, states, gains, bias_gains)), get_num_threads())
 
 
-@njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
+@njit(parallel=True, **FAST)
 def forward_layers(states, weight, bias, scale, tiles):
     """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers."""
-    depth, networks, cells = weight.shape[:3]
+    depth, networks = weight.shape[:2]
     batch = states.shape[2]
     rows = (batch + tiles - 1) // tiles
     for job in prange(networks * tiles):  # side by side
         k, first = job // tiles, job % tiles * rows
         last = min(first + rows, batch)
-        if first < last:
-            for d in range(depth):
-                y = states[d + 1, k, first:last]  # (rows, C)
-                np.dot(states[d, k, first:last], weight[d, k], y)
-                for b in range(last - first):
-                    for c in range(cells):
-                        y[b, c] = fire(scale * (y[b, c] + bias[d, k, 0, c]))
+        for d in range(depth):
+            y, v = states[d + 1, k, first:last], bias[d, k, 0]  # (rows, C), (C,)
+            add_product(states[d, k, first:last], weight[d, k], np.broadcast_to(v, y.shape), y)
+            for b in range(len(y)):
+                for c in range(len(v)):
+                    y[b, c] = fire(scale * y[b, c])
 
 
-@njit(fastmath=True, error_model="numpy", cache=True)
+@njit(**FAST)
 def fire(t):
     """1 / (1 + 2^t), in steps that the compiler turns into vector instructions.
 
-    2^t = 2^n 2^f with n = round(t). The first factor is the number whose exponent bits are n + 127; the
-    second is a short series.
+    2^t = 2^n 2^f with n = round(t): adding 1.5 · 2^23 rounds, and leaves n in the last bits. The first factor
+    is the number whose exponent bits are n + 127; the second is a short series.
     """
-    t = min(max(t, F(-126)), F(126))
-    n = I(I(t + F(126.5)) - I(126))  # what is positive is rounded towards zero
-    f = t - F(n)
+    shifted = np.float32(min(max(t, F(-126)), F(126)) + SHIFT)
+    f = t - (shifted - SHIFT)
     series = P0 + f * (P1 + f * (P2 + f * (P3 + f * (P4 + f * (P5 + f * P6)))))
-    return F(1) / (F(1) + series * I(I(n + I(127)) << I(23)).view(np.float32))
+    return F(1) / (F(1) + series * np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32))
 
 
-@njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
+@njit(parallel=True, **FAST)
 def update_layers(weight, bias, states, gains, bias_gains, tiles):
-    """The update: each of ``tiles`` takes every so many-th layer, with temporaries that stay in its cache."""
+    """The update: each of ``tiles`` takes layers that follow one another, so that what a layer answers, which
+    the next one is sent, is read once; temporaries stay in its cache.
+    """
     depth, networks, cells = weight.shape[:3]
-    batch, half, kinds = states.shape[2], cells // 2, gains.shape[1]
+    batch, half, jobs = states.shape[2], cells // 2, depth * networks
     for tile in prange(tiles):
-        received = np.empty((batch, cells), np.float32)
-        for job in range(tile, depth * networks, tiles):
+        sent, received = np.empty((2, batch, cells), np.float32)
+        for job in range(tile * jobs // tiles, (tile + 1) * jobs // tiles):
             d, k = job // networks, job % networks
-            y, v = states[d + 1, k], bias[d, k]  # (B, C), (n, C)
-            for q in range(kinds):
-                for b in range(batch):
-                    for c in range(half):
-                        received[b, c] = gains[k, q, b] * y[b, c] * (F(1) - y[b, c])
-                        received[b, half + c] = gains[k, q, b] * y[b, half + c] * (y[b, half + c] - F(1))
-                add_product(weight[d, k], states[d, k], received, q * half, cells // kinds)
-            for n in range(len(v)):
-                for b in range(batch):
-                    for c in range(half):
-                        v[n, c] += bias_gains[k, n, b] * y[b, c] * (F(1) - y[b, c])
-                        v[n, half + c] += bias_gains[k, n, b] * y[b, half + c] * (y[b, half + c] - F(1))
+            x, y = states[d, k], states[d + 1, k]  # (B, C)
+            for b in range(batch):
+                own, other = gains[k, 0, b], gains[k, 1, b]
+                for c in range(half):
+                    sent[b, c] = own * x[b, c]
+                    sent[b, half + c] = other * x[b, half + c]
+            for b in range(batch):
+                for c in range(half):
+                    received[b, c] = y[b, c] * (F(1) - y[b, c])
+                    received[b, half + c] = y[b, half + c] * (y[b, half + c] - F(1))
+            add_product(sent.T, received, weight[d, k], weight[d, k])
+            add_product(bias_gains[k], received, bias[d, k], bias[d, k])
 
 
-@njit(error_model="numpy", cache=True)
-def add_product(weight, x, y, first, senders):
-    """Adds xᵀ y to the rows of so many senders from ``first`` on: weight (C, C), x (B, C), y (B, C)."""
-    sizes = np.array([y.shape[1], senders, len(y)], np.int32)  # the BLAS counts columns first
-    letters, one = np.array([78, 84], np.uint8), np.ones(1, np.float32)  # "N", "T": as it is, transposed
-    cells, w, x = sizes.ctypes, weight.ravel()[first * len(weight) :], x.ravel()[first:]
-    sgemm(letters.ctypes, letters[1:].ctypes, cells, sizes[1:].ctypes, sizes[2:].ctypes, one.ctypes,
-          y.ctypes, cells, x.ctypes, cells, one.ctypes, w.ctypes, cells)  # fmt: skip
+@njit(**FAST)
+def add_product(x, w, start, out):
+    """out = start + x w, (R, C) + (R, K) (K, C): WIDE columns at once, then LANES; zeros fill up the last."""
+    done, columns = 0, w.shape[1]
+    while done + LANES <= columns:
+        few = slice(done, done + (WIDE if done + WIDE <= columns else LANES))
+        product(x, w[:, few], start[:, few], out[:, few])
+        done = few.stop
+    left = columns - done
+    if left:
+        weights, sums = np.zeros((len(w), LANES), np.float32), np.zeros((len(x), LANES), np.float32)
+        weights[:, :left], sums[:, :left] = w[:, done:], start[:, done:]
+        product(x, weights, sums, sums)
+        out[:, done:] = sums[:, :left]

@@ -1,6 +1,7 @@
 """Where a network's arrays live, and the few calls in which NumPy, PyTorch and CuPy differ."""
 
 import importlib
+import math
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,6 +13,7 @@ from ed_lib import check
 from ed_lib.arrays import Array, dtype_name, gpu_count
 
 BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
+LINE = 64  # bytes of a cache line, which a vector should not straddle
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,25 @@ class Space:
         return self.device == "cuda"
 
     def asarray(self, array: Any) -> Array:
-        """A NumPy array (or nested lists) of any shape as an array of this space. May share memory."""
-        return self.library.asarray(np.ascontiguousarray(array, dtype=self.precision))
+        """A NumPy array (or nested lists) of any shape as an array of this space, a copy."""
+        copy = self.empty(np.shape(array))
+        copy[...] = self.library.asarray(np.asarray(array, dtype=self.precision))
+        return copy
 
     def empty(self, shape: tuple[int, ...]) -> Array:
-        """An array of this space whose values are not set."""
-        return self.library.empty(shape, dtype=self.dtype)
+        """An array of this space whose values are not set; NumPy's begins with a line of the cache."""
+        if self.backend != "numpy":
+            return self.library.empty(shape, dtype=self.dtype)
+        size = math.prod(shape) * np.dtype(self.precision).itemsize
+        memory = np.empty(size + LINE, np.uint8)
+        return memory[-memory.ctypes.data % LINE :][:size].view(self.precision).reshape(shape)
 
     def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
         """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and shape (as
         in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
-        if not isinstance(array, kind := type(self.empty((0,)))):
+        kind = self.library.Tensor if self.backend == "torch" else self.library.ndarray
+        if not isinstance(array, kind):
             raise TypeError(f"{name} is a {type(array)}; wanted {kind}, as asarray() makes it")
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):

@@ -7,25 +7,18 @@ hidden numbers with their four gates, i, f, g, o, so that a sample's sums fill f
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import get_num_threads, njit, prange, types
-from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from torch.nn.functional import pad
 
 from ed_lib import check
 from ed_lib.lstm.module import check_module, checked
+from ed_lib.registers import FAST, LANES, VNNI, product
 
 F = np.float32  # numbers in the compiled code keep this type
-PROCESSOR = cpu_target.target_context.codegen().magic_tuple()[2]  # what it can, or what NUMBA_CPU_NAME says
-VNNI = "+avx512vnni" in PROCESSOR
-LANES, ROWS = (16, 4) if "+avx512f" in PROCESSOR else (8, 2)  # numbers in a vector, and samples at once
-FAST: dict[str, Any] = dict(fastmath={"contract", "nsz"}, error_model="numpy", cache=True)
 PHASES = {"input product": 1, "recurrent product": 2, "cell": 4, "waiting": 8}  # a pass is their sum
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
 
@@ -126,13 +119,12 @@ def part(n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, coun
     own = range(n * count // threads, (n + 1) * count // threads)  # blocks
     if phases & 1:  # the products of the inputs wait for nothing, and stay with the thread that uses them
         for block in own:
-            gates[block] = bias[block]
-            product(x, w_ih[block], gates[block], scale[block])
+            product(x, w_ih[block], np.broadcast_to(bias[block], gates[block].shape), gates[block])
     for t in range(len(hidden) - 1):
         for block in own:
             now = gates[block, t * batch : (t + 1) * batch]  # (B, 4 LANES)
             if phases & 2:
-                product(state[t], w_hh[block], now, scale[block])
+                product(state[t], w_hh[block], now, now, scale[block])
             if phases & 4:
                 here = slice(block * LANES, (block + 1) * LANES)
                 for b in range(batch):
@@ -198,69 +190,6 @@ def series(x):
     f = (x - n * F(0.693359375)) + n * F(2.12194440e-4)  # ln 2 in two parts, the first of few bits
     power = np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32)  # 2^n, by its bits
     return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (power - F(1))
-
-
-@njit(**FAST)
-def product(x, w, out, scale):
-    """out (R, 4 LANES) += x (R, K) w (K, 4 LANES); of bytes, which x and w hold by four in an int32, times
-    scale (4 LANES,).
-    """
-    for row in range(0, len(x) - ROWS + 1, ROWS):
-        some_rows(x, row, w, out, scale)
-    for row in range(len(x) // ROWS * ROWS, len(x)):
-        one_row(x, row, w, out, scale)
-
-
-def tile(rows: int) -> Any:
-    """``product`` for so many rows from ``row`` on: their sums stay in registers over all of k, four for a
-    row, and a weight that is read serves all rows. Bytes, of x from 0 to 255, of w from −128 to 127, are
-    multiplied and added by four in each lane, by ``vpdpbusd``.
-    """
-
-    @intrinsic
-    def multiply(typing, x, row, w, out, scale):
-        def emit(context, builder, signature, arguments):
-            def vector(n, *indices, lanes=LANES):  # a pointer to so many numbers of the n-th argument
-                array = context.make_array(signature.args[n])(context, builder, arguments[n])
-                place = cgutils.get_item_pointer(context, builder, signature.args[n], array, indices)
-                return builder.bitcast(place, ir.VectorType(place.type.pointee, lanes).as_pointer())
-
-            def load(*where):
-                return builder.load(vector(*where), align=4)
-
-            number, size = context.get_value_type(x.dtype), arguments[1].type
-            lanes, few = ir.VectorType(number, LANES), isinstance(number, ir.IntType)
-            name = "llvm.x86.avx512.vpdpbusd.512" if few else f"llvm.fmuladd.v{LANES}f{x.dtype.bitwidth}"
-            call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, 3 * [lanes]), name)
-            at = [builder.add(arguments[1], size(n)) for n in range(rows)]
-            gates = [size(gate * LANES) for gate in range(4)]
-            zero, first = ir.Constant(lanes, None), ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-            sums = [[cgutils.alloca_once_value(builder, zero) for _ in gates] for _ in at]  # LLVM: registers
-            w_array = context.make_array(w)(context, builder, arguments[2])
-            with cgutils.for_range(builder, builder.extract_value(w_array.shape, 0)) as k:
-                four = [load(2, k.index, gate) for gate in gates]
-                for r, totals in zip(at, sums, strict=True):
-                    one = builder.load(vector(0, r, k.index, lanes=1))
-                    every = builder.shuffle_vector(one, one, first)  # x[r, k] in all lanes
-                    for weight, total in zip(four, totals, strict=True):
-                        old = builder.load(total)
-                        terms = (old, every, weight) if few else (every, weight, old)
-                        builder.store(builder.call(call, terms), total)
-            for r, totals in zip(at, sums, strict=True):
-                for gate, total in zip(gates, totals, strict=True):
-                    value = builder.load(total)
-                    if few:
-                        each = load(4, gate)
-                        value = builder.fmul(builder.sitofp(value, each.type), each)
-                    builder.store(builder.fadd(load(3, r, gate), value), vector(3, r, gate), align=4)
-            return context.get_dummy_value()
-
-        return types.none(x, types.intp, w, out, scale), emit
-
-    return multiply
-
-
-some_rows, one_row = tile(ROWS), tile(1)
 
 
 @njit(**FAST)

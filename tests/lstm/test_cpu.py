@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba")
 
 from ed_lib.lstm import cpu  # noqa: E402
-from ed_lib.lstm.cpu import LANES, Packed  # noqa: E402
+from ed_lib.lstm.cpu import Packed  # noqa: E402
+from ed_lib.registers import LANES  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
@@ -45,32 +46,6 @@ def test_packed_equals_pytorch(steps, batch, inputs, hidden, layers, threads, dt
         packed(-x, state)
     assert all(map(torch.equal, (again[0], *again[1]), kept)), "its weights stay as they were"
     assert all(map(torch.equal, (ours[0], *ours[1]), kept)), "an answer stays as it was"
-
-
-@pytest.mark.oracle
-@given(rows=st.integers(1, 9), inputs=st.integers(1, 30), seed=st.integers(0, 99))
-def test_a_product_is_numpys(rows, inputs, seed):
-    random = np.random.default_rng(seed)
-    for dtype, close in ((np.float32, 1e-5), (np.float64, 1e-13)):
-        x, w = (random.normal(size=s).astype(dtype) for s in ((rows, inputs), (inputs, 4 * LANES)))
-        out = random.normal(size=(rows, 4 * LANES)).astype(dtype)
-        right = out + x @ w
-        cpu.product(x, w, out, np.ones(4 * LANES, dtype))
-        np.testing.assert_allclose(out, right, rtol=0, atol=close)
-
-
-@pytest.mark.oracle
-@VNNI
-@given(rows=st.integers(1, 9), fours=st.integers(1, 9), seed=st.integers(0, 99))
-def test_a_product_of_bytes_is_the_integers(rows, fours, seed):
-    random = np.random.default_rng(seed)
-    x = random.integers(0, 256, (rows, 4 * fours), np.uint8)
-    w = random.integers(-128, 128, (fours, 4 * LANES, 4), np.int8)
-    scale = random.integers(1, 9, 4 * LANES).astype(np.float32)
-    out = np.zeros((rows, 4 * LANES), np.float32)
-    cpu.product(x.view(np.int32), w.reshape(fours, -1).view(np.int32), out, scale)
-    exact = np.einsum("rkb,knb->rn", x.reshape(rows, fours, 4).astype(int), w.astype(int))
-    assert np.array_equal(out, exact * scale)
 
 
 @pytest.mark.oracle
