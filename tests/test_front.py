@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 from conftest import ROOT
-from tools import front, notebooks
+from tools import findings, front, notebooks
 
 PAGES, text_of = front.PAGES, lambda page: (ROOT / page).read_text()
 
@@ -19,19 +19,19 @@ def test_the_page_is_what_the_records_give(page):
 
 
 def test_the_picture_is_that_of_the_records():
-    drawn = Image.open(front.PICTURE).text["Description"]
-    assert json.loads(drawn) == json.loads(json.dumps(front.drawn())), "run python -m tools.front"
+    drawn = Image.open(findings.PICTURE).text["Description"]
+    assert json.loads(drawn) == json.loads(json.dumps(findings.drawn())), "run python -m tools.front"
 
 
 def test_the_sentences_hold():
     """The words of front.md, where other numbers would make them wrong."""
-    n = front.numbers()
+    n = findings.numbers()
     assert n.published_limit < 3000, "its clock missed most of it"
     assert n.at_once < 2, "ours waits"
     assert n.wait < 0.3 and n.free > 0.7, "waits for all, waits for none"
     assert n.small < 1 < n.large, "with instructions for it, and without"
     assert n.one_layer < n.climb, "layer for layer it gained less"
-    assert all(max(done) <= its for *_, done, limit in front.drawn() for its in limit), "the limit"
+    assert all(max(done) <= its for *_, done, limit in findings.drawn() for its in limit), "the limit"
 
 
 @pytest.mark.parametrize("page", PAGES)
