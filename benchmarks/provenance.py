@@ -30,7 +30,7 @@ def facts(device: str = "cpu") -> dict:
     """What made a measurement, for the head of its record. Names neither host, user nor folder."""
     keys = ("internal_api", "version", "architecture", "num_threads")
     blas = [[pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    command = " ".join(["python", *(re.sub(r"\S*/(?=\S)", "", word) for word in sys.orig_argv[1:])])
+    command = " ".join(["python", *(re.sub(r".*/(?=.)", "", word) for word in sys.orig_argv[1:])])
     forced = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
     if (gpu := machine.gpu(device)) is not None:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -18,7 +18,7 @@ from tools import notebooks, status
 
 def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or_folder(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    words = ["/opt/x/python", "-m", "benchmarks", "--out", "/home/me/deep/records", f"--b={ROOT}/c", "a/b"]
+    words = ["/opt/x/python", "-m", "benchmarks", "--out", "/home/me 2/deep/records", f"--b={ROOT}/c", "a/b"]
     monkeypatch.setattr(sys, "orig_argv", words)
     made = provenance.facts()
     assert made["command"] == "python -m benchmarks --out records c b"
