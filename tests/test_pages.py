@@ -196,6 +196,15 @@ def test_search_finds_a_word_and_a_fold_opens(tab, site):
     assert fold.locator("pre").first.is_visible() and tab.faults == []
 
 
+def test_search_finds_the_chapter_first(tab, site):
+    terms = {"GEMV": "one_token", "KV cache": "one_token", "FSDP": "when_it", "ZeRO": "when_it",
+             "bf16": "mixed_precision", "loss scale": "mixed_precision",
+             "straggler": "ten_thousand"}  # fmt: skip
+    for term, chapter in terms.items():
+        tab.goto(f"{site}search.html?q={term}")
+        assert chapter in tab.locator("#search-results li > a").first.get_attribute("href"), term
+
+
 def test_previews_of_links_are_told_title_and_question(tab, site):
     tab.goto(f"{site}book/ed/error_diffusion.html")
     ask = "all => all.map(one => [one.getAttribute('property') ?? one.name, one.content])"

@@ -15,7 +15,7 @@ TOTALS = {  # lines of Python at most, or words
     "ed_lib/lstm/**/*.py": 1071,
     "benchmarks/**/*.py": 2736,
     "tools/**/*.py": 900,
-    "tests/**/*.py": 10248,
+    "tests/**/*.py": 10257,
     "book/_static/*.js": 500,
     "CONTRIBUTING.md": 700,
 }

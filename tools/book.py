@@ -30,8 +30,8 @@ from tools.notebooks import ROOT, code_cells
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
-# Pages that were: where what they said stands now
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
+INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}  # there first, in a search
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -189,6 +189,7 @@ def page(nb, path, banner=None):
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
+    nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
     nb.cells = joined(figure_first(nb.cells))
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # cells with ! and %
     if banner:  # under the first screen's figure

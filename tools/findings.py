@@ -24,8 +24,7 @@ def on_cpus(benchmark):
 
 def in_16_bits():
     """[(how many times as fast as float32's a step in bfloat16 is, its limit, the machine), …], rising."""
-    case = {"table": "training step", "how": "eager", "model": "MLP", "batch": 4096}
-    gains = []
+    gains, case = [], {"table": "training step", "how": "eager", "model": "MLP", "batch": 4096}
     for each in on_cpus("precision"):
         low, full = (records.row(each, **case, format=name) for name in ("bfloat16", "float32"))
         gains.append((low["against float32"], full["seconds"] / low["floor"], each.attrs["label"]))
