@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-PROCESSOR = cpu_target.target_context.codegen().magic_tuple()[2]  # what it can, or what NUMBA_CPU_NAME says
+PROCESSOR = cpu_target.target_context.codegen().magic_tuple()[2]  # or NUMBA_CPU_FEATURES
 VNNI = "+avx512vnni" in PROCESSOR
 LANES, ROWS = (16, 4) if "+avx512f" in PROCESSOR else (8, 2)  # numbers in a vector, and rows at once
 WIDE = 4 * LANES  # columns at once
