@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import __main__ as command
-from benchmarks import critical_batch, few_bits, harness, pipelines, precision, precision_accuracy, relatives
+from benchmarks import critical_batch, few_bits, harness, precision, precision_accuracy, relatives
 from benchmarks.harness import Size, Version
 from ed_lib import data, machine, models, records, roofline, training
-from ed_lib.parallel import schedules
-from ed_lib.parallel.simulator import simulate
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
 BENCHMARKS = sorted(file.stem for file in FILES if "\nTABLES" in file.read_text())
@@ -170,25 +168,6 @@ def test_bytes_of_a_step_are_what_the_optimizer_touches():
         kept = [v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
         assert sum(v.numel() for v in kept) == states * 33
         assert subject.cost(33, *subject.batch(1, "cpu"))[0] == 4 * 33 * (2 + 2 + 2 * states)
-
-
-@pytest.mark.oracle
-def test_a_pipelines_prediction_is_the_simulators(monkeypatch):
-    """A link of 1 s and no bandwidth, and stages of 2 and 3 s: the batch's time by hand."""
-    stages, keys = [{"forward": t, "backward": t} for t in (2.0, 3.0)], (("naive", 2), ("gpipe", 2))
-    ranks = [{"link": ([1, 2], [1.0, 1.0]), "stages": {key: [stage] for key in keys},
-              "batches": {key: [20.0] for key in keys}, "errors": dict.fromkeys(keys, 1e-7)}
-             for stage in stages]  # fmt: skip
-    monkeypatch.setattr(pipelines, "launch", lambda *args, **options: ranks)
-    size = pipelines.SIZE(width=1, batch=2, microbatches=(2,), rounds=1, schedules=("naive", "gpipe"))
-    naive, gpipe = pipelines.batch(size)
-    assert naive["predicted"] == pytest.approx([2 * (2 + 1 + 3 + 3 + 1 + 2)])
-    # stage 1 forward 3–6, 6–9, back 9–12, 12–15; a message; stage 0 back 16–18
-    assert gpipe["predicted"] == pytest.approx([18]) and gpipe["ratio"] == pytest.approx([20 / 18])
-    ranks[1]["errors"]["naive", 2] = 1e-3  # on one rank
-    assert [row["schedule"] for row in pipelines.batch(size)] == ["gpipe"]
-    times = {"forward": [2, 3], "backward": [2, 3]}
-    assert simulate(schedules.SCHEDULES["gpipe"], 2, 2, times).seconds == 16  # without the link
 
 
 @pytest.mark.oracle

@@ -38,21 +38,14 @@ def at(benchmark, column="seconds", **case):
 def numbers():
     """All numbers that the findings and the figure say, not yet rounded, by name."""
     ours = partial(at, "ed", depth=4096, table="paths", how="kernel", threads=2)
-    work = partial(at, "parallel", table="asynchronous, throughput")  # seconds a gradient
-    wait, free, even, slow = "synchronous", "asynchronous", "even", "one slow by 5×"
     (small, *_), (large, bits_limit, _) = in_16_bits()[0], in_16_bits()[-1]
     four, one = (
         records.rows(on_cpus("lstm")[-1], table="ladder", layers=k).set_index("what") for k in (4, 1)
     )
     start, published = four["seconds"]["baseline"], one["published"]
-    late = work(server=wait, workers=slow)
     return SimpleNamespace(
         published_limit=FORWARD * RTX_3070 / ours("floor_flops", what="update"),
         at_once=ours(what="forward") / ours(what="update"),
-        wait=work(server=wait, workers=even) / late,
-        free=work(server=free, workers=even) / work(server=free, workers=slow),
-        no_barrier=late / work(server=free, workers=slow),
-        no_barrier_limit=work("floor", server=wait, workers=slow) / work("floor", server=free, workers=slow),
         small=small,
         large=large,
         bits_limit=bits_limit,
@@ -70,7 +63,6 @@ def drawn():
     n = numbers()
     return [
         ("All layers at once", [3000], [n.published_limit], [n.at_once], []),
-        ("No wait for a slow worker", [], [], [n.no_barrier], [n.no_barrier_limit]),
         ("Training in 16 bits", [2], [], [n.small, n.large], [n.bits_limit]),
         ("The LSTM in cuDNN", [n.climb], [n.climb_limit], [n.cpu_climb, n.cpu_torch], [n.cpu_limit]),
     ]
@@ -87,7 +79,7 @@ def draw():
     ink = {key: INK for key, colour in figures.STYLE.items() if colour == figures.INK}
     colours = [figures.ORANGE] * 2 + [figures.BLUE] * 2  # of published, its limit, measured, its limit
     with plt.rc_context(figures.STYLE | ink):
-        fig, ax = plt.subplots(figsize=(4.3, 3.15))
+        fig, ax = plt.subplots(figsize=(4.3, 2.55))
         for y, (title, *values) in enumerate(drawn()):
             beside = {"y": y - 0.36, "transform": ax.get_yaxis_transform()}
             ax.text(0, s=title, weight="bold", **beside)
@@ -95,7 +87,7 @@ def draw():
             for x, colour, marker in zip(values, colours, "o|o|", strict=True):
                 face, size = colour if colour == figures.BLUE else "none", 10 if marker == "o" else 18
                 ax.plot(x, [y] * len(x), marker, color=colour, mfc=face, ms=size, mew=1.8)
-        ax.set(xscale="log", xlim=(0.3, 5000), ylim=(3.4, -0.8), yticks=[], facecolor="none")
+        ax.set(xscale="log", xlim=(0.2, 5000), ylim=(2.4, -0.8), yticks=[], facecolor="none")
         ax.set_xticks([1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
         ax.set_xlabel("times as fast, published (○) and measured (●); limits (|)", size=9.5)
         about = {"Software": None, "Description": json.dumps(drawn())}

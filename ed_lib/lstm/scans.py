@@ -100,14 +100,3 @@ class MinGRU(nn.Module):
         """(T, B, 2H) → a and b of h_t = a_t h_{t−1} + b_t."""
         z, new = gates.chunk(2, -1)
         return torch.sigmoid(-z), torch.sigmoid(z) * new
-
-
-class Stack(nn.Module):
-    """Two layers of minGRU, called as one is; a gate above knows the past from below."""
-
-    def __init__(self, input_size: int, hidden_size: int):
-        super().__init__()
-        self.below, self.above = MinGRU(input_size, hidden_size), MinGRU(hidden_size, hidden_size)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.above(self.below(x)[0])

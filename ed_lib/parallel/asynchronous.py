@@ -3,7 +3,7 @@
 A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
 at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate` drives a server on
 a virtual clock: gradients are really computed, the time that they take is made up, and the same arguments
-give the same run, bit by bit. :mod:`ed_lib.parallel.workers` drives it with processes.
+give the same run, bit by bit. The chapter *Asynchronous* drives it with processes.
 """
 
 import heapq

@@ -5,7 +5,6 @@ NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the processes al
 none and joins their group instead, so that one script serves both.
 """
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -17,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
@@ -62,12 +61,20 @@ def launch(
     check.choice("backend", backend, [b for b in ("gloo", "nccl") if dist.is_backend_available(b)])
     if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
-    payload = pickled(fn, args)
+    payload, ranks = _pickled(fn, args), []
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         Path(folder, "call").write_bytes(payload)
-        calls = [(folder, rank, world_size, backend, timeout, end) for rank in range(world_size)]
-        with team("rank", _run, calls, folder) as ranks:
+        try:
+            for rank in range(world_size):
+                call = dict(os.environ), folder, rank, world_size, backend, timeout, end
+                ranks.append(CONTEXT.Process(target=_run, args=call, name=f"rank {rank}"))
+                ranks[-1].start()
             return _results(ranks, Path(folder), end, timeout)
+        finally:  # none of them outlives this call
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.join()
 
 
 def device() -> torch.device:
@@ -76,7 +83,7 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def pickled(fn: Callable, args: tuple = ()) -> bytes:
+def _pickled(fn, args):
     """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what to do."""
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; wanted a function")
@@ -94,62 +101,6 @@ def pickled(fn: Callable, args: tuple = ()) -> bytes:
         raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
 
 
-@contextlib.contextmanager
-def team(name: str, target: Callable, calls: Iterable[tuple], folder: str = "") -> Iterator[list[Any]]:
-    """``target(*args)`` in a process for each args of ``calls`` → the processes. None of them outlives the
-    block, or this process, however it ends; nor does the ``folder``."""
-    processes: list[Any] = []
-    try:
-        for number, args in enumerate(calls):
-            call = folder, dict(os.environ), target, args
-            processes.append(CONTEXT.Process(target=_start, args=call, name=f"{name} {number}"))
-            processes[-1].start()
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-
-
-def _start(folder, variables, target, args):
-    """``target(*args)`` with the parent's environment as it is now; the fork server has an older one."""
-
-    def end_with_the_parent():
-        multiprocessing.parent_process().join()
-        shutil.rmtree(folder, ignore_errors=True)  # there is no folder ""
-        os._exit(1)
-
-    threading.Thread(target=end_with_the_parent, daemon=True).start()
-    os.environ.clear()
-    os.environ.update(variables)
-    target(*args)
-
-
-def one_thread() -> None:
-    """Leaves one thread to what computes in this process, so that several do not share the cores."""
-    torch.set_num_threads(1)
-    threadpool_limits(1)  # NumPy's products
-
-
-def attempt(function: Callable, *args: Any) -> bytes:
-    """A call's report, as bytes: ("", what it returned), or (its error with a traceback, when it came)."""
-    try:
-        return pickle.dumps(("", function(*args)))
-    except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
-        return pickle.dumps((f"raised an error:\n{traceback.format_exc()}", time.monotonic()))
-
-
-def ending(process: Any) -> str:
-    """How a process ended that left no report, as words."""
-    process.join(GRACE)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"was ended by the signal {signal.Signals(-code).name}, without a result"
-    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
-    return f"exited with code {code}, without a result{hint}"
-
-
 def _results(ranks, folder, end, timeout):
     """What each rank returned. RankError for the first that failed, or for those that do not end in time."""
     results, failures, waiting = {}, [], {rank.sentinel: number for number, rank in enumerate(ranks)}
@@ -160,7 +111,7 @@ def _results(ranks, folder, end, timeout):
             if ranks[number].exitcode == 0 and report.exists():
                 how, results[number] = pickle.loads(report.read_bytes())
             else:  # dated before the errors of others, which it causes
-                how, results[number] = ending(ranks[number]), now
+                how, results[number] = _ending(ranks[number]), now
             if how:
                 failures.append((results[number], number, how))
                 end = min(end, time.monotonic() + GRACE)
@@ -176,14 +127,30 @@ def _results(ranks, folder, end, timeout):
     return [results[number] for number in range(len(ranks))]
 
 
+def _ending(process):
+    """How a process ended that left no report, as words."""
+    process.join(GRACE)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was ended by the signal {signal.Signals(-code).name}, without a result"
+    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
+    return f"exited with code {code}, without a result{hint}"
+
+
 def _place(file):
     """Where the main thread was, the last of those in a dump."""
     dump = file.read_text() if file.exists() else ""
     return dump.split("\n\n")[-1] or "It was still starting, or stopped."
 
 
-def _run(folder, rank, world_size, backend, timeout, end):
-    """What a rank's process does. Shortly before ``end`` it says where its main thread is."""
+def _run(variables, folder, rank, world_size, backend, timeout, end):
+    """What a rank's process does, in the environment that its parent has now; the fork server has an older
+    one. Shortly before ``end`` it says where its main thread is."""
+
+    def end_with_the_parent():
+        multiprocessing.parent_process().join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
     def result():
         fn, args = pickle.loads(Path(folder, "call").read_bytes())
@@ -192,18 +159,25 @@ def _run(folder, rank, world_size, backend, timeout, end):
         dist.barrier()  # none leaves while another still waits for what it has sent
         return returned
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     with open(f"{folder}/where {rank}", "w") as where:
         faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
-        Path(folder, f"report {rank}").write_bytes(attempt(result))
+        try:
+            report = pickle.dumps(("", result()))
+        except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
+            report = pickle.dumps((f"raised an error:\n{traceback.format_exc()}", time.monotonic()))
+        Path(folder, f"report {rank}").write_bytes(report)
         sys.stdout.flush()
         os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
 
 
 def _enter(backend, where, timeout):
     """Makes this process the rank that its environment says, in the group that meets there."""
-    one_thread()
+    torch.set_num_threads(1)  # so that several do not share the cores
+    threadpool_limits(1)  # NumPy's products
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import lstm, recurrences
+from benchmarks import lstm
 from benchmarks.lstm import NN, Subject
 from ed_lib.lstm import LSTM, RUNGS, counters, ladder
 
@@ -65,9 +65,3 @@ def test_tolerances_tell_float32_from_tf32():
 def test_launches_of_the_ladder_are_counted():
     launches = [counters.count(tiny().version(what).call) for what in RUNGS]
     assert [one.products for one in launches] == [2 * n for n in (48, 12, 12, 12, 12, 9, 9)]  # 6 steps
-
-
-def test_networks_are_compared_with_equal_parameters():
-    readers = [recurrences.Reader(what, 65, recurrences.SIZE) for what in recurrences.NETWORKS]
-    numbers = [sum(p.numel() for p in reader.parameters()) for reader in readers]
-    assert max(numbers) < 1.03 * min(numbers)

@@ -12,7 +12,6 @@ from ed_lib.parallel import (
     pipeline,
     simulator,
     train,
-    workers,
     zero,
 )
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate
@@ -26,11 +25,6 @@ SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
 LINK = links.Link(5e-5, 1e-9)
-
-
-def _work(gradient=abs, n_tasks=4, pauses=(0, 0), timeout=60.0):
-    server = asynchronous.ParameterServer(torch.zeros(4), 1.0)
-    return lambda: workers.train(server, gradient, n_tasks, pauses, timeout)
 
 
 def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
@@ -62,11 +56,6 @@ PARALLEL = [
     ("launch of a text", lambda: launch("who", 1), TypeError, "fn is 'who'; wanted a function"),
     ("launch of a lambda", lambda: launch(lambda: 1, 1), TypeError, "wanted a function at a module's top"),
     ("launch on a lambda", lambda: launch(len, 1, lambda: 1), TypeError, "arguments that pickle can send"),
-    ("no workers", _work(pauses=[]), ValueError, "pauses is []"),
-    ("workers without tasks", _work(n_tasks=0), ValueError, "n_tasks is 0"),
-    ("workers in less than no time", _work(timeout=-1), ValueError, "timeout is -1"),
-    ("a pause longer than all", _work(pauses=[99]), ValueError, "pauses is [99]; wanted a number for each"),
-    ("a lambda for workers", _work(lambda params, task: 0), TypeError, "wanted a function at a module's top"),
     ("ranks: no batch", lambda: train.train(batch=0), ValueError, "batch is 0"),
     ("ranks: no steps", lambda: train.train(steps=0), ValueError, "steps is 0"),
     ("ranks: no rate", lambda: train.train(rate=-1), ValueError, "rate is -1"),
