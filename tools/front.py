@@ -46,8 +46,8 @@ def measured():
 
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
-    machines = {"ed_machine": findings.on_cpus("ed")[-1].attrs["label"],
-                "precision_machines": "; ".join(label for *_, label in findings.in_16_bits()[::-1])}  # fmt: skip
+    in_16_bits = "; ".join(label for *_, label in findings.in_16_bits()[::-1])
+    machines = {"ed_machine": findings.on_cpus("ed")[-1].attrs["label"], "precision_machines": in_16_bits}
     found = vars(findings.numbers()) | machines
     alt = "How many times as fast: " + "; ".join(
         f"{row[0]}: {findings.said(row[1], row[3])}" for row in findings.drawn()
