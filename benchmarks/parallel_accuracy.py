@@ -18,7 +18,7 @@ from ed_lib import data, models, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import (
     ParameterServer,
-    Perceptron,
+    Problem,
     SynchronousServer,
     local_sgd,
     simulate,
@@ -126,7 +126,7 @@ def a_problem(seed, size):
     """A network on Fashion-MNIST, what to learn from drawn by the seed, and the test images, labels."""
     learned, test = images("fashion-mnist", size.offline)
     x, labels = (torch.as_tensor(each[: size.tests]) for each in test)
-    return Perceptron(*learned, seed=seed), (x, labels.long())
+    return Problem(*learned, seed=seed), (x, labels.long())
 
 
 WAYS = {"local SGD": torch.optim.SGD, "local AdamW": torch.optim.AdamW, "DiLoCo": torch.optim.AdamW}

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numba import get_num_threads, njit, prange, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from torch.nn.functional import pad
 
 from ed_lib import check
+from ed_lib.lstm.barrier import barrier
 from ed_lib.lstm.module import check_module, checked
 from ed_lib.registers import FAST, LANES, VNNI, product
 
@@ -190,39 +191,3 @@ def series(x):
     f = (x - n * F(0.693359375)) + n * F(2.12194440e-4)  # ln 2 in two parts, the first of few bits
     power = np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32)  # 2^n, by its bits
     return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (power - F(1))
-
-
-@njit(**FAST)
-def barrier(n, step, counters, patience):
-    """Says that thread n has done ``step``, and waits until all have; False if one does not come."""
-    store_release(counters[n], step)
-    for other in range(len(counters)):
-        looks = 0
-        while load_acquire(counters[other]) < step:
-            looks += 1
-            if looks > patience:
-                return False
-    return True
-
-
-@intrinsic
-def store_release(typing, counter, value):
-    """counter[0] = value, after all that was written before it. counter: int64."""
-
-    def emit(context, builder, signature, arguments):
-        place = context.make_array(counter)(context, builder, arguments[0]).data
-        builder.store_atomic(arguments[1], place, "release", 8)
-        return context.get_dummy_value()
-
-    return types.none(counter, types.int64), emit
-
-
-@intrinsic
-def load_acquire(typing, counter):
-    """counter[0], before all that is read after it."""
-
-    def emit(context, builder, signature, arguments):
-        place = context.make_array(counter)(context, builder, arguments[0]).data
-        return builder.load_atomic(place, "acquire", 8)
-
-    return types.int64(counter), emit

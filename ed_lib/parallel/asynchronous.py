@@ -202,7 +202,7 @@ def local_sgd(
     return params
 
 
-class Perceptron:
+class Problem:
     """A network's mean cross-entropy over a batch, and its gradient: called as problem(params, task) → the
     gradient (P,) and the loss. Task t is a batch drawn, with replacement, by a generator of (seed, t).
 

@@ -41,7 +41,8 @@ def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
 
 def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """All forward, then all backward. Keeps the activations of m micro-batches."""
+    """All forward, then all backward. Keeps the activations of m micro-batches. The bubble, when a stage is
+    idle: (p − 1) / (m + p − 1) of the time, if all take as long; :func:`.simulator.simulate` finds it."""
     for i in range(microbatches):
         yield from forward(stage, stages, i)
     for i in range(microbatches):

@@ -13,7 +13,7 @@ from torch import nn
 
 from ed_lib.parallel.asynchronous import (
     ParameterServer,
-    Perceptron,
+    Problem,
     Run,
     Span,
     SynchronousServer,
@@ -33,7 +33,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def problem():
     random = np.random.default_rng(1)
-    return Perceptron(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
+    return Problem(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
 
 
 def rows(task):
