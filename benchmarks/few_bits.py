@@ -41,6 +41,7 @@ STATES = {  # how Adam's averages are kept
     "float32": None,
     "dynamic, blocks of 2048": {},
     "linear, blocks of 256": {"kind": "linear", "block": 256},
+    "linear, blocks of 256, ε = 1e-5": {"kind": "linear", "block": 256, "eps": 1e-5},
     "linear, a scale a matrix": {"kind": "linear", "block": None},
 }
 SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"

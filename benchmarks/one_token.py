@@ -21,7 +21,7 @@ from ed_lib import data, models
 from ed_lib.precision import decoding, minilm, quantization, weight_only
 from ed_lib.precision.weight_only import Linear4
 
-FORMATS = "float32", "float32, w xᵀ", "bfloat16", "int8", "int4", "W8A8"
+FORMATS = "float32", "float32, w xᵀ", "float32, NumPy", "bfloat16", "int8", "int4", "W8A8"
 HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
 
@@ -80,6 +80,8 @@ def kept_as(format, w):
         few = weight_only.nearest(w, 4, 128)
         return Linear4(few), few.weight(), few.bytes
     w = w.bfloat16() if format == "bfloat16" else w.clone()
+    if "NumPy" in format:
+        return lambda x: torch.from_numpy((w.numpy() @ x.numpy().T).T), w, w.nbytes
     return (lambda x: (w @ x.T).T) if "xᵀ" in format else (lambda x: x @ w.T), w, w.nbytes
 
 

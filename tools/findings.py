@@ -64,7 +64,7 @@ def drawn():
     return [
         ("All layers at once", [3000], [n.published_limit], [n.at_once], []),
         ("Training in 16 bits", [2], [], [n.small, n.large], [n.bits_limit]),
-        ("The LSTM in cuDNN", [n.climb], [n.climb_limit], [n.cpu_climb, n.cpu_torch], [n.cpu_limit]),
+        ("An LSTM, optimised", [n.climb], [n.climb_limit], [n.cpu_climb, n.cpu_torch], [n.cpu_limit]),
     ]
 
 
