@@ -7,8 +7,10 @@ Characters: a small GPT, rounded after training. Writing: a text, character by c
 
 import copy
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
@@ -17,13 +19,14 @@ from torch import nn
 from benchmarks import formats
 from benchmarks.formats import deviation
 from benchmarks.harness import Size, Version, measure, summary
-from ed_lib import data, models
+from ed_lib import data, machine, models
 from ed_lib.precision import decoding, minilm, quantization, weight_only
 from ed_lib.precision.weight_only import Linear4
 
 FORMATS = "float32", "float32, w xᵀ", "float32, NumPy", "bfloat16", "int8", "int4", "W8A8"
 HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
+POOL = ThreadPoolExecutor(machine.threads())
 
 
 # copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for all;
@@ -81,8 +84,16 @@ def kept_as(format, w):
         return Linear4(few), few.weight(), few.bytes
     w = w.bfloat16() if format == "bfloat16" else w.clone()
     if "NumPy" in format:
-        return lambda x: torch.from_numpy((w.numpy() @ x.numpy().T).T), w, w.nbytes
+        return in_numpy(w), w, w.nbytes
     return (lambda x: (w @ x.T).T) if "xᵀ" in format else (lambda x: x @ w.T), w, w.nbytes
+
+
+def in_numpy(w):
+    """The product with w by NumPy's BLAS, a part of w on each thread: its own threads, which spin when they
+    have done, would slow down who comes next.
+    """
+    parts = np.array_split(w.numpy(), machine.threads())
+    return lambda x: torch.from_numpy(np.concatenate([*POOL.map(lambda w: w @ x.numpy().T, parts)]).T)
 
 
 class Rounded(nn.Module):
