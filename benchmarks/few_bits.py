@@ -1,5 +1,5 @@
-"""A small transformer on tiny Shakespeare whose products are of few bits, whose weights are of sixteen, or
-whose Adam keeps its averages in eight: nanoGPT's model for a CPU.
+"""What is lost in few bits: the loss of a small transformer on tiny Shakespeare, nanoGPT's for a CPU, whose
+products are of four or eight bits, whose weights are of sixteen, or whose Adam has averages of eight.
 
 All runs of a seed have the same start, batches and rate. The products are those of the blocks' weights.
 """

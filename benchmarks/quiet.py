@@ -1,4 +1,4 @@
-"""Outputs and records are made while nothing else is at work on the machine."""
+"""Waits for a quiet machine: outputs and records are made while nothing else is at work on it."""
 
 import time
 from collections.abc import Callable

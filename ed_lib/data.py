@@ -1,6 +1,6 @@
-"""What others have published, and digits that need no network. A file is looked for in $ED_DATA/<set>/, then
-in the user's cache, then downloaded there; the SHA-256 of its decompressed bytes is always checked.
-"""
+"""Data sets and texts that others have published, and digits that need no network. A file is looked for in
+$ED_DATA/<set>/, then in the user's cache, then downloaded there; the SHA-256 of its decompressed bytes is
+always checked."""
 
 import gzip
 import hashlib

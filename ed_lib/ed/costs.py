@@ -1,4 +1,4 @@
-"""What a step cannot do without: the bytes it has to move and the operations it has to do.
+"""What a step of ED cannot do without: the bytes it has to move and the operations it has to do.
 
 A byte is counted once however often a program touches it. So these are the least that any program moves when
 weights and activations come from memory and go back there. A cost is (bytes, FLOPs).

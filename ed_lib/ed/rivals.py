@@ -1,4 +1,6 @@
-"""What ED is compared with: the article's network, its calls written down; and backpropagation, two ways."""
+"""What ED is compared with: the article's network, call for call, and a log of its calls; backpropagation by
+hand and by autograd; and the optimizers of both.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""All pointwise work of an LSTM's step as one launch: in Triton, with a plain twin.
+"""All pointwise work of an LSTM's step as one launch, in Triton, with a plain twin; and CUDA graphs.
 
 Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
 (which NVIDIA and Keras call c) and output. All arrays are contiguous PyTorch tensors of one dtype and device.

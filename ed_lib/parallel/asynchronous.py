@@ -1,4 +1,4 @@
-"""Training in which no worker waits for another: the server of parameters, its rival, and its tasks.
+"""Training without a barrier, and with one: parameter servers, a run's log, a virtual clock, local SGD.
 
 A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
 at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate` drives a server on

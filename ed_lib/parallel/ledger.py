@@ -1,4 +1,4 @@
-"""What training holds in memory, and sends, by formula.
+"""What training holds in memory, and sends, by formula; and the bytes of tensors that are there.
 
 Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S. Rajbhandari and
 others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.

@@ -1,4 +1,4 @@
-"""Weight-only quantization: a model that answers one token at a time reads all of its weights for each.
+"""Weight-only quantization by rounding to nearest, GPTQ and AWQ, and the product with weights of four bits.
 
 A row of a Linear layer's weight (O, I) is cut into groups of so many neighbours along I, and each group has a
 grid of its own: weight ≈ code · scale + least, with codes from 0 to 2^bits − 1. Three ways to choose the
