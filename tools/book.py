@@ -195,8 +195,8 @@ def page(nb, path, banner=None):
     if banner:  # under the first screen's figure
         place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
         nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
-    if notebooks.read_copy(SOURCE / path) != nb:
-        notebooks.write(nb, SOURCE / path)
+    if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:  # the search index forgets what a
+        notebooks.write(nb, SOURCE / path)  # build does not read anew
 
 
 def figure_first(cells):
