@@ -12,7 +12,11 @@ LONG = (  # whose results are alike anywhere, or nearly
     "accuracy", "relatives", "deep", "language", "parallel_accuracy", "critical_batch",
     "precision_accuracy", "few_bits", "one_token",
 )  # fmt: skip
-ON_GPU = ("ed", "precision", "finetuning", "lstm")  # the others are about a CPU, or as good on one
+# The tables that are about a GPU too; the others are about a CPU, or as good on one
+ON_GPU = {
+    "ed": ("paths", "article", "by hand"), "precision": ("training step",), "finetuning": ("fine-tuning",),
+    "lstm": ("ladder", "combine"), "cells": ("cells",),
+}  # fmt: skip
 
 
 def main(arguments=None):
@@ -24,7 +28,7 @@ def main(arguments=None):
     parser.add_argument("--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal")
     parser.add_argument("--out", help="the folder of the records; without: records, or _build/tiny")
     options = parser.parse_args(arguments)
-    if unknown := set(options.benchmark) - {*TIMED, *LONG}:
+    if unknown := set(options.benchmark) - {*TIMED, *LONG, *ON_GPU}:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; NAME is {names}")
     if options.only and len(options.benchmark) != 1:
         parser.error("--only is of one benchmark; name it")
@@ -34,14 +38,15 @@ def main(arguments=None):
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
     states = []
-    for name in options.benchmark or TIMED:
+    for name in options.benchmark or (ON_GPU if device == "cuda" else TIMED):
         if device == "cuda" and name not in ON_GPU:
             print(f"{name}: left out, since it is about a CPU; --device cpu runs it")
             continue
         benchmark = importlib.import_module(f"benchmarks.{name}")
         if unknown := set(options.only) - set(benchmark.TABLES):
             parser.error(f"{name} has no table {', '.join(sorted(unknown))}; {', '.join(benchmark.TABLES)}")
-        states += harness.run(benchmark, device, out, only=options.only, tiny=options.tiny).values()
+        only = options.only or (ON_GPU[name] if device == "cuda" else ())
+        states += harness.run(benchmark, device, out, only=only, tiny=options.tiny).values()
     sys.exit(any(state != "done" for state in states))
 
 

@@ -34,7 +34,8 @@ def fine_tuning(size, device):
         for seed in range(size.seeds):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
-            histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
+            with formats.products(name):
+                histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
         bytes = 8 * 4 * parameters_of(net) * len(steps)  # AdamW reads and writes eight float32 a parameter
         case = {"format": name, "pairs": len(train.labels), "floor_bytes": bytes, "floor_flops": sum(steps)}
         row = case | summary([sum(one.seconds) for one in histories])
@@ -65,5 +66,5 @@ def step_flops(size, train):
             yield counted[batch[0].shape]
 
 
-ceilings = formats.ceilings
+context, ceilings = formats.restored, formats.ceilings
 TABLES = {"fine-tuning": fine_tuning}

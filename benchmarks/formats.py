@@ -7,18 +7,34 @@ import torch
 
 from ed_lib import roofline
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}  # relative, from float64: what each explains
+# What each explains of a deviation from float64, relative
+TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 5e-2, "float16": 1e-2}
 
 
 def names(device):
     """The formats of training that "cpu" or "cuda" is asked for; float16 is slow on a CPU."""
-    bfloat16 = device == "cpu" or torch.cuda.get_device_capability() >= (8, 0)
-    return ["float32"] + ["bfloat16"] * bfloat16 + ["float16"] * (device != "cpu")
+    if device == "cpu":
+        return ["float32", "bfloat16"]
+    return ["float32", *["tf32", "bfloat16"] * (torch.cuda.get_device_capability() >= (8, 0)), "float16"]
 
 
 def context(device, name):
     """What a forward pass in a format runs in."""
-    return contextlib.nullcontext() if name == "float32" else torch.autocast(device, getattr(torch, name))
+    sixteen = name in ("bfloat16", "float16")
+    return torch.autocast(device, getattr(torch, name)) if sixteen else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def products(name):
+    """What a whole step in a format runs in: in "tf32" a GPU's float32 products are, the way back's too."""
+    switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv] if name == "tf32" else []
+    try:
+        for switch in switches:
+            switch.fp32_precision = "tf32"
+        yield
+    finally:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
 
 
 @contextlib.contextmanager
@@ -40,9 +56,9 @@ def restored():
 @restored()
 def ceilings(device, name):
     """:class:`ed_lib.roofline.Ceilings` of "cpu" or "cuda" in the format of that name. What a CPU cannot add
-    in few bits it adds in float32.
+    in few bits it adds in float32; TF32 is no faster than bfloat16.
     """
-    mine = roofline.ceilings(device, name)
+    mine = roofline.ceilings(device, "bfloat16" if name == "tf32" else name)
     others = [roofline.ceilings(device, "float32").rate] if device == "cpu" else []
     return dataclasses.replace(mine, rate=max(mine.rate, *others))
 

@@ -15,6 +15,7 @@ from benchmarks import formats
 from benchmarks.formats import deviation
 from benchmarks.harness import Size, Version, measure
 from ed_lib.lstm import LSTM, RUNGS, ladder
+from ed_lib.lstm.gpu import capture
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
 WHATS = *RUNGS, NN
@@ -33,14 +34,17 @@ class Subject:
         sizes = shape.steps, shape.batch, shape.inputs
         self.x = torch.randn(sizes, generator=draw, device=device)  # (T, B, H)
 
-    def version(self, what, **options):
-        """The :class:`Version` of a pass forward by one of RUNGS, or NN. options: of ours."""
+    def version(self, what, how="eager", **options):
+        """The :class:`Version` of a pass forward by one of RUNGS, or NN. how: or as a "graph"; options:
+        of ours.
+        """
         module = self.module if what == NN else LSTM.from_torch(self.module, rung=what, **options)
         sizes = {key: getattr(self.shape, key) for key in ("layers", "hidden", "batch", "steps")}
-        case = {"what": what} | sizes | {"format": "float32", "how": "eager"} | options
+        case = {"what": what} | sizes | {"format": "float32", "how": how} | options
         call = partial(forward, module, self.x)
         error = deviation(call(), self.right())
         least = 4 * (self.shape.weights + self.x.numel() + call()[0].numel())  # nothing else leaves the chip
+        call = capture(call) if how == "graph" else call
         return Version(case, call, (least, self.shape.flops), error, TOLERANCE)
 
     def right(self):
@@ -66,10 +70,11 @@ def subject_of(size, device, layers, steps=None):
 
 
 def climb(size, device):
-    """Every rung and nn.LSTM, beside what NVIDIA "published" for the rung, in GFLOP/s."""
+    """Every rung and nn.LSTM, on a GPU as graphs too, beside what NVIDIA "published", in GFLOP/s."""
     for layers, rounds in zip(size.layers, size.rounds, strict=True):
         subject = subject_of(size, device, layers)
-        versions = [subject.version(what) for what in WHATS]
+        hows = ("eager", "graph") if device == "cuda" else ("eager",)
+        versions = [subject.version(what, how) for how in hows for what in WHATS]
         for row in measure(versions, device, size.seconds, rounds=rounds):
             of = 4 if row["what"] == LAST else 1  # layers
             yield row | ({"published": ladder.PUBLISHED.get(row["what"])} if layers == of else {})

@@ -136,13 +136,15 @@ class Run:
 
     def step(self, x, y):
         """Forward, loss, backward, update."""
-        training.optimizer_step(self.loss(x, y), self.optimizer, self.scaler)
+        with formats.products(self.format):
+            training.optimizer_step(self.loss(x, y), self.optimizer, self.scaler)
 
     def deviation(self, x, y, exact):
         """How far loss and gradients, as one vector, are from ``exact`` ones, relative: the larger."""
         self.optimizer.zero_grad()
-        loss = self.loss(x, y)
-        self.scaler.scale(loss).backward()
+        with formats.products(self.format):
+            loss = self.loss(x, y)
+            self.scaler.scale(loss).backward()
         right, gradients = exact
         off = total = 0.0
         for p, g in zip(self.model.parameters(), gradients, strict=True):

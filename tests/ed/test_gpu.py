@@ -1,5 +1,6 @@
 """The CUDA kernels against ``rules`` in float64: by CuPy, or on a CPU where there is no GPU."""
 
+import json
 import re
 
 import numpy as np
@@ -7,13 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ed_lib import arrays
+from ed_lib import arrays, records
 from ed_lib.ed import gpu, layout, network, rules
 from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import RULES_AND_BIASES, assert_same_after_steps, twins
-from tools import notebooks
-from tools.notebooks import ROOT, code_cells
 
 PLACE = ("cupy", "cuda") if arrays.gpu_count("cupy") else ("numpy", "cpu")
 SPACES = {dtype: space(*PLACE, dtype) for dtype in DTYPES}
@@ -42,7 +41,8 @@ def fold_states(y):
     return y.reshape(*y.shape[:-2], 2 * y.shape[-1])
 
 
-CELLS = [cell.source for path in notebooks.chapters() for cell in code_cells(notebooks.read(ROOT / path))]
+CHAPTERS = [json.loads(path.read_text())["cells"] for path in sorted(records.ROOT.glob("book/*/*.ipynb"))]
+CELLS = ["".join(cell["source"]) for cells in CHAPTERS for cell in cells]
 SHOWN = dict(match for cell in CELLS for match in re.findall(r'^(\w+) = r"""(.*?)"""', cell, re.M | re.S))
 SOURCES = {"forward": gpu.FORWARD, "update": gpu.UPDATE} | SHOWN
 
