@@ -60,7 +60,7 @@ def ceilings(device, name):
     """
     mine = roofline.ceilings(device, "bfloat16" if name == "tf32" else name)
     others = [roofline.ceilings(device, "float32").rate] if device == "cpu" else []
-    return dataclasses.replace(mine, rate=max(mine.rate, *others))
+    return dataclasses.replace(mine, rate=max([mine.rate, *others]))
 
 
 def deviation(found, right):

@@ -19,29 +19,37 @@ import numpy as np
 from ed_lib.arrays import Array, dtype_name
 from ed_lib.ed.space import library
 
-MOST = 1024  # threads of a block, and so cells of a layer
+MOST = 512  # threads of a block, and so cells of a layer
 ROWS = 4  # samples of a block of the forward kernel
-SENDERS = 16  # senders whose weights a thread of the update kernel sums at a time
+SENDERS = 16  # senders whose weights a thread sums at a time
 
 FORWARD = r"""
-extern "C" __global__ void forward(real* states, const real* weight, const real* bias,
-                                   int depth, int networks, int batch, int cells, real scale) {
-    extern __shared__ real x[];  // (ROWS, C): what the layer below answers to ROWS samples
-    int first = blockIdx.x * ROWS, k = blockIdx.y, o = threadIdx.x;  // a thread is a receiver
-    int rows = min(ROWS, batch - first);
+extern "C" __global__ void __launch_bounds__(MOST)
+forward(real* states, const real* weight, const real* bias,
+        int depth, int networks, int batch, int cells, real scale) {
+    extern __shared__ real x[];      // (ROWS, C): what the layer below answers to ROWS samples
+    real* sums = x + ROWS * cells;   // (parts, ROWS, C): what each part of the senders adds up to
+    int first = blockIdx.x * ROWS, rows = min(ROWS, batch - first), k = blockIdx.y;
+    int o = threadIdx.x, part = threadIdx.y, parts = blockDim.y;  // a thread: a receiver, some senders
+    int share = (cells + parts - 1) / parts, end = min(cells, (part + 1) * share);
     states += ((size_t)k * batch + first) * cells + o;
     weight += (size_t)k * cells * cells + o;
     bias += k * cells + o;
-    for (int r = 0; r < rows; r++) x[r * cells + o] = states[r * cells];
+    for (int r = part; r < rows; r += parts) x[r * cells + o] = states[r * cells];
     for (int d = 0; d < depth; d++) {
         real u[ROWS] = {};
         __syncthreads();  // x is complete
-        for (int i = 0; i < cells; i++)  // each weight is read once for all samples
+        #pragma unroll SENDERS
+        for (int i = part * share; i < end; i++)  // each weight is read once for all samples
             for (int r = 0; r < ROWS; r++) u[r] += x[r * cells + i] * weight[i * cells];
-        __syncthreads();  // x is no longer needed
+        for (int r = 0; r < ROWS; r++) sums[(part * ROWS + r) * cells + o] = u[r];
+        __syncthreads();  // so are the sums, and x is no longer needed
         states += (size_t)networks * batch * cells;
-        for (int r = 0; r < rows; r++)
-            states[r * cells] = x[r * cells + o] = 1 / (1 + exp(-scale * (u[r] + *bias)));
+        for (int r = part; r < rows; r += parts) {  // now a thread is a receiver of some samples
+            real sum = *bias;
+            for (int p = 0; p < parts; p++) sum += sums[(p * ROWS + r) * cells + o];
+            states[r * cells] = x[r * cells + o] = 1 / (1 + exp(-scale * sum));
+        }
         weight += (size_t)networks * cells * cells;  // on to the next layer
         bias += networks * cells;
     }
@@ -49,8 +57,9 @@ extern "C" __global__ void forward(real* states, const real* weight, const real*
 """
 
 UPDATE = r"""
-extern "C" __global__ void update(real* weight, real* bias, const real* states, const real* gains,
-                                  const real* bias_gains, int networks, int batch, int cells, int n_bias) {
+extern "C" __global__ void __launch_bounds__(MOST)
+update(real* weight, real* bias, const real* states, const real* gains,
+       const real* bias_gains, int networks, int batch, int cells, int n_bias) {
     int layer = blockIdx.x, k = layer % networks, o = threadIdx.x;  // a thread is a receiver
     const real* x = states + (size_t)layer * batch * cells;     // (B, C): what the layer was sent
     const real* y = x + (size_t)networks * batch * cells + o;   // (B, C): what it answered
@@ -82,7 +91,9 @@ def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     sizes = map(np.int32, (depth, networks, batch, cells))
     arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
     launch = kernel("forward", library(states), states.dtype)
-    launch((-(-batch // ROWS), networks), (cells,), arguments, shared_mem=ROWS * cells * states.itemsize)
+    cells, parts = block = block_of(cells)
+    shared = ROWS * (1 + parts) * cells * states.itemsize
+    launch((-(-batch // ROWS), networks), block, arguments, shared_mem=shared)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
@@ -93,8 +104,13 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
     contiguous = map(library(states).ascontiguousarray, (gains, bias_gains))
     sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))
     launch = kernel("update", library(states), states.dtype)
-    block = cells, min(MOST // cells, -(-cells // SENDERS))
-    launch((depth * networks,), block, (weight, bias, states, *contiguous, *sizes))
+    if depth:  # CuPy would launch a block for no layers, too
+        launch((depth * networks,), block_of(cells), (weight, bias, states, *contiguous, *sizes))
+
+
+def block_of(cells: int) -> tuple[int, int]:
+    """The threads of a block: a receiver each, and the senders in parts."""
+    return cells, min(MOST // cells, -(-cells // SENDERS))
 
 
 @functools.cache
@@ -107,10 +123,11 @@ def kernel(name: str, module: Any, dtype: Any) -> Any:
 def options(dtype: str) -> tuple[str, ...]:
     """What the kernels' source leaves open, for the compiler."""
     real = {"float32": "float", "float64": "double"}[dtype]
-    return f"-Dreal={real}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
+    return f"-Dreal={real}", f"-DMOST={MOST}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
 
 
-MACROS = "__global__= __device__= __shared__=static __syncthreads()=together->arrive_and_wait()".split()
+MACROS = "__global__= __device__= __launch_bounds__(n)= __shared__=static".split()
+MACROS += ["__syncthreads()=together->arrive_and_wait()"]
 PROGRAM = """
 #include <math.h>
 #include <algorithm>
@@ -158,7 +175,7 @@ class RawKernel:
         values = [np.asarray(arg) for arg in args]
         stars = ["" if isinstance(arg, np.ndarray) else "*" for arg in args]  # a scalar is passed by value
         given = [f"{stars[n]}({value.dtype}*)args[{n}]" for n, value in enumerate(values)]
-        sizes = np.array([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], np.uint32)
+        sizes = np.maximum([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], 1).astype(np.uint32)  # as CuPy does
         pointers = np.array([value.ctypes.data for value in values], np.uintp)
         memory = np.full(shared_mem, 255, np.uint8)  # NaN, until a kernel writes
         launch = compiled(self.code, ", ".join([self.name, *given]), self.options)

@@ -29,6 +29,7 @@ CASES = [
     (32, 64, 3, 1, 2, "float32", "kaneko"),
     (32, 130, 1, 1, 1, "float64", "kaneko"),
     (65, 63, 1, 1, 2, "float32", "kaneko"),
+    (256, 5, 1, 2, 1, "float64", "signed"),  # all threads that a block may have
     (3, 5, 2, 0, 1, "float32", "signed"),
     (3, 5, 1, 1, 1, "float32", "kaneko", 1e6),  # large sums give 0 and 1, and no NaN
     (3, 5, 1, 1, 1, "float64", "kaneko", 1e6),
@@ -150,9 +151,9 @@ def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
 
 def test_what_is_taken_on_a_gpu():
     cupy = Space("cupy", "cuda", "float32")
-    assert network.obstacle(cupy, 512) is None and "at most 512 pairs" in network.obstacle(cupy, 513)
+    assert network.obstacle(cupy, 256) is None and "at most 256 pairs" in network.obstacle(cupy, 257)
     assert [network.choose("auto", cupy, width, 2) for width in (32, 600)] == ["kernel", "layers"]
-    with pytest.raises(ValueError, match="path is 'kernel', which takes at most 512 pairs of cells, not 600"):
+    with pytest.raises(ValueError, match="path is 'kernel', which takes at most 256 pairs of cells, not 600"):
         network.choose("kernel", cupy, 600, 2)
 
 

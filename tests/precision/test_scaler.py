@@ -70,6 +70,13 @@ def coefficients(rng, bad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("seed", [*(pytest.param(n, marks=pytest.mark.gpu) for n in range(3)), *range(3, 9)])
 def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
+    try:
+        numbers = (
+            torch.ones((), dtype=kind, device=DEVICE) for kind in (dtype, torch.float32, torch.float32)
+        )
+        torch._amp_foreach_non_finite_check_and_unscale_([next(numbers)], *numbers)
+    except NotImplementedError as error:  # by PyTorch 2.11 on a GPU, for bfloat16
+        pytest.skip(str(error))
     rng = np.random.default_rng(seed)
     arguments = dict(
         init_scale=float(2.0 ** rng.integers(0, 20) if seed % 2 else rng.uniform(0.5, 1e6)),
