@@ -15,7 +15,7 @@ LONG = (  # whose results are alike anywhere, or nearly
 # The tables that are about a GPU too; the others are about a CPU, or as good on one
 ON_GPU = {
     "ed": ("paths", "article", "by hand"), "precision": ("training step",), "finetuning": ("fine-tuning",),
-    "lstm": ("ladder", "combine"), "cells": ("cells",),
+    "lstm": ("ladder", "combine"), "cells": (),
 }  # fmt: skip
 
 

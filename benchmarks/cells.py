@@ -1,16 +1,14 @@
 """The chapters' cells for a GPU: what each prints there, which a page shows where there is none.
 
-Each chapter runs in a process of its own, as in Jupyter, but of its other cells only those that define what
-these use, with short timings. All chapters come to their first cell side by side; then they go on one after
-another, since these cells time what they run.
+A chapter runs in a process of its own, as in Jupyter; but of its other cells only those that define what
+these use, and with short timings.
 """
 
-import contextlib
 import json
 import multiprocessing
 import os
 import symtable
-import threading
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from time import perf_counter
 
@@ -18,24 +16,8 @@ from benchmarks.harness import Size
 from ed_lib import records
 from ed_lib.notebook import key_of
 
-MAGIC, PATIENCE, CORES = "%%gpu", 120, 2  # seconds until all have come to their first cell; for each chapter
-SIZE = Size(chapters="*/*")
-TINY = SIZE(chapters="lstm/cudnn_weights")
-
-
-def cells(size, device):
-    """A row for each cell that prints something."""
-    processes = multiprocessing.get_context("spawn")
-    paths = sorted(records.ROOT.glob(f"book/{size.chapters}.ipynb"))
-    chapters = [(path, needed(sources)) for path in paths if (sources := sources_of(path))]
-    shared = processes.Barrier(len(chapters)), processes.Lock(), processes.Queue()
-    running = [processes.Process(target=run, args=(n, *one, *shared)) for n, one in enumerate(chapters)]
-    for process in running:
-        process.start()
-    for _ in running:
-        yield from iter(partial(shared[-1].get, timeout=4 * PATIENCE), None)
-    for process in running:
-        process.join()
+MAGIC = "%%gpu"
+SIZE = TINY = Size()
 
 
 def sources_of(path):
@@ -66,35 +48,31 @@ def needed(sources):
     return kept
 
 
-def run(n, path, sources, together, turn, found):
-    """Puts a row for each GPU cell of chapter ``n`` into ``found``, and None at the end."""
+def printed(path):
+    """Rows of a chapter's GPU cells that print something."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 
     os.chdir(path.parent)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(n * CORES + k) % len(cores)] for k in range(CORES)})
-    shell, mine = InteractiveShell.instance(), False
-    try:
-        for source in sources:
-            on_gpu = source.startswith(MAGIC)
-            if on_gpu and not mine:
-                with contextlib.suppress(threading.BrokenBarrierError):  # one is late, or has come to grief
-                    together.wait(PATIENCE)
-                mine = turn.acquire()
-            os.environ.pop("ED_QUICK", None) if on_gpu else os.environ.update(ED_QUICK="1")
-            start = perf_counter()
-            with capture_output() as printed:
-                done = shell.run_cell(source)
-            row = dict.fromkeys(("seconds", "q1", "q3"), perf_counter() - start) | {"n": 1}
-            if problem := done.error_before_exec or done.error_in_exec:
-                print(f"{path.stem}: {type(problem).__name__}: {problem}\n{source[:200]}", flush=True)
-            elif on_gpu and (text := printed.stdout.strip()):
-                found.put({"chapter": path.stem, "cell": key_of(source)} | row | {"printed": text})
-    finally:
-        if mine:
-            turn.release()
-        found.put(None)
+    shell, rows = InteractiveShell.instance(), []
+    for source in needed(sources_of(path)):
+        on_gpu = source.startswith(MAGIC)
+        os.environ.pop("ED_QUICK", None) if on_gpu else os.environ.update(ED_QUICK="1")
+        start = perf_counter()
+        with capture_output() as caught:
+            done = shell.run_cell(source)
+        if problem := done.error_before_exec or done.error_in_exec:
+            print(f"{path.stem}: {type(problem).__name__}: {problem}\n{source[:200]}", flush=True)
+        elif on_gpu and (text := caught.stdout.strip()):
+            times = dict.fromkeys(("seconds", "q1", "q3"), perf_counter() - start)
+            rows.append({"cell": key_of(source)} | times | {"n": 1, "printed": text})
+    return rows
 
 
-TABLES = {"cells": cells}
+def chapter(path, size, device):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        yield from process.submit(printed, path).result()
+
+
+PATHS = [path for path in sorted(records.ROOT.glob("book/*/*.ipynb")) if sources_of(path)]
+TABLES = {path.stem: partial(chapter, path) for path in PATHS}

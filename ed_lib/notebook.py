@@ -91,8 +91,10 @@ def _gpu_cell(line, cell):
         return
     print("Skipped here: this cell needs a GPU, and this machine has none.")
     for made in records.by_machine("cells").values():
-        for text in records.rows(made, cell=key_of(cell)).get("printed", ()):
-            print(f"On an {made.attrs['device']}, {made.attrs['dates']['cells']}, it printed:\n\n{text}")
+        for _, row in records.rows(made, cell=key_of(cell)).iterrows():
+            print(
+                f"It printed, on an {made.attrs['device']}, {made.attrs['dates'][row.table]}:\n\n{row.printed}"
+            )
 
 
 def key_of(cell: str) -> str:
