@@ -30,22 +30,28 @@ def sources_of(path):
 
 
 def needed(sources):
-    """The first cell, those for a GPU, and those that assign a name which a later one of these uses."""
+    """The first cell, those for a GPU, and those that assign a name which one of these uses."""
+    names, kept = [names_of(source) for source in sources], set()
+    more = {0} | {n for n, source in enumerate(sources) if source.startswith(MAGIC)}
+    while more - kept:
+        kept |= more
+        wanted = set().union(*(names[n][1] for n in kept))
+        more = {n for n, (assigned, _) in enumerate(names) if assigned & wanted}
+    return [sources[n] for n in sorted(kept)]
+
+
+def names_of(source):
+    """The names that a cell assigns, and those that it uses, its functions' global ones too."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    kept, wanted = [], set()
-    for source in reversed(sources):
-        code = TransformerManager().transform_cell(source.removeprefix(f"{MAGIC}\n"))
-        top = symtable.symtable(code, "cell", "exec")
-        assigned = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
-        if source.startswith(MAGIC) or source == sources[0] or assigned & wanted:
-            kept.insert(0, source)
-            tables = [top]
-            for table in tables:
-                tables += table.get_children()
-                used = (name for name in table.get_symbols() if name.is_referenced())
-                wanted |= {name.get_name() for name in used if table is top or name.is_global()}
-    return kept
+    code = TransformerManager().transform_cell(source.removeprefix(f"{MAGIC}\n"))
+    top = symtable.symtable(code, "cell", "exec")
+    tables = [top]
+    for table in tables:
+        tables += table.get_children()
+    assigned = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
+    used = (name for table in tables for name in table.get_symbols() if table is top or name.is_global())
+    return assigned, {name.get_name() for name in used if name.is_referenced()}
 
 
 def printed(path):

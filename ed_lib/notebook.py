@@ -92,9 +92,8 @@ def _gpu_cell(line, cell):
     print("Skipped here: this cell needs a GPU, and this machine has none.")
     for made in records.by_machine("cells").values():
         for _, row in records.rows(made, cell=key_of(cell)).iterrows():
-            print(
-                f"It printed, on an {made.attrs['device']}, {made.attrs['dates'][row.table]}:\n\n{row.printed}"
-            )
+            when = made.attrs["dates"][row.table]
+            print(f"It printed, on an {made.attrs['device']}, {when}:\n\n{row.printed}")
 
 
 def key_of(cell: str) -> str:

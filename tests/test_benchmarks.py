@@ -1,8 +1,10 @@
 """The benchmarks: each at a tiny size, the harness, and what they count or train against others' numbers."""
 
-import functools
 import importlib
+import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import __main__ as command
-from benchmarks import critical_batch, few_bits, harness, precision, precision_accuracy, relatives
+from benchmarks import cells, critical_batch, few_bits, harness, precision, precision_accuracy, relatives
 from benchmarks.harness import Size, Version
-from ed_lib import data, machine, models, records, roofline, training
+from ed_lib import arrays, data, machine, models, notebook, records, roofline, training
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
-BENCHMARKS = sorted(file.stem for file in FILES if "\nTABLES" in file.read_text())
+BENCHMARKS = sorted({file.stem for file in FILES if "\nTABLES" in file.read_text()} - {"cells"})
 ROOFS = {"float32": 1e11, "float64": 5e10}
 
 
@@ -50,6 +52,27 @@ def test_a_rehearsal(name, tmp_path, capsys):
         assert not rows.loc[:, :"seconds"].iloc[:, :-1].astype(str).duplicated().any(), "each case once"
         assert (rows.seconds > 0).all() and (rows.q1 <= rows.q3).all() and (rows.n > 0).all()
         assert "floor_flops" not in rows or (rows.floor > 0).all()
+
+
+def test_what_a_gpu_cell_prints_is_shown_where_there_is_none(tmp_path, monkeypatch, capsys):
+    """It ran in its own process, beside those cells alone that it needs; another text is another cell."""
+    start = "from ed_lib import arrays, notebook\narrays.gpu_count = lambda name='': 1\nnotebook.setup()"
+    function, gpu_cell = "def twice(x):\n    return x * factor", "%%gpu\nprint(twice(2))"
+    sources = [start, function, "factor = 21", "1 / 0", gpu_cell, "2 / 0"]
+    (path := tmp_path / "some.ipynb").write_text(
+        json.dumps({"cells": [{"cell_type": "code", "source": [source]} for source in sources]})
+    )
+    assert cells.needed(cells.sources_of(path)) == [start, function, "factor = 21", gpu_cell]
+    tables = {"some": partial(cells.chapter, path)}
+    fake = SimpleNamespace(__name__="benchmarks.cells", TINY=Size(), TABLES=tables)
+    assert harness.run(fake, "cpu", tmp_path, tiny=True) == {"some": "done"}
+    record = records.read(tmp_path / machine.slug() / "cells.csv")
+    monkeypatch.setattr(records, "by_machine", lambda name: {"m": record})
+    monkeypatch.setattr(arrays, "gpu_count", lambda name="": 0)
+    capsys.readouterr()
+    for source, wanted in ((gpu_cell, "42"), (gpu_cell.replace("2", "3"), "this machine has none.")):
+        notebook._gpu_cell("", source.removeprefix("%%gpu\n"))
+        assert capsys.readouterr().out.strip().endswith(wanted)
 
 
 class Fake:
@@ -154,7 +177,7 @@ def test_flops_of_a_step_are_three_times_its_products_but_for_the_gradient_of_th
     assert precision.flops(models.mlp, x, y) == 2 * 3 * (3 * wide - 784 * 256)
     tokens = torch.zeros(1, 7, dtype=torch.int64)
     attention, linear = 2 * 7**2 * 32, 7 * 12 * 32**2  # a layer's multiplications
-    encoder = functools.partial(models.Encoder, layers=2, hidden=32, heads=2, vocabulary=9, positions=8)
+    encoder = partial(models.Encoder, layers=2, hidden=32, heads=2, vocabulary=9, positions=8)
     assert precision.flops(encoder, tokens, y[:1]) == 6 * (2 * (attention + linear) + 32**2 + 3 * 32)
 
 

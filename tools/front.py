@@ -35,7 +35,7 @@ def measured():
     of_lstm = records.by_machine("lstm")
     for machine, ed in sorted(records.by_machine("ed").items()):
         paths = records.rows(ed, table="paths", depth=4096).groupby("what")["seconds"].min()
-        case = {"table": "ladder", "layers": 1, "what": "nn.LSTM"}
+        case = {"table": "ladder", "layers": 1, "what": "nn.LSTM", "how": "eager"}
         lstm = [timing.tell(records.row(of[machine], **case)["seconds"]) for of in [of_lstm] if machine in of]
         top = next(one for one in ed.attrs["ceilings"] if one["dtype"] == "float32")
         speed = f"{top['bandwidth'] / 1e9:.0f} GB/s, {top['rate'] / 1e9:.0f} GFLOP/s"
@@ -46,9 +46,7 @@ def measured():
 
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
-    in_16_bits = "; ".join(label for *_, label in findings.in_16_bits()[::-1])
-    machines = {"ed_machine": findings.on_cpus("ed")[-1].attrs["label"], "precision_machines": in_16_bits}
-    found = vars(findings.numbers()) | machines
+    found = vars(findings.numbers())
     alt = "How many times as fast: " + "; ".join(
         f"{row[0]}: {findings.said(row[1], row[3])}" for row in findings.drawn()
     )
