@@ -53,7 +53,7 @@ gpu:  ## on a machine with a GPU: the tests marked gpu, then its records (NAME=l
 	@PY="$(PYTHON)"; [ -x $(PY) ] && [ "$(origin PYTHON)" = file ] && PY=$(PY); \
 	$$PY -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a GPU, and PyTorch sees none here.")' || exit 1; \
 	[ -n "$(ONLY)" ] || $$PY -m pytest -q -m gpu tests/ed tests/lstm tests/precision tests/test_timing.py; \
-	$$PY -m benchmarks $(or $(NAME),ed lstm precision) --device cuda $(if $(ONLY),--only $(ONLY))
+	$$PY -m benchmarks $(NAME) --device cuda $(if $(ONLY),--only $(ONLY))
 
 records: setup  ## measure this machine (NAME=lstm: that alone), write records/ and the front page
 	@$(PY) -m benchmarks $(NAME)
