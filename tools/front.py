@@ -38,7 +38,7 @@ def measured():
         case = {"table": "ladder", "layers": 1, "what": "nn.LSTM", "how": "eager"}
         lstm = [timing.tell(records.row(of[machine], **case)["seconds"]) for of in [of_lstm] if machine in of]
         top = next(one for one in ed.attrs["ceilings"] if one["dtype"] == "float32")
-        speed = f"{top['bandwidth'] / 1e9:.0f} GB/s, {top['rate'] / 1e9:.0f} GFLOP/s"
+        speed = f"{top['bandwidth'] / 1e9:.0f} GB/s, {top['rate'] / 1e9:,.0f} GFLOP/s"
         when, step = ed.attrs["date"], timing.tell(paths.sum())
         lines.append(f"| {ed.attrs['device']} | {when} | {step} | {''.join(lstm)} | {speed} |")
     return "\n".join(lines)
