@@ -1,13 +1,11 @@
 """The chapters' cells for a GPU: what each prints there, which a page shows where there is none.
 
-A chapter runs in a process of its own, as in Jupyter; but of its other cells only those that define what
-these use, and with short timings.
+A chapter runs in a process of its own, as in Jupyter, its other cells with short timings.
 """
 
 import json
 import multiprocessing
 import os
-import symtable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -29,31 +27,6 @@ def sources_of(path):
     return sources
 
 
-def needed(sources):
-    """The first cell, those for a GPU, and those that assign a name which one of these uses."""
-    names, kept = [names_of(source) for source in sources], set()
-    more = {0} | {n for n, source in enumerate(sources) if source.startswith(MAGIC)}
-    while more - kept:
-        kept |= more
-        wanted = set().union(*(names[n][1] for n in kept))
-        more = {n for n, (assigned, _) in enumerate(names) if assigned & wanted}
-    return [sources[n] for n in sorted(kept)]
-
-
-def names_of(source):
-    """The names that a cell assigns, and those that it uses, its functions' global ones too."""
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    code = TransformerManager().transform_cell(source.removeprefix(f"{MAGIC}\n"))
-    top = symtable.symtable(code, "cell", "exec")
-    tables = [top]
-    for table in tables:
-        tables += table.get_children()
-    assigned = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
-    used = (name for table in tables for name in table.get_symbols() if table is top or name.is_global())
-    return assigned, {name.get_name() for name in used if name.is_referenced()}
-
-
 def printed(path):
     """Rows of a chapter's GPU cells that print something."""
     from IPython.core.interactiveshell import InteractiveShell
@@ -61,7 +34,7 @@ def printed(path):
 
     os.chdir(path.parent)
     shell, rows = InteractiveShell.instance(), []
-    for source in needed(sources_of(path)):
+    for source in sources_of(path):
         on_gpu = source.startswith(MAGIC)
         os.environ.pop("ED_QUICK", None) if on_gpu else os.environ.update(ED_QUICK="1")
         start = perf_counter()

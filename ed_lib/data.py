@@ -1,6 +1,5 @@
 """Data sets and texts that others have published, and digits that need no network. A file is looked for in
-$ED_DATA/<set>/, then in the user's cache, then downloaded there; the SHA-256 of its decompressed bytes is
-always checked."""
+$ED_DATA/<set>/, then in the user's cache, then downloaded there; its content's SHA-256 is always checked."""
 
 import gzip
 import hashlib

@@ -79,9 +79,8 @@ def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) 
     """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``: of the
     fastest run, since a ceiling is what has been reached.
 
-    Bandwidth: of a copy and a scaling in place of large arrays, each byte read and written, as STREAM counts,
-    and of a sum. Rate: of square products by PyTorch's MKL (its oneDNN for 16 bits), NumPy's OpenBLAS, oneDNN
-    with packed weights.
+    Bandwidth: of a copy, a scaling in place and a sum of large arrays; bytes read and written, as STREAM has
+    it. Rate: of square products by PyTorch (MKL, oneDNN for 16 bits), NumPy (OpenBLAS), packed oneDNN.
     """
     import torch
     from threadpoolctl import threadpool_limits

@@ -37,8 +37,7 @@ class EDNetwork:
     computed: "layers", a few calls of the library for each; "kernel", one compiled function for all of them
     (Numba's on a CPU, CUDA's for CuPy); "auto", one of the two.
 
-    Whatever cannot be done is refused before any weight changes. The values on a GPU are not looked at, since
-    that would wait for it.
+    What cannot be done is refused before any weight changes. Values on a GPU are not looked at (it waits).
     """
 
     def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int = 1, *, rule: str = "kaneko",

@@ -36,8 +36,7 @@ def gains(error: Array, rule: str) -> Array:
     """What the broadcast error becomes at the sending cells: g_q, (B, K) → (K, 2, B, 1).
 
     "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is
-    too high. "signed": g = (d, d): both learn from both (Kaneko's option "weight decrement", and the source
-    article's rule).
+    too high. "signed": g = (d, d): both learn from both (Kaneko's "weight decrement", the article's rule).
     """
     d = error.T[..., None]  # (B, K) → (K, B, 1)
     pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]  # d.clip(max=0) is −d⁻
@@ -48,8 +47,7 @@ def weight_update(x: Array, y: Array, error: Array, alpha: float, rule: str) -> 
     """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ), f′(y) = y(1 − y): σ′ but for Kaneko's 2/u0.
 
     x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B,
-    K) is target − output → (..., K, 2, 2, I, O). Nothing in it comes from another layer, so "..." may be all
-    layers at once.
+    K) is target − output → (..., K, 2, 2, I, O). Nothing comes from another layer: "..." may be all layers.
     """
     sent = (x * gains(error, rule)).swapaxes(-1, -2)  # (..., K, 2, I, B)
     received = y * (1 - y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)

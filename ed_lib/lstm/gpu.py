@@ -8,8 +8,7 @@ Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, 
 with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
 
 ``cell`` is an operator of PyTorch's, so that whoever watches its dispatcher, as ``counters`` does, sees one
-launch. On a GPU it runs the Triton kernel, elsewhere the plain twin. What is written, and not read, goes by
-keyword.
+launch. On a GPU it runs the Triton kernel, elsewhere the plain twin. What is only written goes by keyword.
 """
 
 from __future__ import annotations

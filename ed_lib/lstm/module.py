@@ -45,9 +45,7 @@ class LSTM(torch.nn.LSTM):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """x (T, B, I), state (h0, c0), each (L, B, H), or None for zeros → output (T, B, H) and (h_n, c_n),
-        each (L, B, H).
-        """
+        """x (T, B, I), state (h0, c0), (L, B, H) each, or None for zeros → output (T, B, H), (h_n, c_n)."""
         weights = self.all_weights  # W_ih, W_hh and two biases of each layer
         x, state = checked(x, state, weights[0][0], (len(weights), self.hidden_size))
         flat = (weight.contiguous() for layer in weights for weight in layer)

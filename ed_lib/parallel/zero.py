@@ -249,8 +249,7 @@ def shard(
     stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by
     itself, as SGD and Adam do. units: modules within ``module``, in the order in which they compute, of which
     each one's parameters are sent together; what is in none of them is a unit of its own. What is not trained
-    stays whole on each rank. ValueError for a parameter of a unit that another module has too, or where the
-    ranks' modules differ.
+    stays whole on each rank. ValueError for a unit's parameter that another module has, or ranks that differ.
     """
     check.choice("stage", stage, STAGES)
     return STAGES[stage](module, optimizer, units)

@@ -1,8 +1,7 @@
 """Where the memory of a training step goes: counted in bytes, tensor by tensor.
 
 Half the bits do not halve the memory. What stays from step to step (parameters, optimizer) and what the
-forward pass leaves for the backward pass (activations, casts) are counted apart: lower precision changes them
-differently.
+forward pass leaves for the backward pass (activations, casts) are counted apart: few bits change the latter.
 """
 
 import weakref
