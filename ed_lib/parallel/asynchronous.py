@@ -43,8 +43,7 @@ class ParameterServer:
     """Parameters that anyone may read, and move by a gradient, at any time: asynchronous SGD.
 
     params: (P,), floats, copied. ``version`` counts the updates. A gradient moves the parameters by lr, or,
-    ``by_staleness``, by lr / max(1, τ): W. Zhang, S. Gupta, X. Lian and J. Liu, "Staleness-aware async-SGD
-    for distributed deep learning" (2016).
+    ``by_staleness``, by lr / max(1, τ): W. Zhang and others, "Staleness-aware async-SGD …" (2016).
     """
 
     per_step = 1  # gradients in an update

@@ -139,9 +139,7 @@ class Layout:
         return self.batch // (self.data * self.micro)
 
     def layers(self, model: Model) -> tuple[int, bool]:
-        """Layers in a chunk, and whether the first and the last device have one less, as in Llama 3.
-        ValueError for a model that cannot be split so.
-        """
+        """Layers in a chunk; whether first and last device have one less, as in Llama 3. Or ValueError."""
         _whole("heads", model.heads, self.tensor, "tensor")
         _whole("tokens", model.tokens, self.context, "context")
         cuts, L = self.pipeline * self.chunks, model.layers
@@ -156,9 +154,7 @@ def _whole(name, value, of, what):
 
 
 def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
-    """Seconds of one layer for one micro-batch, all passes: what computes, moves memory, is sent for tensor
-    and for context parallelism.
-    """
+    """Seconds of a layer for a micro-batch, all passes: products, memory, and what is sent within it."""
     t, c, passes = layout.tensor, layout.context, 3 + layout.recompute
     n = layout.micro * model.tokens // c  # tokens on a device
     products = max(2 * n * model.weights / machine.rate, 2 * model.weights / machine.memory)  # reads weights

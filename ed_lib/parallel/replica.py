@@ -1,12 +1,12 @@
 """Data parallelism over processes: every rank holds a replica and a shard, and the gradients are summed.
 
 They are kept in a few flat buckets, and a bucket's sum is started while the backward pass still computes the
-next: S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"
-(2020). Losses are summed over samples, gradients over ranks, and what comes out is divided by the size of the
-global batch: so shards may be uneven, or empty.
+next: S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
+Losses are summed over samples, gradients over ranks, and the result is divided by the size of the global
+batch: so shards may be uneven, or empty.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,25 +100,13 @@ class Replica:
         self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
 
 
-def reduce_each(parameters: Iterable[torch.nn.Parameter], samples: int) -> collectives.Traffic:
-    """The naive way: after the backward pass, one all-reduce for each parameter → what this rank sent."""
-    traffic = collectives.Traffic()
-    for p in parameters:
-        if p.grad is None:  # it had no part in this rank's loss
-            p.grad = torch.zeros_like(p)
-        traffic += collectives.all_reduce(p.grad)
-        p.grad /= samples
-    return traffic
-
-
 def shard(rows: torch.Tensor) -> torch.Tensor:
     """This rank's part of a global batch, (B, …) → (b, …). The first ranks may have one row more."""
     return rows.tensor_split(dist.get_world_size())[dist.get_rank()]
 
 
 def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
-    """Cuts a list of parameters into lists that fit into one bucket each: one dtype, one device, not too
-    many bytes unless it is a single parameter."""
+    """Cuts parameters into lists, a bucket each: of one dtype and device, and not too large if possible."""
     groups: list[list[torch.Tensor]] = []
     for p in params:
         last = groups[-1] if groups else []

@@ -117,9 +117,7 @@ def simulate(
 
 
 def check_schedule(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> None:
-    """ValueError unless :func:`simulate` can run it, and every stage does all micro-batches forward and back
-    once with each of its chunks.
-    """
+    """ValueError unless :func:`simulate` can run it: each chunk once forward and back a micro-batch."""
     wanted = Counter((i, c) for i in range(microbatches) for c in range(chunks))
     done: dict[int, dict[str, Counter]] = {stage: {} for stage in range(stages)}
     for event in simulate(schedule, stages, microbatches, {}).events:

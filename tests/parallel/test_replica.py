@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ed_lib.parallel import replica
-from ed_lib.parallel.collectives import Traffic
-from ed_lib.parallel.replica import Replica, reduce_each, shard
+from ed_lib.parallel.collectives import Traffic, all_reduce
+from ed_lib.parallel.replica import Replica, shard
 from tests.parallel import ranks
 
 SIZES = (1, 160, 10**9)  # bytes of a bucket: one for each parameter, some, one for all
@@ -56,7 +56,9 @@ def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
             grads = [p.grad.data_ptr() for p in module.parameters()]
             assert all(any(a <= g < a + n for a, n in places) for g in grads), "a bucket has each gradient"
         elif how == "naive":
-            counts.append(reduce_each(module.parameters(), len(x)))
+            grads = [p.grad for p in module.parameters()]
+            counts.append(sum(map(all_reduce, grads), Traffic()))
+            torch._foreach_div_(grads, len(x))
         optimizer.step()
     return flat(module), counts() if callable(counts) else counts
 
