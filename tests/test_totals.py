@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1515,
-    "ed_lib/ed/**/*.py": 1430,
-    "ed_lib/parallel/**/*.py": 2169,
+    "ed_lib/*.py": 1523,
+    "ed_lib/ed/**/*.py": 1444,
+    "ed_lib/parallel/**/*.py": 2150,
     "ed_lib/precision/**/*.py": 1300,
-    "ed_lib/lstm/**/*.py": 1067,
-    "benchmarks/**/*.py": 2505,
-    "tools/**/*.py": 900,
-    "tests/**/*.py": 10070,
+    "ed_lib/lstm/**/*.py": 1064,
+    "benchmarks/**/*.py": 2591,
+    "tools/**/*.py": 880,
+    "tests/**/*.py": 10104,
     "book/_static/*.js": 500,
     "CONTRIBUTING.md": 700,
 }
