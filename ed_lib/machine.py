@@ -1,4 +1,4 @@
-"""The machine under the code: what it is, its libraries, how busy it is and how much memory it has left."""
+"""The machine under the code: what it is, its libraries, and how much memory it has left."""
 
 import contextlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""One training loop and one count of right answers, for every network of the book."""
+"""The training loop of networks that backpropagate, and the share that they get right."""
 
 import contextlib
 import os

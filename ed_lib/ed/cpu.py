@@ -1,4 +1,4 @@
-"""The hidden layers as two compiled functions, for a CPU: what ``gpu`` is for a GPU. float32 only.
+"""ED's hidden layers as two compiled functions, for a CPU: what ``gpu`` is for a GPU. float32 only.
 
 NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here
 Numba compiles the walk through all layers into one call. The sums of a product stay in registers, see

@@ -1,4 +1,4 @@
-"""The hidden layers as two CUDA kernels, for CuPy: one launch for a forward pass, one for an update.
+"""ED's hidden layers as two CUDA kernels, for CuPy: one launch for a forward pass, one for an update.
 
 Letters: D hidden-to-hidden layers, K networks, B batch, C = 2W cells of a layer, n senders of the bias.
 Arrays as in :mod:`ed_lib.ed.layout`, contiguous, all float32 or all float64: CuPy's on one GPU, or NumPy's,

@@ -1,6 +1,6 @@
 """A linear recurrence, h_t = a_t h_{t−1} + b_t, by any scan, with its gradient; and minGRU, whose gates do
-not look at the state, so that its recurrence is one (L. Feng et al., "Were RNNs all we needed?", 2024,
-without its logarithms).
+not look at the state, so that its recurrence is one: "Were RNNs all we needed?" (L. Feng and others, 2024),
+without its logarithms.
 
 A scan takes a and b (T, …), elementwise, and h (…), the state before the first step → all states, (T, …).
 Letters: T time steps, B batch, I inputs, H hidden.

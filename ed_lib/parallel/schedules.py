@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: in which order a stage works on its micro-batches.
+"""Schedules of a pipeline: in which order a stage works on its micro-batches, and how large the bubble is.
 
 A model is cut into a chain of p stages, one on each device, and a batch into m micro-batches. A *schedule* is
 a generator: ``schedule(stage, stages, microbatches)`` yields the instructions of one stage, in order. One
