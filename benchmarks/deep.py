@@ -1,4 +1,4 @@
-"""Does depth help? Even against odd by depth, for ED and for backpropagation: in ED's own network of dense
+"""How well even is told from odd, by depth, under ED and under backpropagation: in ED's own network of dense
 layers from two starts, with skip connections, and in an ordinary network from two starts.
 
 Of each the rate is chosen by one run each on 50,000 training images, held to account on the 10,000 kept out;

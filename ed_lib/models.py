@@ -1,4 +1,5 @@
-"""The networks that several chapters train: an MLP, LeNet, and two transformers, GPT and BERT, of the same blocks.
+"""The networks that several chapters train: an MLP, LeNet, and two transformers of the same blocks, GPT and
+BERT.
 
 B samples in a batch, T tokens in a sequence, H numbers for each, a heads, d = H / a.
 """

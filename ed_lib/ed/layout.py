@@ -1,4 +1,4 @@
-"""ED's forward pass and update, as in ``rules``, on weights laid out for speed and written into arrays that exist.
+"""ED's forward pass and update, as in ``rules``, on weights laid out for speed, into arrays that exist.
 
 Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
 the receiver's sign s_p is multiplied in once, when a weight is stored, and not at every use. With C = 2W

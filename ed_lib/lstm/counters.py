@@ -1,4 +1,4 @@
-"""What a rung of the ladder gives the device to do: its products, its pointwise launches, and the bytes that they touch.
+"""What a rung of the ladder gives the device to do: products, pointwise launches, and the bytes they touch.
 Counted by watching PyTorch's dispatcher, from no formula.
 """
 

@@ -1,6 +1,6 @@
 """A pipeline on real processes: rank s is stage s, has a part of the model, and executes the instructions of
-any schedule; ``schedules`` has them, and their bubbles. Of the messages of a kind from one stage to another, the n-th is the n-th
-that its receiver takes. In earnest, use ``torch.distributed.pipelining``.
+any schedule; ``schedules`` has them, and their bubbles. Of the messages of a kind from one stage to another,
+the n-th is the n-th that its receiver takes. In earnest, use ``torch.distributed.pipelining``.
 """
 
 from collections.abc import Callable, Sequence
