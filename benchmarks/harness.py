@@ -1,4 +1,4 @@
-"""What all benchmarks share: versions timed in turns, cases run from several seeds, records written table by table.
+"""What all benchmarks share: versions timed in turns, cases run by seeds, records written table by table.
 
 A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a :class:`Size` or
 one for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds, results. Optional:
