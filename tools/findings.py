@@ -33,7 +33,7 @@ def numbers():
         published_limit=FORWARD * RTX_3070 / listing["floor_flops"]["update"],
         returned=1e3 * listing["launch"]["update"],
         done=1e3 * listing["seconds"]["update"],
-        at_once=listing["seconds"]["forward"] / listing["seconds"]["update"],
+        at_once=round(listing["seconds"]["forward"] / listing["seconds"]["update"], -1),
         beside_tf32=tf32["seconds"] / low["seconds"],
         beside_float32=full["seconds"] / low["seconds"],
         bits_limit=full["seconds"] / low["floor"],
