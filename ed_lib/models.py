@@ -1,5 +1,4 @@
-"""The networks that several chapters train: an MLP, LeNet, and two transformers of the same blocks, GPT and
-BERT.
+"""The networks that several chapters train: an MLP, LeNet, and two transformers of the same blocks.
 
 B samples in a batch, T tokens in a sequence, H numbers for each, a heads, d = H / a.
 """
