@@ -137,9 +137,8 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
 )
 def test_scale_and_tracker_equal_torch(overflows, **arguments):
     ours, theirs = GradScaler("cpu", **arguments), torch.amp.GradScaler("cpu", **arguments)
-    assert ours.get_scale() == pytest.approx(
-        theirs.get_scale(), rel=1e-7
-    )  # torch rounds at the first scale()
+    first, right = ours.get_scale(), theirs.get_scale()  # torch rounds at the first scale()
+    assert first == pytest.approx(right, rel=1e-7)
     p = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([p], lr=0.0)
     in_a_row = 0
