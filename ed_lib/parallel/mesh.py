@@ -223,20 +223,20 @@ def exposed(message: float, computing: float, often: int) -> float:
 
 
 def memory(model: Model, layout: Layout) -> dict[str, float]:
-    """Bytes on the fullest device, stage 0 → {"weights", "gradients", "optimizer", "activations"}.
+    """Bytes on the fullest device, of the chain's first part, "stage 0" → {"weights", "gradients", "optimizer", "activations"}.
 
-    Under 1F1B stage 0 keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that:
+    Under 1F1B it keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that:
     inputs of norms, queries, keys, values, attention's output and the wide products'; with ``recompute`` a
     layer's input alone; without a pipeline logits too, in float32 and 16 bits. Of what is sharded, the piece
     at work is whole (of weights, the next one too).
     """
     t, p, v, m = layout.tensor, layout.pipeline, layout.chunks, layout.microbatches
     count, short = layout.layers(model)
-    layers = v * count - short  # of stage 0, which has the embedding too
+    layers = v * count - short  # which has the embedding too
     own = (layers * model.weights + model.vocabulary * model.hidden) / t
     copies, pieces = layout.data * layout.context, v if v > 1 else count
 
-    def share(since):  # what a device has of what is sharded from this stage on
+    def share(since):  # what a device has of what is sharded from this stage of ZeRO on
         return min(1.0, 1 / copies + (since - 1) / pieces) if layout.stage >= since else 1
 
     n, narrow = layout.micro * model.tokens // layout.context, t if layout.sequence else 1
