@@ -223,7 +223,7 @@ def exposed(message: float, computing: float, often: int) -> float:
 
 
 def memory(model: Model, layout: Layout) -> dict[str, float]:
-    """Bytes on the fullest device, of the chain's first part, "stage 0" → {"weights", "gradients", "optimizer", "activations"}.
+    """Bytes on the fullest device, a pipeline's first → {"weights", "gradients", "optimizer", "activations"}.
 
     Under 1F1B it keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that:
     inputs of norms, queries, keys, values, attention's output and the wide products'; with ``recompute`` a
