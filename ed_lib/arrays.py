@@ -1,7 +1,5 @@
-"""What the book asks of NumPy, PyTorch and CuPy alike: types by name, GPUs, the threads of their products."""
+"""What the book asks of NumPy, PyTorch and CuPy alike: types by name, and GPUs."""
 
-import contextlib
-import functools
 import importlib
 from typing import Any
 
@@ -22,17 +20,3 @@ def gpu_count(backend: str = "torch") -> int:
         return cuda.runtime.getDeviceCount() if backend == "cupy" else cuda.device_count()
     except Exception:  # no library, no driver, no GPU: each has its own error
         return 0
-
-
-@functools.cache
-def _pools():
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def one_blas_thread() -> contextlib.AbstractContextManager:
-    """A context in which every matrix product runs on the thread that asks for it: compiled code fills the
-    threads itself, and is several times slower beside a BLAS that takes some or keeps them spinning.
-    """
-    return _pools().limit(limits=1, user_api="blas")

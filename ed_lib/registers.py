@@ -18,31 +18,33 @@ FAST: dict[str, Any] = dict(fastmath={"contract", "nsz"}, error_model="numpy", c
 
 
 @njit(**FAST)
-def product(x, w, start, out, scale=None):
+def product(x, w, start, out, scale=None, ahead=None):
     """out = start + x w: (R, n), x (R, K), w (K, n), with n columns, WIDE or LANES. Of bytes, which x and w
-    hold by four in an int32, the product is taken times scale (n,). start may be out.
+    hold by four in an int32, the product is taken times scale (n,). start may be out. ahead (K, n): what the
+    next call reads; it comes into the cache meanwhile.
     """
     whole = len(x) // ROWS * ROWS
     if w.shape[1] == WIDE:
         for row in range(0, whole, ROWS):
-            some_rows(x, row, w, start, out, scale)
+            some_rows(x, row, w, start, out, scale, ahead)
         for row in range(whole, len(x)):
-            one_row(x, row, w, start, out, scale)
+            one_row(x, row, w, start, out, scale, ahead)
     else:
         for row in range(0, whole, ROWS):
-            some_narrow(x, row, w, start, out, scale)
+            some_narrow(x, row, w, start, out, scale, ahead)
         for row in range(whole, len(x)):
-            one_narrow(x, row, w, start, out, scale)
+            one_narrow(x, row, w, start, out, scale, ahead)
 
 
 def tile(rows: int, vectors: int) -> Any:
     """``product`` for so many rows from ``row`` on: their sums stay in registers over all of k, so many for a
     row, and a weight that is read serves all rows. Bytes, of x from 0 to 255, of w from −128 to 127, are
-    multiplied and added by four in each lane, by ``vpdpbusd``.
+    multiplied and added by four in each lane, by ``vpdpbusd``. Where the sums will go is fetched first, and
+    of ``ahead`` a vector with each k: memory takes longer to answer than a tile to compute.
     """
 
     @intrinsic
-    def multiply(typing, x, row, w, start, out, scale):
+    def multiply(typing, x, row, w, start, out, scale, ahead):
         def emit(context, builder, signature, arguments):
             def vector(n, *indices, lanes=LANES):  # a pointer to so many numbers of the n-th argument
                 array = context.make_array(signature.args[n])(context, builder, arguments[n])
@@ -52,19 +54,31 @@ def tile(rows: int, vectors: int) -> Any:
             def load(*where):
                 return builder.load(vector(*where), align=4)
 
+            def fetch(write, place):
+                kind = ir.FunctionType(ir.VoidType(), [byte, *3 * [word]])
+                function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+                builder.call(function, [builder.bitcast(place, byte), word(write), word(3), word(1)])
+
+            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
             number, size = context.get_value_type(x.dtype), arguments[1].type
             lanes, few = ir.VectorType(number, LANES), isinstance(number, ir.IntType)
             name = "llvm.x86.avx512.vpdpbusd.512" if few else f"llvm.fmuladd.v{LANES}f{x.dtype.bitwidth}"
             call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, 3 * [lanes]), name)
             at = [builder.add(arguments[1], size(n)) for n in range(rows)]
             columns = [size(n * LANES) for n in range(vectors)]
-            zero, first = ir.Constant(lanes, None), ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-            sums = [
-                [cgutils.alloca_once_value(builder, zero) for _ in columns] for _ in at
-            ]  # LLVM: registers
+            zero, first = ir.Constant(lanes, None), ir.Constant(ir.VectorType(word, LANES), None)
+            sums = [[cgutils.alloca_once_value(builder, zero) for _ in columns] for _ in at]  # registers
+            for r in at:
+                for c in columns:
+                    fetch(1, vector(4, r, c))
             w_array = context.make_array(w)(context, builder, arguments[2])
+            x_array = context.make_array(x)(context, builder, arguments[0])
+            all_rows = builder.extract_value(x_array.shape, 0)
+            nth = builder.udiv(builder.mul(arguments[1], size(vectors)), all_rows)  # of ahead's vectors
             with cgutils.for_range(builder, builder.extract_value(w_array.shape, 0)) as k:
                 weights = [load(2, k.index, c) for c in columns]
+                if isinstance(ahead, types.Array):
+                    fetch(0, vector(6, k.index, builder.mul(nth, size(LANES))))
                 for r, totals in zip(at, sums, strict=True):
                     one = builder.load(vector(0, r, k.index, lanes=1))
                     every = builder.shuffle_vector(one, one, first)  # x[r, k] in all lanes
@@ -81,7 +95,7 @@ def tile(rows: int, vectors: int) -> Any:
                     builder.store(builder.fadd(load(3, r, c), value), vector(4, r, c), align=4)
             return context.get_dummy_value()
 
-        return types.none(x, types.intp, w, start, out, scale), emit
+        return types.none(x, types.intp, w, start, out, scale, ahead), emit
 
     return multiply
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ed_lib.arrays import Array, dtype_name
+from ed_lib.ed.layout import fire_input, learn_input  # noqa: F401, of these it has no kernel
 from ed_lib.ed.space import library
 
 MOST = 512  # threads of a block, and so cells of a layer
@@ -86,7 +87,7 @@ update(real* weight, real* bias, const real* states, const real* gains,
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """Fills states[1:] from states[0]: (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C)."""
+    """As ``layout.forward``."""
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
     sizes = map(np.int32, (depth, networks, batch, cells))
     arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
@@ -97,9 +98,7 @@ def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The ED update of all hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C),
-    states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B).
-    """
+    """As ``layout.update``."""
     depth, (networks, batch, cells) = len(weight), states.shape[1:]
     contiguous = map(library(states).ascontiguousarray, (gains, bias_gains))
     sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))

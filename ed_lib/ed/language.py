@@ -65,7 +65,8 @@ class Transformer:
         """What each part that is ``taught`` answers: (B, T) → (B, T, C), cells of perceptrons (B, T, 4 C)."""
         if x.ndim != 2 or x.shape[1] > self.context:
             raise ValueError(f"x has shape {tuple(x.shape)}; wanted (B, T) with T of at most {self.context}")
-        check_numbers(x, self.vocabulary)
+        if x.numel() and not (0 <= int(x.min()) and int(x.max()) < (V := self.vocabulary)):
+            raise ValueError(f"x runs from {x.min()} to {x.max()}; wanted the numbers of {V} characters")
         p, core = self.parameters, partial(F.scaled_dot_product_attention, is_causal=True)
         found = {"embedding": (stream := p["embedding"][x] + p["places"][: x.shape[1]])}  # (B, T, C)
         for n in range(self.layers):
@@ -127,9 +128,3 @@ def held_out_loss(model: Transformer, numbers: Tensor, places: int | None = None
     pairs = ((model.forward(some[:, :-1]), some[:, 1:]) for some in stretches.split(64))
     losses = [F.cross_entropy(s.flatten(0, 1), t.flatten(), reduction="sum").item() for s, t in pairs]
     return sum(losses) / (len(stretches) * model.context)
-
-
-def check_numbers(x: Tensor, vocabulary: int) -> None:
-    """ValueError unless these are numbers of characters."""
-    if x.numel() and not (0 <= int(x.min()) and int(x.max()) < vocabulary):
-        raise ValueError(f"x runs from {x.min()} to {x.max()}; wanted the numbers of {vocabulary} characters")

@@ -67,31 +67,15 @@ def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The update of all hidden-to-hidden layers: as ``learn``, weight (D, K, C, C), states (D + 1, …)."""
+    """The update of all hidden-to-hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C), states
+    (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B): as ``learn``.
+    """
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 
 def bias_term(bias: Array, kind: str) -> Array:
     """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send 0.8."""
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
-
-
-def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
-                  bias: str, update: Callable = update) -> None:  # fmt: skip
-    """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
-
-    x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
-    ``update`` is that of the hidden-to-hidden layers.
-    """
-    of_senders = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
-    of_bias = of_senders * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
-    if "input.weight" in p:
-        of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
-        learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, of_bias)
-    update(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
-    if "output.weight" in p:
-        output = p["output.weight"][None], p["output.bias"][None]
-        learn(*output, states[-1:], out[None], of_senders, of_bias)
 
 
 def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
@@ -133,6 +117,24 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
         by_type[:, types] += change[:, None]
         del change
     bias += bias_gains @ received
+
+
+def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
+                  bias: str, learn_input: Callable = learn_input, update: Callable = update):  # fmt: skip
+    """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
+
+    x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
+    learn_input, update: this module's, or others that compute the same.
+    """
+    of_senders = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
+    of_bias = of_senders * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
+    if "input.weight" in p:
+        of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
+        learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, of_bias)
+    update(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
+    if "output.weight" in p:
+        output = p["output.weight"][None], p["output.bias"][None]
+        learn(*output, states[-1:], out[None], of_senders, of_bias)
 
 
 def slope(y: Array) -> Array:

@@ -4,14 +4,13 @@ library.
 The weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
 """
 
-import contextlib
 import importlib
 import math
 from typing import Any
 
 import numpy as np
 
-from ed_lib import arrays, check, machine
+from ed_lib import check, machine
 from ed_lib.arrays import Array
 from ed_lib.ed import gpu, layout, rules
 from ed_lib.ed.space import Space, space, to_numpy
@@ -60,11 +59,11 @@ class EDNetwork:
         self.activations: Any = None  # (x, out), set by forward, read by update
 
     @property
-    def hidden(self) -> Any:
-        """The module whose ``forward`` and ``update`` compute the hidden-to-hidden layers."""
-        compiled = self.path == "kernel" and self.depth
-        name = ("gpu" if self.space.is_gpu else "cpu") if compiled else "layout"
-        return importlib.import_module(f"ed_lib.ed.{name}")
+    def compute(self) -> Any:
+        """The module that computes the layers: ``layout``, or one whose functions bear the same names."""
+        if self.path == "layers":
+            return layout
+        return gpu if self.device == "cuda" else importlib.import_module("ed_lib.ed.cpu")
 
     @np.errstate(over="ignore")  # see layout.fire
     def forward(self, x: Array) -> Array:
@@ -77,12 +76,12 @@ class EDNetwork:
             shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
             self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
-        out = self.space.empty((self.n_outputs, len(x), 2))  # the excitatory and the inhibitory cell
+        # the excitatory and the inhibitory cell
+        out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)
         first, hidden, last = (layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS)
-        with self._exclusive():
-            layout.fire_input(x, p["input.weight"], first, u0, out=self.states[0])
-            self.hidden.forward(self.states, p["hidden.weight"], hidden, u0)
-            layout.fire(self.states[-1], p["output.weight"], last, u0, out=out)
+        self.compute.fire_input(x, p["input.weight"], first, u0, out=self.states[0])
+        self.compute.forward(self.states, p["hidden.weight"], hidden, u0)
+        layout.fire(self.states[-1], p["output.weight"], last, u0, out=out)
         self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
@@ -97,7 +96,7 @@ class EDNetwork:
         """Both: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update, (B, K)."""
         target = check_target(self, target, len(x))
         output = self.forward(x)
-        self.update(target - output)
+        self.add_direction(self.parameters, target - output, self.alpha)
         return output
 
     def add_direction(self, p: dict[str, Array], error: Array, alpha: float) -> None:
@@ -105,8 +104,8 @@ class EDNetwork:
         values make no difference; error (B, K) is target − output.
         """
         (x, out), error = self.activations, error * (alpha / len(error))
-        with self._exclusive():
-            layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, self.hidden.update)
+        functions = self.compute.learn_input, self.compute.update
+        layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, *functions)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
@@ -131,11 +130,6 @@ class EDNetwork:
                 raise ValueError(f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]")
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
-
-    def _exclusive(self):
-        """A context with one thread for the BLAS, beside a kernel that fills the threads itself."""
-        compiled = self.path == "kernel" and not self.space.is_gpu
-        return arrays.one_blas_thread() if compiled else contextlib.nullcontext()
 
     def _shapes(self):
         """The shapes in ``state_dict``."""
@@ -179,13 +173,13 @@ def choose(path: str, space: Space, width: int, depth: int) -> str:
     reason = obstacle(space, width)
     if path == "kernel" and reason:
         raise ValueError(f"path is 'kernel', which {reason}")
-    worth = space.is_gpu or (depth >= DEEP and width <= NARROW)
+    worth = space.device == "cuda" or (depth >= DEEP and width <= NARROW)
     return path if path != "auto" else "kernel" if worth and not reason else "layers"
 
 
 def obstacle(space: Space, width: int) -> str | None:
     """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if it is."""
-    if space.is_gpu:
+    if space.device == "cuda":
         return f"takes at most {gpu.MOST // 2} pairs of cells, not {width}" if 2 * width > gpu.MOST else None
     return f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
 
@@ -193,7 +187,7 @@ def obstacle(space: Space, width: int) -> str | None:
 def check_input(net: Any, x: Array) -> Array:
     """``x`` (B, n_inputs) in the dtype of ``net``; TypeError or ValueError unless its rule can take it."""
     x = net.space.check("x", x, ("B", net.n_inputs))
-    if net.rule == "kaneko" and not net.space.is_gpu and bool((x < 0).any()):
+    if net.rule == "kaneko" and net.device == "cpu" and bool((x < 0).any()):
         raise ValueError("x has values below 0; the rule 'kaneko' wants what cells send, at least 0")
     return x
 
@@ -201,6 +195,6 @@ def check_input(net: Any, x: Array) -> Array:
 def check_target(net: Any, target: Array, batch: int) -> Array:
     """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0, 1]."""
     target = net.space.check("target", target, (batch, net.n_outputs))
-    if not net.space.is_gpu and bool(((target < 0) | (target > 1)).any()):
+    if net.device == "cpu" and bool(((target < 0) | (target > 1)).any()):
         raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
     return target

@@ -29,16 +29,6 @@ class Space:
         """The library as a module."""
         return importlib.import_module(self.backend)
 
-    @property
-    def dtype(self) -> Any:
-        """The floating type as the library has it."""
-        return getattr(self.library, self.precision)
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether arrays of this space lie in a GPU's memory."""
-        return self.device == "cuda"
-
     def asarray(self, array: Any) -> Array:
         """A NumPy array (or nested lists) of any shape as an array of this space, a copy."""
         copy = self.empty(np.shape(array))
@@ -48,7 +38,7 @@ class Space:
     def empty(self, shape: tuple[int, ...]) -> Array:
         """An array of this space whose values are not set; NumPy's begins with a line of the cache."""
         if self.backend != "numpy":
-            return self.library.empty(shape, dtype=self.dtype)
+            return self.library.empty(shape, dtype=getattr(self.library, self.precision))
         size = math.prod(shape) * np.dtype(self.precision).itemsize
         memory = np.empty(size + LINE, np.uint8)
         return memory[-memory.ctypes.data % LINE :][:size].view(self.precision).reshape(shape)
@@ -63,9 +53,11 @@ class Space:
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        torch = self.backend == "torch"
-        array = array.detach().to(self.dtype) if torch else array.astype(self.dtype, copy=False)
-        if not self.is_gpu and not bool(self.library.isfinite(array).all()):
+        if self.backend == "torch":
+            array = array.detach().to(getattr(self.library, self.precision))
+        else:
+            array = array.astype(self.precision, copy=False)
+        if self.device == "cpu" and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
 

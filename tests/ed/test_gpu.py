@@ -145,7 +145,7 @@ def test_nvrtc_compiles_the_kernels_and_those_that_chapters_show(name, dtype, ar
 
 @RULES_AND_BIASES
 def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
-    monkeypatch.setattr(network.EDNetwork, "hidden", gpu)
+    monkeypatch.setattr(network.EDNetwork, "compute", gpu)
     assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
