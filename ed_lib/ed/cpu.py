@@ -6,10 +6,13 @@ Numba compiles the walk through all layers into one call. The sums of a product 
 wrapped so that they stay 32 bits wide. A tensor's memory, seen as NumPy's array, stays its own.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import get_num_threads, njit, prange
 
 from ed_lib.arrays import Array
+from ed_lib.ed.layout import LAYERS
 from ed_lib.registers import FAST, LANES, WIDE, product
 
 F = np.float32
@@ -20,47 +23,33 @@ EXP2 = np.polynomial.Chebyshev.interpolate(np.exp2, 5, [-0.5, 0.5]).convert(kind
 P0, P1, P2, P3, P4, P5 = map(F, EXP2.coef)
 
 
-def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
-    """As ``layout.fire_input``."""
-    fire_inputs(*map(np.asarray, (x, weight, bias, out)), F(-2 / u0 / np.log(2)))
+def forward_all(p: dict, biases: Sequence[Array], x: Array, states: Array, out: Array, u0: float) -> None:
+    """As ``layout.forward_all``."""
+    tiles = max(1, min(get_num_threads(), len(x) // LEAST), -(-len(x) // MOST))
+    weights = (p[f"{layer}.weight"] for layer in LAYERS)
+    forward_layers(*map(np.asarray, (x, states, out, *weights, *biases)), F(-2 / u0 / np.log(2)), tiles)
 
 
-def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """As ``layout.forward``."""
-    batch = states.shape[2]
-    tiles = max(1, min(get_num_threads(), batch // LEAST), -(-batch // MOST))
-    forward_layers(*map(np.asarray, (states, weight, bias)), F(-2 / u0 / np.log(2)), tiles)
-
-
-def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
-    """As ``layout.learn_input``."""
-    learn_inputs(*map(np.asarray, (weight, bias, x, y, gains, bias_gains)))
-
-
-def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """As ``layout.update``."""
-    update_layers(*map(np.asarray, (weight, bias, states, gains, bias_gains)), get_num_threads())
-
-
-@njit(**FAST)
-def fire_inputs(x, weight, bias, out, scale):
-    """Both types of sender send x; what is sent twice is weighed once."""
-    for k in range(len(out)):
-        w = weight[k, : x.shape[1]] + weight[k, x.shape[1] :]  # (I, C)
-        answer(x, w, bias[k, 0], scale, out[k], w)
+def learn_all(p: dict, x: Array, states: Array, out: Array, gains: Array, bias_gains: Array) -> None:
+    """As ``layout.learn_all``, of all layers."""
+    parameters = (p[f"{layer}.{part}"] for part in ("weight", "bias") for layer in LAYERS)
+    learn_layers(*map(np.asarray, (x, states, out, gains, bias_gains, *parameters)), get_num_threads())
 
 
 @njit(parallel=True, **FAST)
-def forward_layers(states, weight, bias, scale, tiles):
-    """Fills states[1:]: each of ``tiles`` takes its rows of the batch through all layers."""
+def forward_layers(x, states, out, first, weight, last, first_bias, bias, last_bias, scale, tiles):
+    """Each of ``tiles`` takes its rows of the batch through all layers."""
     depth, networks = weight.shape[:2]
-    batch = states.shape[2]
+    batch, inputs = x.shape
     for job in prange(networks * tiles):  # side by side
         k, part = job // tiles, job % tiles
         rows = slice(part * batch // tiles, (part + 1) * batch // tiles)
+        w = first[k, :inputs] + first[k, inputs:]  # (I, C): what is sent twice is weighed once
+        answer(x[rows], w, first_bias[k, 0], scale, states[0, k, rows], w)
         for d in range(depth):
             later = weight[min(d + 1, depth - 1), k]
             answer(states[d, k, rows], weight[d, k], bias[d, k, 0], scale, states[d + 1, k, rows], later)
+        answer(states[depth, k, rows], last[k], last_bias[k, 0], scale, out[k, rows], last[k])
 
 
 @njit(**FAST)
@@ -86,39 +75,50 @@ def fire(t):
     return F(1) / (F(1) + np.int32(series.view(np.int32) + shifted.view(np.int32) * 2**23).view(np.float32))
 
 
-@njit(**FAST)
-def learn_inputs(weight, bias, x, y, gains, bias_gains):
-    """The update of the input layer, type of sender after type."""
-    inputs, received = x.shape[1], np.empty(y.shape[1:], np.float32)
-    for k in range(len(y)):
-        slope(y[k], received)
-        for q in range(2):
-            told = received * np.expand_dims(gains[k, q % gains.shape[1]], 1)  # (B, C)
-            w = weight[k, q * inputs : (q + 1) * inputs]
-            add_product(x.T, told, w, w, told)
-        add_product(bias_gains[k], received, bias[k], bias[k], received)
-
-
 @njit(parallel=True, **FAST)
-def update_layers(weight, bias, states, gains, bias_gains, tiles):
-    """The update: each of ``tiles`` takes layers that follow one another, so that what a layer answers, which
-    the next one is sent, is read once; temporaries stay in its cache.
+def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_bias, bias, last_bias, tiles):
+    """Each of ``tiles`` takes some inputs, and hidden layers that follow one another, so that what a layer
+    answers, which the next one is sent, is read once; temporaries stay in its cache.
     """
     depth, networks, cells = weight.shape[:3]
-    batch, half, jobs = states.shape[2], cells // 2, depth * networks
+    (batch, inputs), jobs = x.shape, depth * networks
     for tile in prange(tiles):
         sent, received = np.empty((batch, cells), np.float32), np.empty((batch, cells), np.float32)
         for job in range(tile * jobs // tiles, (tile + 1) * jobs // tiles):
             d, k = job // networks, job % networks
-            x, later = states[d, k], states[min(d + 2, depth), k]  # (B, C)
-            for b in range(batch):
-                own, other = gains[k, 0, b], gains[k, 1, b]
-                for c in range(half):
-                    sent[b, c] = own * x[b, c]
-                    sent[b, half + c] = other * x[b, half + c]
-            slope(states[d + 1, k], received)
-            add_product(sent.T, received, weight[d, k], weight[d, k], later)
-            add_product(bias_gains[k], received, bias[d, k], bias[d, k], received)
+            x_y, own = (states[d, k], states[d + 1, k]), (weight[d, k], bias[d, k])
+            learn_layer(*x_y, gains[k], bias_gains[k], *own, sent, received, states[min(d + 2, depth), k])
+        some = slice(tile * inputs // tiles, (tile + 1) * inputs // tiles)
+        for k in range(networks):
+            slope(states[0, k], received)
+            learn_inputs(x, received, gains[k], first[k], some)
+            if tile == 0:
+                add_product(bias_gains[k], received, first_bias[k], first_bias[k], received)
+                few, own = np.empty(out.shape[1:], np.float32), (last[k], last_bias[k])
+                learn_layer(states[depth, k], out[k], gains[k], bias_gains[k], *own, sent, few, few)
+
+
+@njit(**FAST)
+def learn_inputs(x, received, gains, weight, some):
+    """The update of the weights from some inputs: both types of sender send x."""
+    for q in range(2):
+        told = received * np.expand_dims(gains[q], 1)  # (B, C)
+        w = weight[q * x.shape[1] : (q + 1) * x.shape[1]][some]
+        add_product(x[:, some].T, told, w, w, told)
+
+
+@njit(**FAST)
+def learn_layer(x, y, gains, bias_gains, weight, bias, sent, received, later):
+    """One layer's update: x (B, I), y (B, O); sent and received, like them, are overwritten."""
+    half = x.shape[1] // 2
+    for b in range(len(x)):
+        own, other = gains[0, b], gains[1, b]
+        for i in range(half):
+            sent[b, i] = own * x[b, i]
+            sent[b, half + i] = other * x[b, half + i]
+    slope(y, received)
+    add_product(sent.T, received, weight, weight, later)
+    add_product(bias_gains, received, bias, bias, received)
 
 
 @njit(**FAST)

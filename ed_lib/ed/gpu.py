@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ed_lib.arrays import Array, dtype_name
-from ed_lib.ed.layout import fire_input, learn_input  # noqa: F401, of these it has no kernel
+from ed_lib.ed import layout
 from ed_lib.ed.space import library
 
 MOST = 512  # threads of a block, and so cells of a layer
@@ -105,6 +105,10 @@ def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: 
     launch = kernel("update", library(states), states.dtype)
     if depth:  # CuPy would launch a block for no layers, too
         launch((depth * networks,), block_of(cells), (weight, bias, states, *contiguous, *sizes))
+
+
+forward_all = functools.partial(layout.forward_all, forward=forward)
+learn_all = functools.partial(layout.learn_all, update=update)
 
 
 def block_of(cells: int) -> tuple[int, int]:

@@ -68,6 +68,7 @@ class Transformer:
         if x.numel() and not (0 <= int(x.min()) and int(x.max()) < (V := self.vocabulary)):
             raise ValueError(f"x runs from {x.min()} to {x.max()}; wanted the numbers of {V} characters")
         p, core = self.parameters, partial(F.scaled_dot_product_attention, is_causal=True)
+        normal = lambda x: F.layer_norm(x, x.shape[-1:])  # noqa: E731, to mean 0 and variance 1, (…, C)
         found = {"embedding": (stream := p["embedding"][x] + p["places"][: x.shape[1]])}  # (B, T, C)
         for n in range(self.layers):
             y = models.attention(normal(stream) @ p[f"{n}.ask"], self.heads, core)  # (B, T, 3 C) → (B, T, C)
@@ -110,11 +111,6 @@ def risen_and_fallen(step: int, steps: int) -> float:
     """The share of the highest rate: it rises over WARMUP steps, and falls along half a cosine to LAST."""
     fallen = LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
     return min((step + 1) / WARMUP, 1) * fallen
-
-
-def normal(x: Tensor) -> Tensor:
-    """Layer norm without parameters: (…, C) → mean 0 and variance 1 over the last axis."""
-    return F.layer_norm(x, x.shape[-1:])
 
 
 @torch.no_grad()

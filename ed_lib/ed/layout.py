@@ -10,7 +10,7 @@ cells in a layer, the excitatory ones first, in arrays of NumPy, CuPy or PyTorch
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ed_lib.arrays import Array
 from ed_lib.ed import rules
 from ed_lib.ed.space import library
 
+LAYERS = ("input", "hidden", "output")
 GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
 SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
@@ -105,36 +106,44 @@ def groups(y: Array) -> list[slice]:
 
 
 def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
-    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I).
-
-    gains (K, 2, B), or (K, 1, B) where they are the same for both types, which saves a product.
-    """
+    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I)."""
     received = slope(y)  # (K, B, O)
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
-    for q in range(gains.shape[1]):
-        types = slice(q, q + 1) if gains.shape[1] == 2 else slice(0, 2)  # the types of sender that it is for
-        change = x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O) → (K, I, O)
-        by_type[:, types] += change[:, None]
-        del change
+    for q in range(2):
+        by_type[:, q] += x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O)
     bias += bias_gains @ received
 
 
+def forward_all(p: dict[str, Array], biases: Sequence[Array], x: Array, states: Array, out: Array, u0: float,
+                forward: Callable = forward) -> None:  # fmt: skip
+    """A network's forward pass: fills states (D + 1, K, B, C) and out (K, B, 2) from x (B, I). biases: the
+    ``bias_term`` of each of LAYERS; forward: the hidden layers' pass.
+    """
+    fire_input(x, p["input.weight"], biases[0], u0, out=states[0])
+    forward(states, p["hidden.weight"], biases[1], u0)
+    fire(states[-1], p["output.weight"], biases[2], u0, out=out)
+
+
+def learn_all(p: dict[str, Array], x: Array, states: Array, out: Array, gains: Array, bias_gains: Array,
+              update: Callable = update) -> None:  # fmt: skip
+    """The update of those layers that ``p`` holds, in place; update: that of the hidden ones."""
+    if "input.weight" in p:
+        learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
+    update(p["hidden.weight"], p["hidden.bias"], states, gains, bias_gains)
+    if "output.weight" in p:
+        output = p["output.weight"][None], p["output.bias"][None]
+        learn(*output, states[-1:], out[None], gains, bias_gains)
+
+
 def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
-                  bias: str, learn_input: Callable = learn_input, update: Callable = update):  # fmt: skip
+                  bias: str, learn_all: Callable = learn_all) -> None:  # fmt: skip
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
 
     x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
-    learn_input, update: this module's, or others that compute the same.
     """
-    of_senders = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
-    of_bias = of_senders * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
-    if "input.weight" in p:
-        of_input = of_senders if rule == "kaneko" else of_senders[:, :1]  # "signed": the same for both types
-        learn_input(p["input.weight"], p["input.bias"], x, states[0], of_input, of_bias)
-    update(p["hidden.weight"], p["hidden.bias"], states, of_senders, of_bias)
-    if "output.weight" in p:
-        output = p["output.weight"][None], p["output.bias"][None]
-        learn(*output, states[-1:], out[None], of_senders, of_bias)
+    gains = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
+    bias_gains = gains * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
+    learn_all(p, x, states, out, gains, bias_gains)
 
 
 def slope(y: Array) -> Array:

@@ -42,12 +42,7 @@ class Learner:
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the step, (B, K)."""
         output = self.net.forward(x)
-        self.find_direction(check_target(self.net, target, len(x)) - output)
-        self.optimizer.step()
-        return output
-
-    def find_direction(self, error: torch.Tensor) -> None:
-        """Puts the direction for the last forward pass into each parameter's ``grad``: error (B, K)."""
+        error = check_target(self.net, target, len(x)) - output  # (B, K)
         for direction in self.directions.values():
             direction.zero_()
         if self.backprop:
@@ -55,6 +50,8 @@ class Learner:
             self.backprop.learn(self.directions, 1.0)
         else:
             self.net.add_direction(self.directions, error, 1.0)
+        self.optimizer.step()
+        return output
 
 
 # A step's products are too small to share: a second BLAS thread makes each slower on a busy machine.

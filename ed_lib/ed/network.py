@@ -13,9 +13,9 @@ import numpy as np
 from ed_lib import check, machine
 from ed_lib.arrays import Array
 from ed_lib.ed import gpu, layout, rules
+from ed_lib.ed.layout import LAYERS
 from ed_lib.ed.space import Space, space, to_numpy
 
-LAYERS = ("input", "hidden", "output")
 INITS = ("uniform", "half_normal", "fan_in")
 # On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
 # since the BLAS shares larger products among threads better than the kernel shares tiles.
@@ -60,7 +60,7 @@ class EDNetwork:
 
     @property
     def compute(self) -> Any:
-        """The module that computes the layers: ``layout``, or one whose functions bear the same names."""
+        """The module whose ``forward_all`` and ``learn_all`` compute the layers."""
         if self.path == "layers":
             return layout
         return gpu if self.device == "cuda" else importlib.import_module("ed_lib.ed.cpu")
@@ -78,10 +78,8 @@ class EDNetwork:
             self.states = self.space.empty(shape)
         # the excitatory and the inhibitory cell
         out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)
-        first, hidden, last = (layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS)
-        self.compute.fire_input(x, p["input.weight"], first, u0, out=self.states[0])
-        self.compute.forward(self.states, p["hidden.weight"], hidden, u0)
-        layout.fire(self.states[-1], p["output.weight"], last, u0, out=out)
+        biases = [layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS]
+        self.compute.forward_all(p, biases, x, self.states, out, u0)
         self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
@@ -104,8 +102,7 @@ class EDNetwork:
         values make no difference; error (B, K) is target − output.
         """
         (x, out), error = self.activations, error * (alpha / len(error))
-        functions = self.compute.learn_input, self.compute.update
-        layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, *functions)
+        layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, self.compute.learn_all)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.

@@ -148,13 +148,6 @@ class Backprop:
         p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
 
-    def step(self, x: Array, target: Array) -> Array:
-        """x (B, n_inputs), target (B, K) → the outputs before the step, (B, K)."""
-        output = self.net.forward(x)
-        self.chain(target - output)
-        self.learn()
-        return output
-
 
 def sigmoid_slope(y: Array, u0: float) -> Array:
     """σ′ = (2/u0) y(1 − y)."""

@@ -85,7 +85,9 @@ def test_backpropagation_by_hand_and_the_loss_for_autograd_have_the_gradient(bac
     assert loss.item() == pytest.approx(ours.item())
     found = torch.autograd.grad(ours, list(before.values()), materialize_grads=True)
     torch.testing.assert_close(found, gradient, rtol=1e-10, atol=1e-15)
-    output = rivals.Backprop(net, rate=0.5).step(x, target)
+    back, output = rivals.Backprop(net, rate=0.5), net.forward(x)
+    back.chain(target - output)
+    back.learn()
     assert loss.item() == pytest.approx(((target - output) ** 2).sum().item() / (2 * len(x)))
     for (name, value), slope in zip(net.parameters.items(), gradient, strict=True):
         wanted = before[name].detach() - 0.5 * slope
