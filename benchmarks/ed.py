@@ -106,6 +106,7 @@ def by_hand(size, device):
     x, target = a_batch(shape, ed)
     error = target - ed.forward(x)
     same.forward(x)
+    back.chain(error)
     mine = partial(version, shape, library)
     return measure([
         mine("forward", "ED, layers", partial(ed.forward, x)),
