@@ -140,9 +140,10 @@ def compilers(size, device):
     for depth in (size.shallow, size.article.depth):
         shape = replace(size.article, depth=depth)
         net = network(shape, "numpy", "cpu", path="layers")
-        x, _ = a_batch(shape, net)
-        net.forward(x)
-        whole = network(shape, "numpy", "cpu", path="kernel")
+        whole, (x, _) = network(shape, "numpy", "cpu", path="kernel"), a_batch(shape, net)
+        for each in (net, whole):
+            each.forward(x)
+        net.states[0] = whole.states[0]
         stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
         one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]  # x (B, C), (D, C, C), (D, 1, C)
         exact = [array.astype(float) for array in stack]
