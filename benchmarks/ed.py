@@ -139,24 +139,27 @@ def compilers(size, device):
     """
     for depth in (size.shallow, size.article.depth):
         shape = replace(size.article, depth=depth)
-        net = network(shape, "numpy", "cpu", path="layers")
-        whole, (x, _) = network(shape, "numpy", "cpu", path="kernel"), a_batch(shape, net)
+        net, whole = (network(shape, "numpy", "cpu", path=path) for path in ("layers", "kernel"))
+        x, _ = a_batch(shape, net)
+        rights = []
         for each in (net, whole):
             each.forward(x)
-        net.states[0] = whole.states[0]
-        stack = net.states, net.parameters["hidden.weight"], net.parameters["hidden.bias"]
+            p = each.parameters
+            stack = each.states, p["hidden.weight"], p["hidden.bias"]
+            exact = [array.astype(float) for array in stack]
+            layout.forward(*exact, U0)
+            rights.append(exact[0][1:])
+        stack = net.states, *stack[1:]
         one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]  # x (B, C), (D, C, C), (D, 1, C)
-        exact = [array.astype(float) for array in stack]
-        layout.forward(*exact, U0)
         ways = {"loop over layers": partial(layout.forward, *stack, U0), "torch.compile": of_compile(*one),
                 "jax.lax.scan": of_jax(*one), "kernel": partial(whole.forward, x)}  # fmt: skip
         errors = {}
         for how, call in ways.items():
             answers = call()
             ours = {"kernel": whole, "loop over layers": net}.get(how)
-            found = ours.states[1:] if ours else np.asarray(answers).reshape(exact[0][1:].shape)
-            errors[how] = float(np.abs(found - exact[0][1:]).max())
-        cost = 4 * (exact[0].size + exact[1].size), 2 * shape.batch * exact[1].size  # of these layers alone
+            found = ours.states[1:] if ours else np.asarray(answers).reshape(rights[0].shape)
+            errors[how] = float(np.abs(found - rights[how == "kernel"]).max())
+        cost = 4 * (stack[0].size + stack[1].size), 2 * shape.batch * stack[1].size  # of these layers alone
         yield from measure([
             version(shape, "", "forward", how, call, errors[how], cost=cost) for how, call in ways.items()
         ], "cpu", size.seconds)  # fmt: skip
