@@ -23,7 +23,6 @@ OURS = ("ed_lib", "benchmarks")
 PARSING = threading.Lock()  # two threads at it can end in CPython's SystemError, "recursion depth mismatch"
 FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")  # by the environment
 ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
-LONG = 200  # letters of a list that stands beside the table
 
 
 def facts(device: str = "cpu") -> dict:
@@ -48,23 +47,14 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
     """Writes a record, without empty columns, to ``folder/<machine>/<benchmark>.csv``, named by its
     provenance, and returns the path. ValueError for an infinite number.
     """
-    path, table, beside = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv"), {}, {}
-    for name in frame:
-        texts = [_text(value, name in ROUNDED) for value in frame[name]]
-        long = {n: text for n, text in enumerate(texts) if isinstance(frame[name].iat[n], list)
-                and (text[1] in "[{" or len(text) > LONG)}  # fmt: skip
-        if long:
-            beside[name] = ",\n".join(f'"{n}": {text}' for n, text in long.items())
-        if any(texts := ["" if n in long else text for n, text in enumerate(texts)]):
-            table[name] = texts
+    path = Path(folder, provenance["machine"], f"{provenance['benchmark']}.csv")
+    table = {name: [_text(value, name in ROUNDED) for value in frame[name]] for name in frame}
+    table = {name: texts for name, texts in table.items() if any(texts)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         made = {key: value for key, value in provenance.items() if key != "label"} | {"rows": len(frame)}
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
-    path.with_suffix(".json").unlink(missing_ok=True)
-    if text := ",\n".join(f"{_json(name)}: {{\n{lines}}}" for name, lines in beside.items()):
-        path.with_suffix(".json").write_text(f"{{{text}}}\n", encoding="utf-8")
     return path
 
 

@@ -1,6 +1,6 @@
 """What was measured: a record is a benchmark on a machine, ``records/<machine>/<benchmark>.csv``. Its first
 lines, ``# key: JSON``, say what made it; then come a header and a line for each row: table, case, seconds,
-floor, results. Long lists (curves, sampled text) stand in a JSON beside.
+floor, results.
 """
 
 import csv
@@ -71,10 +71,6 @@ def read(path: Path) -> pd.DataFrame:
         record = pd.DataFrame(cells[1:], columns=header, dtype=object)
     except (ValueError, KeyError, csv.Error) as error:
         raise ValueError(f"{path}, line {number}: {error}") from error
-    if (beside := path.parent / f"{path.stem}.json").is_file():
-        for name, long in json.loads(beside.read_text(encoding="utf-8")).items():
-            short = record.get(name, [None] * len(record))
-            record[name] = [long.get(str(n), cell) for n, cell in enumerate(short)]
     words = re.sub(r"\((R|TM|C)\)|\b(Intel|AMD|NVIDIA|CPU|Processor)\b|@", " ", made.get("device", ""))
     record.attrs = made | {"label": " ".join(words.split()).replace(" ,", ",")}  # the device for people
     return record

@@ -35,18 +35,15 @@ def test_what_is_written_comes_back(place):
     assert [row.dropna().to_dict() for _, row in record.iterrows()] == ROWS
     assert record.attrs == MADE | {"rows": 3, "label": "H200"}
     assert [type(cell) for cell in record.depth] == 3 * [int] and record.n.tolist() == [40, 40, 40]
-    before = [path.read_text() for path in sorted(place.parent.iterdir())]
+    before = place.read_text()
     provenance.write(record, record.attrs, place.parents[1])
-    assert [path.read_text() for path in sorted(place.parent.iterdir())] == before and len(before) == 2
-    provenance.write(record.drop(columns=["curve", "epochs"]), record.attrs, place.parents[1])
-    assert [path.name for path in place.parent.iterdir()] == ["ed.csv"], "nothing long, and no file for it"
+    assert place.read_text() == before
 
 
 @pytest.mark.oracle
 def test_a_table_is_a_csv_file_that_pandas_reads(place):
     table = pd.read_csv(place, comment="#")
     assert table.how.tolist() == ["a, b", "loop", "[[7"] and table.seconds.tolist() == 3 * [1.5e-3]
-    assert "curve" not in table and "epochs" not in table, "what is long stands beside it"
 
 
 CELLS = st.none() | st.booleans() | st.integers() | st.text()
@@ -87,8 +84,8 @@ def test_rows_are_found_by_part_of_their_case(place):
 
 
 @pytest.mark.parametrize("old, new, wanted", [
-    ("loop,", "loop,1,", "line 8: .*wanted 12 cells"),
-    ("loop,4096,", "loop,", "line 8: .*wanted 12 cells"),
+    ("loop,", "loop,1,", "line 8: .*wanted 14 cells"),
+    ("loop,4096,", "loop,", "line 8: .*wanted 14 cells"),
     ("table,how", "table,seconds", "line 6: .*does not fit the header"),
     ("seconds,", "minutes,", "line 6: .*does not fit the header"),
     ('"NVIDIA H200"', '"NVIDIA', "line 3: "),
