@@ -8,14 +8,14 @@ import pytest
 from conftest import ROOT
 
 TOTALS = {  # lines of Python at most, or words
-    "ed_lib/*.py": 1523,
-    "ed_lib/ed/**/*.py": 1444,
+    "ed_lib/*.py": 1517,
+    "ed_lib/ed/**/*.py": 1450,
     "ed_lib/parallel/**/*.py": 2150,
     "ed_lib/precision/**/*.py": 1300,
     "ed_lib/lstm/**/*.py": 1064,
-    "benchmarks/**/*.py": 2591,
-    "tools/**/*.py": 880,
-    "tests/**/*.py": 10104,
+    "benchmarks/**/*.py": 2590,
+    "tools/**/*.py": 882,
+    "tests/**/*.py": 10103,
     "book/_static/*.js": 500,
     "CONTRIBUTING.md": 700,
 }

@@ -39,9 +39,6 @@ def forward(shape: Shape) -> tuple[int, int]:
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-chain = gradients = forward  # backpropagation's: weights read, deltas written; deltas read, gradients written
-
-
 def update(shape: Shape) -> tuple[int, int]:
     """An update: activations read, weights read and written."""
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights

@@ -1,9 +1,8 @@
 """ED's forward pass and update as compiled functions, for a CPU: what ``gpu`` is for a GPU. float32 only.
 
-NumPy needs six calls for a layer, each with a start of its own and a walk through all its numbers. Here
-Numba compiles the walk through all layers into one call. The sums of a product stay in registers, see
-``ed_lib.registers``, and what follows it is one loop, in the core's cache. Numbers in the compiled code are
-wrapped so that they stay 32 bits wide. A tensor's memory, seen as NumPy's array, stays its own.
+NumPy needs six calls for a layer, each with a walk through all its numbers. Here Numba compiles the walk
+through all layers into one call. The sums of a product stay in registers, see ``ed_lib.registers``, and what
+follows is one loop, in the core's cache. Numbers in compiled code are wrapped so that they stay 32 bits wide.
 """
 
 from collections.abc import Sequence
@@ -77,9 +76,7 @@ def fire(t):
 
 @njit(parallel=True, **FAST)
 def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_bias, bias, last_bias, tiles):
-    """Each of ``tiles`` takes some inputs, and hidden layers that follow one another, so that what a layer
-    answers, which the next one is sent, is read once; temporaries stay in its cache.
-    """
+    """Each of ``tiles`` takes some inputs, and hidden layers that follow one another: less for its cache."""
     depth, networks, cells = weight.shape[:3]
     (batch, inputs), jobs = x.shape, depth * networks
     for tile in prange(tiles):
@@ -91,20 +88,16 @@ def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_b
         some = slice(tile * inputs // tiles, (tile + 1) * inputs // tiles)
         for k in range(networks):
             slope(states[0, k], received)
-            learn_inputs(x, received, gains[k], first[k], some)
+            for q in range(2):  # both types of sender send x
+                for b in range(batch):
+                    for c in range(cells):
+                        sent[b, c] = gains[k, q, b] * received[b, c]
+                w = first[k, q * inputs : (q + 1) * inputs][some]
+                add_product(x[:, some].T, sent, w, w, sent)
             if tile == 0:
                 add_product(bias_gains[k], received, first_bias[k], first_bias[k], received)
                 few, own = np.empty(out.shape[1:], np.float32), (last[k], last_bias[k])
                 learn_layer(states[depth, k], out[k], gains[k], bias_gains[k], *own, sent, few, few)
-
-
-@njit(**FAST)
-def learn_inputs(x, received, gains, weight, some):
-    """The update of the weights from some inputs: both types of sender send x."""
-    for q in range(2):
-        told = received * np.expand_dims(gains[q], 1)  # (B, C)
-        w = weight[q * x.shape[1] : (q + 1) * x.shape[1]][some]
-        add_product(x[:, some].T, told, w, w, told)
 
 
 @njit(**FAST)

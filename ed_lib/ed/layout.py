@@ -60,17 +60,13 @@ def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> N
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """The hidden-to-hidden layers, one after another: fills states[1:] from states[0], (D + 1, K, B, C).
-    weight (D, K, C, C), bias (D, K, 1, C).
-    """
+    """The hidden-to-hidden layers: states[1:] from states[0]; weight (D, K, C, C), bias (D, K, 1, C)."""
     for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
         fire(x, w, b, u0, out=y)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """The update of all hidden-to-hidden layers, in place: weight (D, K, C, C), bias (D, K, n, C), states
-    (D + 1, K, B, C), gains (K, 2, B), bias_gains (K, n, B): as ``learn``.
-    """
+    """All hidden layers, as ``learn``: weight (D, K, C, C), bias (D, K, n, C), states (D + 1, …)."""
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 

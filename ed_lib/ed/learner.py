@@ -1,6 +1,7 @@
 """ED and backpropagation on equal terms, with the same optimizers; training on images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,5 +89,5 @@ def fit(learner: Any, train_set: Images, test_set: Images, *, epochs: int = 1, b
         error = target - learner.step(net.asarray(inputs[rows]), target)
         return (error**2).sum() / (2 * len(rows))
 
-    look = lambda: accuracy(net, *test_set)  # noqa: E731
+    look = partial(accuracy, net, *test_set)
     return training.loop(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)

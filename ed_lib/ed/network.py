@@ -1,7 +1,5 @@
-"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, on any array
-library.
-
-The weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
+"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, in any library.
+Its weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
 """
 
 import importlib
@@ -76,8 +74,7 @@ class EDNetwork:
             shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
             self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
-        # the excitatory and the inhibitory cell
-        out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)
+        out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)  # of both types
         biases = [layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS]
         self.compute.forward_all(p, biases, x, self.states, out, u0)
         self.activations = x, out

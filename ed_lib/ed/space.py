@@ -53,10 +53,8 @@ class Space:
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        if self.backend == "torch":
-            array = array.detach().to(getattr(self.library, self.precision))
-        else:
-            array = array.astype(self.precision, copy=False)
+        torch, dtype = self.backend == "torch", getattr(self.library, self.precision)
+        array = array.detach().to(dtype) if torch else array.astype(dtype, copy=False)
         if self.device == "cpu" and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
