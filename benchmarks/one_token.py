@@ -80,7 +80,7 @@ def kept_as(format, w):
         layer = quantization.W8A8(w)
         return layer, layer.codes * layer.scale[:, None], layer.codes.nbytes
     if format == "int4":
-        few = weight_only.nearest(w, 4, 128)
+        few = weight_only.rtn(w, 4, 128)
         return Linear4(few), few.weight(), few.bytes
     w = w.bfloat16() if format == "bfloat16" else w.clone()
     if "NumPy" in format:
@@ -169,7 +169,7 @@ def rounded(weight, x, how, bits, group):
     elif how == "AWQ":
         few, factors = weight_only.awq(w, x, bits, width)
     else:
-        few = weight_only.nearest(w, bits, width)
+        few = weight_only.rtn(w, bits, width)
     return (few.weight() / factors).view(weight.shape), few.bytes
 
 

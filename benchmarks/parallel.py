@@ -15,7 +15,7 @@ from benchmarks import formats
 from benchmarks.harness import ROUNDING, Size, is_right, one_thread, summary
 from ed_lib import models
 from ed_lib.parallel import launch, train
-from ed_lib.parallel.replica import Replica, shard
+from ed_lib.parallel.replica import Replica, local_rows
 
 # So many repeats of a step in each round.
 SIZE = Size(ranks=2, batch=256, repeats=5, rounds=11)
@@ -37,7 +37,7 @@ def in_turns(batch, repeats, rounds):
     x, y = torch.rand(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
     for tensor in (x, y):
         dist.broadcast(tensor, 0)
-    steps, found = ways(shard(x), shard(y), batch), {}
+    steps, found = ways(local_rows(x), local_rows(y), batch), {}
     for way, (step, net) in steps.items():
         found[way] = [], None if way == "no sum" else deviation(net, step, x, y)
     for _ in range(rounds):

@@ -21,9 +21,9 @@ from ed_lib.parallel.asynchronous import (
     Problem,
     SynchronousServer,
     local_sgd,
-    simulate,
+    simulate_workers,
 )
-from ed_lib.parallel.replica import Replica, shard
+from ed_lib.parallel.replica import Replica, local_rows
 
 LR = 0.2  # the source's
 
@@ -63,7 +63,7 @@ def lenets(size, copies):
 
     def step(rows):
         loss, rows = 0.0, torch.from_numpy(rows)
-        mine = shard(rows) if replicas else rows
+        mine = local_rows(rows) if replicas else rows
         for net, part in zip(nets, mine.tensor_split(copies), strict=True):
             summed = F.cross_entropy(net(x[part]), y[part], reduction="sum")
             summed.backward()
@@ -117,7 +117,7 @@ def on_clock(method, lr, seed, size):
     else:
         server = ParameterServer(start, lr, by_staleness=method.endswith("by staleness"))
     with contextlib.suppress(FloatingPointError):
-        simulate(server, problem, size.gradients, seconds)
+        simulate_workers(server, problem, size.gradients, seconds)
         accuracy = training.accuracy(problem.at(server.params), *test)
     return {"accuracy": accuracy, "seconds": time.perf_counter() - begin}
 

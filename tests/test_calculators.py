@@ -37,7 +37,7 @@ def traffic(parameters, itemsize, devices, server, alpha, inside, between, rate)
     link, servers = slow if devices > server else fast, devices // server
     fsdp = ledger.sent(parameters, devices, 3) * itemsize * link.beta
     return {
-        "flat": links.all_reduce(parameters * itemsize, devices, link),
+        "flat": links.all_reduce_seconds(parameters * itemsize, devices, link),
         "two_levels": links.two_levels(parameters * itemsize, servers, server, fast, slow),
         "fsdp": fsdp, "tokens": fsdp * rate / (6 * parameters),
     }  # fmt: skip

@@ -1,9 +1,9 @@
 """Training without a barrier, and with one: parameter servers, a run's log, a virtual clock, local SGD.
 
 A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
-at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate` drives a server on
-a virtual clock: gradients are really computed, the time that they take is made up, and the same arguments
-give the same run, bit by bit. The chapter *Asynchronous* drives it with processes.
+at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate_workers` drives a
+server on a virtual clock: gradients are really computed, the time that they take is made up, and the same
+arguments give the same run, bit by bit. The chapter *Asynchronous* drives it with processes.
 """
 
 import heapq
@@ -150,7 +150,7 @@ class Run:
             self.lost.append(Span(worker, task, read, start, now))
 
 
-def simulate(
+def simulate_workers(
     server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], spread: float = 0.0,
     seed: int = 0,
 ) -> Run:  # fmt: skip

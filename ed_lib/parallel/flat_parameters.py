@@ -63,7 +63,7 @@ class Unit:
         return self.weights.untyped_storage().nbytes() == self.weights.nbytes
 
 
-def cut(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
+def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
     """A unit for what none of the ``modules`` has, if there is such, and then one for each of them."""
     names = {part: name for name, part in module.named_modules()}
     owner: dict[torch.nn.Parameter, str] = {}

@@ -45,7 +45,7 @@ def fit(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarr
     return Link(*(found / scale).tolist())
 
 
-def all_reduce(bytes: float, p: int, link: Link) -> float:
+def all_reduce_seconds(bytes: float, p: int, link: Link) -> float:
     """The seconds that a ring takes to sum a tensor of so many bytes over p ranks, in the model."""
     return 2 * (p - 1) * link.alpha + 2 * (p - 1) / p * bytes * link.beta
 
@@ -54,4 +54,4 @@ def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Lin
     """The seconds of an all-reduce over servers of ``each`` devices, which have a link ``between`` servers
     each. Rings inside leave every device with 1/each of its server's sum; rings between add those up.
     """
-    return all_reduce(bytes, each, inside) + all_reduce(bytes / each, servers, between)
+    return all_reduce_seconds(bytes, each, inside) + all_reduce_seconds(bytes / each, servers, between)

@@ -100,7 +100,7 @@ class Replica:
         self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
 
 
-def shard(rows: torch.Tensor) -> torch.Tensor:
+def local_rows(rows: torch.Tensor) -> torch.Tensor:
     """This rank's part of a global batch, (B, …) → (b, …). The first ranks may have one row more."""
     return rows.tensor_split(dist.get_world_size())[dist.get_rank()]
 

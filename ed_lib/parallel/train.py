@@ -26,7 +26,7 @@ from ed_lib import check, data, timing
 from ed_lib.models import GPT
 from ed_lib.parallel import checkpoints, launch, zero
 from ed_lib.parallel.launcher import device
-from ed_lib.parallel.replica import Replica, shard
+from ed_lib.parallel.replica import Replica, local_rows
 
 BUCKET_BYTES = 2**18  # four buckets, of which three can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
@@ -55,7 +55,7 @@ def train(
     first = checkpoints.load(model, done[-1]) if done else 0
     for rows in islice(data.stretches(text.train, batch, LENGTH, seed=0), first, steps):
         start = timing.now()
-        x, wanted = (shard(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
+        x, wanted = (local_rows(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
         loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
         loss.backward()
         if stage is None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ed_lib import check
 from ed_lib.parallel import collectives, ledger
 from ed_lib.parallel.collectives import Wire, agree
-from ed_lib.parallel.flat_parameters import Unit, cut
+from ed_lib.parallel.flat_parameters import Unit, units_of
 
 
 class Stage0:
@@ -26,7 +26,7 @@ class Stage0:
 
     def __init__(self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]):
         self.group: Any = dist.new_group()
-        self.wire, self.module, self.units = Wire(self.group), module, cut(module, units)
+        self.wire, self.module, self.units = Wire(self.group), module, units_of(module, units)
         agree(f"shard({self.layout()})", self.group)
         for tensor in (*(unit.weights for unit in self.units), *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)

@@ -53,7 +53,7 @@ def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
     return ((column - least) / torch.where(scale > 0, scale, 1.0)).round().clamp(0, 2**bits - 1)
 
 
-def nearest(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
+def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
     """Each number of a weight (O, I), float32, by the nearest code (RTN). ValueError if ``group`` does not
     divide I, or for NaN and infinity.
     """
@@ -75,7 +75,7 @@ def gptq(weight: Tensor, hessian: Tensor, bits: int = 4, group: int = 128, dampi
     to add the least to the output's error on the inputs behind ``hessian`` (I, I).
 
     damping: so much of the diagonal's mean is added to it. Weights of an input that was never anything but 0
-    are taken for 0. ValueError as from :func:`nearest`, and for a Hessian of another shape or none.
+    are taken for 0. ValueError as from :func:`rtn`, and for a Hessian of another shape or none.
     """
     _check(weight, bits, group)
     check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
@@ -106,7 +106,7 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     A product divides its inputs by them first, or the layer before does.
 
     The factors are the mean size of each input, to that power of 0, 0.05, … 0.95 with the least squared error
-    of the output; 1 for an input that is silent. ValueError as from :func:`nearest`.
+    of the output; 1 for an input that is silent. ValueError as from :func:`rtn`.
     """
     _check(weight, bits, group)
     check.shape("inputs", tuple(inputs.shape), ("N", weight.shape[1]))
@@ -116,7 +116,7 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     for step in range(20):
         factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / 20)
         factors = (factors / (factors.max() * factors.min()).sqrt()).masked_fill(silent, 1.0)  # around 1
-        few = nearest(weight * factors, bits, group)
+        few = rtn(weight * factors, bits, group)
         error = float((inputs @ (few.weight() / factors).T - right).square().sum())
         found.append((error, few, factors))
     return min(found, key=lambda one: one[0])[1:]

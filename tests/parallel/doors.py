@@ -14,7 +14,7 @@ from ed_lib.parallel import (
     train,
     zero,
 )
-from ed_lib.parallel.asynchronous import SynchronousServer, simulate
+from ed_lib.parallel.asynchronous import SynchronousServer, simulate_workers
 from ed_lib.parallel.mesh import Layout, Model
 from ed_lib.parallel.schedules import gpipe, interleaved
 
@@ -28,7 +28,7 @@ LINK = links.Link(5e-5, 1e-9)
 
 
 def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
-    return lambda: simulate(
+    return lambda: simulate_workers(
         server or asynchronous.ParameterServer(TWO, 0.1), None, n_tasks, seconds, **options
     )
 
@@ -88,11 +88,11 @@ PARALLEL = [
      "layers is 8; wanted a multiple of 3, pipeline × chunks, or two less"),
     ("heads over eight", lambda: Layout(8, 8).layers(SMALL), ValueError, "heads is 4; wanted"),
     ("tokens over three", lambda: Layout(3, context=3).layers(SMALL), ValueError, "tokens is 16; wanted"),
-    ("another's unit", lambda: zero.cut(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
-    ("a unit in a unit", lambda: zero.cut(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.weight too"),
-    ("a unit tied to what is outside", lambda: zero.cut(SHARED, [SHARED[0]]), ValueError,
+    ("another's unit", lambda: zero.units_of(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
+    ("a unit in a unit", lambda: zero.units_of(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.w"),
+    ("a unit tied to what is outside", lambda: zero.units_of(SHARED, [SHARED[0]]), ValueError,
      "0.weight is 1.0.weight too"),
-    ("a unit of two kinds", lambda: zero.cut(MIXED, [MIXED]), ValueError, "the unit '' has parameters of"),
+    ("a unit of two kinds", lambda: zero.units_of(MIXED, [MIXED]), ValueError, "the unit '' has parame"),
     ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
      "stage is 4; wanted one of 0, 1, 2, 3"),
 ]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ed_lib.parallel import RankError, checkpoints, launch
-from ed_lib.parallel.replica import shard as rows_of
+from ed_lib.parallel.replica import local_rows
 from ed_lib.parallel.zero import shard
 
 STAGES = (0, 1, 2, 3)
@@ -219,7 +219,7 @@ def train_until_killed(folder, stage, wanted, moments):
     threading.Timer(moments[dist.get_rank()], os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:
         step += 1
-        sharded(rows_of(batch(step))).square().sum().backward()
+        sharded(local_rows(batch(step))).square().sum().backward()
         sharded.step(6)
         checkpoints.save(sharded, folder, step)
 

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ed_lib.models import Block
 from ed_lib.parallel import ledger, mesh, schedules
-from ed_lib.parallel.links import Link, all_reduce
+from ed_lib.parallel.links import Link, all_reduce_seconds
 from ed_lib.parallel.mesh import Layout, Machine, Model, exposed, layer, memory, step
 from ed_lib.parallel.simulator import simulate
 
@@ -44,12 +44,12 @@ def test_which_links_a_collective_takes():
     machine = Machine(1, 1, 1, inside, between)
     for ranks, stride, link in ((8, 1, inside), (4, 2, inside), (16, 8, between)):
         found = machine.all_reduce(n, ranks, machine.together(ranks, stride))
-        assert found == all_reduce(n, ranks, link)
-    both = all_reduce(n, 8, inside) + all_reduce(n / 8, 2, between)
+        assert found == all_reduce_seconds(n, ranks, link)
+    both = all_reduce_seconds(n, 8, inside) + all_reduce_seconds(n / 8, 2, between)
     assert math.isclose(machine.all_reduce(n, 16, machine.together(16, 1)), both)
     assert machine.all_reduce(n, 1, 1) == 0
     rack = replace(machine, server=72)
-    assert rack.all_reduce(n, 64, rack.together(64, 1)) == all_reduce(n, 64, inside)
+    assert rack.all_reduce(n, 64, rack.together(64, 1)) == all_reduce_seconds(n, 64, inside)
 
 
 @pytest.mark.parametrize(

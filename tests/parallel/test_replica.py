@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ed_lib.parallel import replica
 from ed_lib.parallel.collectives import Traffic, all_reduce
-from ed_lib.parallel.replica import Replica, shard
+from ed_lib.parallel.replica import Replica, local_rows
 from tests.parallel import ranks
 
 SIZES = (1, 160, 10**9)  # bytes of a bucket: one for each parameter, some, one for all
@@ -47,7 +47,7 @@ def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
     optimizer = torch.optim.SGD(module.parameters(), 0.2, momentum=momentum)
     for x, y in batches(sizes, dtype):
         (calls if how == "replica" else optimizer).zero_grad()
-        mine = (x, y) if how == "serial" else (shard(x), shard(y))
+        mine = (x, y) if how == "serial" else (local_rows(x), local_rows(y))
         # DDP averages over the ranks, whose shards are uneven
         scale = {"serial": 1 / len(x), "DDP": dist.is_initialized() and dist.get_world_size() / len(x)}
         (F.cross_entropy(calls(mine[0]), mine[1], reduction="sum") * scale.get(how, 1)).backward()
@@ -79,7 +79,7 @@ def partly_used(rank, p):
     """How far gradients are from one process's when the last layers have no part in rank 1's loss."""
     module, alone, (x, _) = net(0), net(0), batches((6,))[0]
     shared = Replica(module, 1)
-    (module[:2] if rank == 1 else module)(shard(x)).sum().backward()
+    (module[:2] if rank == 1 else module)(local_rows(x)).sum().backward()
     shared.finish(6)
     for r in range(p):
         ((alone[:2] if r == 1 else alone)(x.tensor_split(p)[r]).sum() / 6).backward()

@@ -18,7 +18,7 @@ from ed_lib.parallel.asynchronous import (
     Span,
     SynchronousServer,
     local_sgd,
-    simulate,
+    simulate_workers,
 )
 
 
@@ -75,7 +75,7 @@ def test_the_perceptron_is_pytorchs(problem):
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.3, by_staleness=by_staleness)
-    run = simulate(server, problem, 50, [2.0])
+    run = simulate_workers(server, problem, 50, [2.0])
     assert torch.equal(server.params, serial(problem, range(50), 0.3))
     assert run.seconds == 100 and {span.staleness for span in run.spans} == {0}
 
@@ -84,7 +84,7 @@ def test_one_worker_is_serial_sgd_bitwise(problem, by_staleness):
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_even_workers_are_stale_by_p_minus_1(problem, p):
     server = ParameterServer(problem.start(), 0.01)
-    run = simulate(server, problem, 6 * p, [1.5] * p)
+    run = simulate_workers(server, problem, 6 * p, [1.5] * p)
     staleness = [span.staleness for span in run.spans]
     assert staleness == [*range(p), *[p - 1] * (5 * p)]
     assert run.seconds == 9.0 and Counter(span.worker for span in run.spans) == {w: 6 for w in range(p)}
@@ -93,7 +93,7 @@ def test_even_workers_are_stale_by_p_minus_1(problem, p):
 @pytest.mark.oracle
 def test_staleness_of_a_slow_worker(problem):
     server = ParameterServer(problem.start(), 0.01)
-    run = simulate(server, problem, 320, [1, 1, 1, 5])
+    run = simulate_workers(server, problem, 320, [1, 1, 1, 5])
     of = {w: [span.staleness for span in run.spans if span.worker == w] for w in range(4)}
     assert set(of[3]) == {15} and len(of[3]) == 20  # three others, five gradients each
     assert all(set(of[w][1:]) == {2, 3} and len(of[w]) == 100 for w in range(3))
@@ -104,7 +104,7 @@ def test_staleness_of_a_slow_worker(problem):
 @pytest.mark.parametrize("by_staleness", [False, True])
 def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness):
     server = ParameterServer(problem.start(), 0.2, by_staleness=by_staleness)
-    run = simulate(server, problem, 60, [1, 1.7, 0.3, 5], spread=0.4)
+    run = simulate_workers(server, problem, 60, [1, 1.7, 0.3, 5], spread=0.4)
     versions = [problem.start()]  # what every version was
     for span in run.spans:
         rate = 0.2 / max(1, span.applied - span.read) if by_staleness else 0.2
@@ -119,7 +119,7 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     servers = []
     for seconds in ([1, 1, 1], [5, 1, 2], [1, 3]):
         servers.append(SynchronousServer(problem.start(), 0.3, per_step=3))
-        run = simulate(servers[-1], problem, 30, seconds)
+        run = simulate_workers(servers[-1], problem, 30, seconds)
         assert run.seconds == {1: 10, 5: 50, 2: 30}[seconds[0] if len(seconds) == 3 else 2]
         assert {span.staleness for span in run.spans} == {0}
     assert all(torch.equal(servers[0].params, server.params) for server in servers)

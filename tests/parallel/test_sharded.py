@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ed_lib.models import GPT
 from ed_lib.parallel import ledger, zero
 from ed_lib.parallel.collectives import Traffic
-from ed_lib.parallel.replica import shard as rows_of
+from ed_lib.parallel.replica import local_rows
 from ed_lib.parallel.zero import STAGES, shard
 from tests.parallel import ranks
 
@@ -58,7 +58,7 @@ def serial(optimizer=ADAM):
 def train(sharded, passes=1):
     """The same in several processes, perhaps in several backward passes a step → the parameters."""
     for x, wanted in batches():
-        mine = [list(rows_of(rows).tensor_split(passes)) for rows in (x, wanted)]
+        mine = [list(local_rows(rows).tensor_split(passes)) for rows in (x, wanted)]
         for part in zip(*mine, strict=True):
             summed(sharded(part[0]), part[1]).backward()
         sharded.step(wanted.numel())
@@ -168,7 +168,7 @@ def odd_ones():
         sharded = shard(module, ADAM, stage, [module.twice, module.unused, module.tiny])
         for rows in (torch.ones(2, 3).double(), torch.zeros(2, 3).double()):
             for _ in range(2):
-                sharded(rows_of(rows)).sum().backward()
+                sharded(local_rows(rows)).sum().backward()
             sharded.step(2)
         found["odd", stage] = weights(sharded).clone()
     return found
@@ -352,7 +352,7 @@ def theirs(module, optimizer):
     """Losses are scaled, since PyTorch averages over the ranks."""
     for x, wanted in batches():
         optimizer.zero_grad()
-        loss = summed(module(rows_of(x)), rows_of(wanted)) / wanted.numel()
+        loss = summed(module(local_rows(x)), local_rows(wanted)) / wanted.numel()
         (loss * dist.get_world_size()).backward()
         optimizer.step()
     return None if not isinstance(module, nn.parallel.DistributedDataParallel) else flat(module)

@@ -40,7 +40,7 @@ def output_error(few, weight, x, factors=1.0):
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 2, 8, 32]), st.integers(2, 8))
 def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, bits):
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(rows))
-    few = weight_only.nearest(weight, bits, group)
+    few = weight_only.rtn(weight, bits, group)
     assert few.group == group and int(few.codes.max()) < 2**bits
     assert few.bytes == -(-rows * groups * group * bits // 8) + 2 * 2 * rows * groups  # packed; 16 bits each
     off = (few.weight() - weight).abs().view(rows, groups, group)
@@ -50,7 +50,7 @@ def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, 
 def test_numbers_that_are_all_equal_stay():
     weight = torch.full((3, 8), 0.7)
     weight[1] = 0
-    for few in (weight_only.nearest(weight, 4, 4), weight_only.gptq(weight, torch.eye(8), 4, 4)):
+    for few in (weight_only.rtn(weight, 4, 4), weight_only.gptq(weight, torch.eye(8), 4, 4)):
         assert torch.allclose(few.weight(), weight)
 
 
@@ -67,7 +67,7 @@ def test_gptq_is_its_definition(columns, group, bits):
 @pytest.mark.parametrize("seed", range(10))
 def test_gptq_and_awq_are_no_worse_than_the_nearest_on_their_inputs(seed):
     weight, x = weight_and_inputs(seed=seed)
-    plain = output_error(weight_only.nearest(weight, 4, 8), weight, x)
+    plain = output_error(weight_only.rtn(weight, 4, 8), weight, x)
     assert output_error(weight_only.gptq(weight, weight_only.hessian(x), 4, 8), weight, x) < plain
     few, factors = weight_only.awq(weight, x, 4, 8)
     assert output_error(few, weight, x, factors) <= plain * (1 + 1e-4)  # the power 0 is among those tried
@@ -77,7 +77,7 @@ def test_gptq_and_awq_are_no_worse_than_the_nearest_on_their_inputs(seed):
 @pytest.mark.parametrize("group", [32, 128])
 def test_the_products_are_those_of_the_weight(group):
     weight, x = torch.randn(64, 256), torch.randn(1, 256)
-    few, bias = weight_only.nearest(weight, 4, group), torch.randn(64)
+    few, bias = weight_only.rtn(weight, 4, group), torch.randn(64)
     right = x @ few.weight().T
     theirs = weight_only.Linear4(few, bias)
     assert torch.allclose(theirs(x), right + bias, atol=1e-4)
@@ -105,7 +105,7 @@ def test_awq_leaves_the_column_of_a_silent_input_as_it_is():
         assert factors[0] == 1 and (off <= step / 2 + 1e-6).all()
         new = torch.randn(300, 32, generator=torch.Generator().manual_seed(100 + seed))  # with a voice
         new[:, 1:3] *= 10
-        plain = output_error(weight_only.nearest(weight, 4, 32), weight, new)
+        plain = output_error(weight_only.rtn(weight, 4, 32), weight, new)
         assert output_error(few, weight, new, factors) <= plain
     silent = weight_only.awq(weight, torch.zeros(4, 32), 4, 32)[1]
     assert torch.equal(silent, torch.ones(32))
@@ -121,7 +121,7 @@ def test_hessians_of_few_inputs_or_of_none():
 
 def test_what_a_layer_keeps_is_saved_loaded_and_moved():
     weight, x = weight_and_inputs(rows=64, columns=128)
-    both = (weight_only.nearest(w, 4, 32) for w in (weight, -2 * weight))
+    both = (weight_only.rtn(w, 4, 32) for w in (weight, -2 * weight))
     saved, other = (weight_only.Linear4(few, few.least[:, 0], few.weight()[0].abs() + 1) for few in both)
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x))
@@ -136,7 +136,7 @@ def test_groups_and_their_codes_are_torchaos(bits, group):
     from torchao.quantization import quant_primitives as theirs
 
     weight, most = torch.randn(40, 96, generator=torch.Generator().manual_seed(bits)), 2**bits - 1
-    few = weight_only.nearest(weight, bits, group)
+    few = weight_only.rtn(weight, bits, group)
     scale, middle = theirs._choose_qparams_affine_tinygemm(
         weight, theirs.MappingType.ASYMMETRIC, (1, group), torch.uint8, 0, most
     )
