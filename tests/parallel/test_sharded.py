@@ -128,7 +128,7 @@ def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(
 
 def test_what_is_sent_is_as_in_the_formulas(found):
     module = net()
-    parts = zero.cut(module, list(module.blocks))
+    parts = zero.units_of(module, list(module.blocks))
     numbers = sum(unit.weights.numel() for unit in parts)
     for p, results in found.items():
         for stage in STAGES:
