@@ -5,15 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import (
-    asynchronous,
-    launch,
-    links,
-    pipeline,
-    simulator,
-    train,
-    zero,
-)
+from ed_lib.parallel import asynchronous, launch, links, pipeline, simulator, train, zero
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate_workers
 from ed_lib.parallel.mesh import Layout, Model
 from ed_lib.parallel.schedules import gpipe, interleaved
@@ -89,10 +81,12 @@ PARALLEL = [
     ("heads over eight", lambda: Layout(8, 8).layers(SMALL), ValueError, "heads is 4; wanted"),
     ("tokens over three", lambda: Layout(3, context=3).layers(SMALL), ValueError, "tokens is 16; wanted"),
     ("another's unit", lambda: zero.units_of(THREE, [nn.Linear(2, 2)]), ValueError, "units has a Linear"),
-    ("a unit in a unit", lambda: zero.units_of(THREE, [THREE, THREE[0]]), ValueError, "0.weight is 0.w"),
+    ("a unit in a unit", lambda: zero.units_of(THREE, [THREE, THREE[0]]), ValueError,
+     "0.weight is 0.weight too"),
     ("a unit tied to what is outside", lambda: zero.units_of(SHARED, [SHARED[0]]), ValueError,
      "0.weight is 1.0.weight too"),
-    ("a unit of two kinds", lambda: zero.units_of(MIXED, [MIXED]), ValueError, "the unit '' has parame"),
+    ("a unit of two kinds", lambda: zero.units_of(MIXED, [MIXED]), ValueError,
+     "the unit '' has parameters of"),
     ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
      "stage is 4; wanted one of 0, 1, 2, 3"),
 ]
