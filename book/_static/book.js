@@ -58,16 +58,18 @@
 
   // A button is named by the words that are seen on it: the keys of the search too, but no hidden icon's title.
   for (const button of all(".search-button-field")) button.removeAttribute("aria-label");
-  const untitle = () => {
-    for (const icon of all(".theme-switch")) {
-      icon.removeAttribute("title");
-      icon.querySelector("title")?.remove(); // once Font Awesome has made a drawing of it
-      icon.removeAttribute("aria-labelledby"); // that title
-      icon.setAttribute("aria-hidden", "true");
-    }
-  };
-  untitle();
-  addEventListener("load", untitle);
+  for (const button of all(".theme-switch-button")) {
+    const untitle = () => {
+      for (const icon of button.children) {
+        icon.removeAttribute("title");
+        icon.querySelector("title")?.remove(); // once Font Awesome has made a drawing of it
+        icon.removeAttribute("aria-labelledby"); // that title
+        icon.setAttribute("aria-hidden", "true");
+      }
+    };
+    untitle();
+    new MutationObserver(untitle).observe(button, { childList: true }); // Font Awesome may come before or after
+  }
 
   // An arrow of the side bar is named by the page whose sections it shows.
   for (const summary of all(".bd-sidebar-primary details > summary"))
