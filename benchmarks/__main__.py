@@ -7,7 +7,7 @@ import sys
 from benchmarks import harness
 from ed_lib import arrays
 
-TIMED = "ed", "parallel", "precision", "finetuning", "lstm"  # what runs by itself
+TIMED = "ed", "precision", "finetuning", "lstm"  # what runs by itself
 LONG = (  # whose results are alike anywhere, or nearly
     "accuracy", "relatives", "deep", "language", "parallel_accuracy", "critical_batch",
     "precision_accuracy", "few_bits", "one_token",

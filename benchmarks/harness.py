@@ -22,8 +22,6 @@ import torch
 from benchmarks import provenance, quiet
 from ed_lib import data, gates, machine, records, roofline, timing
 
-ROUNDING = 1e-5  # relative to the largest: how far sums of float32 numbers may be from float64
-
 
 class Size(SimpleNamespace):
     """What a benchmark is run at; called, another with some values changed. workers: trainings side by side;
@@ -54,7 +52,7 @@ class Version:
 
 def measure(versions, device, seconds, *, rounds=3):
     """Rows of the versions whose error is within the tolerance, timed for so many seconds each, in turns."""
-    versions = [one for one in versions if is_right(one.case, one.error, one.tolerance)]
+    versions = [*filter(is_right, versions)]
     calls, on_gpu = {n: version.call for n, version in enumerate(versions)}, device != "cpu"
     times, rows = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu), []
     for version, time in zip(versions, times.values(), strict=True):
@@ -66,10 +64,10 @@ def measure(versions, device, seconds, *, rounds=3):
     return rows
 
 
-def is_right(case, error, tolerance):
-    """Whether a deviation is within what rounding explains; says so if it is not."""
-    if wrong := error is not None and not error <= tolerance:
-        print(f"{case}: deviates by {error:.1e}, more than rounding explains; not timed", flush=True)
+def is_right(version):
+    """Whether its error is within its tolerance; says so if it is not."""
+    if wrong := version.error is not None and not version.error <= version.tolerance:
+        print(f"{version.case}: deviates by {version.error:.1e}, more than rounding explains; not timed")
     return not wrong
 
 
