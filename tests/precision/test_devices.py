@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.few_bits import Adam8bit
 from ed_lib import models
 from ed_lib.precision import decoding, formats, minilm
 from ed_lib.precision.autocasting import autocast
@@ -44,13 +43,6 @@ def bfloat16(how):
     kept = Bfloat16Weights(optimizer, how)
     optimizer.step()
     return [p, *kept.rest, *kept.before]
-
-
-def adam():
-    optimizer = Adam8bit([p := parameter()])
-    optimizer.step()
-    optimizer.step()
-    return [each for key in ("mean", "square") for each in optimizer.state[p][key]]
 
 
 def recipe(name):
@@ -95,7 +87,6 @@ def fewer_filters():
 
 ALL = {
     "GradScaler": scaler,
-    "Adam8bit": adam,
     **{f"Bfloat16Weights, {how}": partial(bfloat16, how) for how in ("nearest", "stochastic", "kahan")},
     **{f"low_bits, {name}": partial(recipe, name) for name in RECIPES if "delayed" not in name},
     "autocast": in_few_bits,
