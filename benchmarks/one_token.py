@@ -28,7 +28,6 @@ HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "int8", "int4"
 POOL = ThreadPoolExecutor(machine.threads())
 
-
 # copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for all;
 # trained, wide: width, heads and layers of the two that write so many characters (length).
 SIZE = Size(

@@ -24,8 +24,6 @@ from tests.parallel import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 120.0  # seconds; a machine may be busy
-
-
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -45,16 +43,11 @@ def test_one_rank_is_enough_and_arguments_are_copied():
     assert (one == 1).all() and (other == 1).all() and (array == 0).all() and (tensor == 0).all()
 
 
-@pytest.mark.parametrize(
-    "how, rank, said",
-    [
-        ("raises", 1, "KeyError: 'a word to find'"),
-        ("leaves", 0, "SystemExit: 3"),
-        ("exits", 1, "exited with code 3"),
-        ("is killed", 0, "SIGKILL"),
-        ("returns what cannot be sent", 1, "pickle"),
-    ],
-)
+@pytest.mark.parametrize("how, rank, said", [
+    ("raises", 1, "KeyError: 'a word to find'"), ("leaves", 0, "SystemExit: 3"),
+    ("exits", 1, "exited with code 3"), ("is killed", 0, "SIGKILL"),
+    ("returns what cannot be sent", 1, "pickle"),
+])  # fmt: skip
 def test_a_rank_that_fails_is_named_and_the_others_end(how, rank, said):
     start = time.monotonic()
     with pytest.raises(RankError, match=said) as caught:
@@ -128,14 +121,12 @@ def said(tmp_path_factory):
     script, unguarded = (tmp_path_factory.mktemp("scripts") / name for name in ("script.py", "unguarded.py"))
     script.write_text(SCRIPT.format(guard="if __name__ == '__main__':"))
     unguarded.write_text(SCRIPT.format(guard="if True:"))
-    calls = {
-        "python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script],
-        "unguarded": [unguarded],
-    }
-    calls["torchrun"] = [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]]
-    calls |= dict.fromkeys(
-        "01", ["-c", ALONE]
-    )  # of two worlds of two one rank each: it keeps the store, or not
+    calls = {"python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script]}
+    calls["unguarded"], calls["torchrun"] = (
+        [unguarded],
+        [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]],
+    )
+    calls |= dict.fromkeys("01", ["-c", ALONE])  # of two worlds one rank each: it keeps the store, or not
     running = {}
     for what, call in calls.items():
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -32,9 +32,6 @@ def weights_and_biases(widths):
     return sum(a * b + b for a, b in pairs), [a * b for a, b in pairs]
 
 
-# ---- by hand: a linear layer keeps its input, a ReLU its output, the loss the logarithms and one number ----
-
-
 def counted(name, widths, batch, dtype, low):
     """What a step counts, and what the parameters' place, gradients, optimizer and input take."""
     make, per_parameter, per_tensor = OPTIMIZERS[name]
@@ -64,9 +61,6 @@ def test_bytes_are_those_counted_by_hand(name, widths, batch, dtype):
     activations = 2 * batch * sum(widths[:-1]) + scores  # half of them, and the input's cast
     casts = 2 * sum(matrices[1:])  # the first layer's weights are not needed: the input has no gradient
     assert got == Memory(**fixed, activations=activations, casts=casts)
-
-
-# ---- what is shared, dropped or frozen ----
 
 
 def gated(layer, x):
@@ -121,8 +115,6 @@ def test_it_makes_one_step_like_any_other():
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
     assert Memory(1, 2, 4, 8, 16, 32).total == 63
 
-
-# ---- against what torch says of itself ----
 
 NETWORKS = {
     "mlp": (lambda: models.mlp((31, 17, 9, 3)), lambda: torch.randn(13, 31)),

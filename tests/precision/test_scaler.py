@@ -158,8 +158,6 @@ def test_scale_and_tracker_equal_torch(overflows, **arguments):
         assert ours.skipped == overflow
 
 
-# ---- the order of calls ----
-
 CALLS = {
     "backward": lambda s: [s.backward(i, coefficients(np.random.default_rng(i), False)) for i in (0, 1)],
     "zero_grad": lambda s: [optimizer.zero_grad() for optimizer in s.optimizers],
@@ -169,8 +167,6 @@ CALLS = {
     "update": lambda s: s.scaler.update(),
     "update to": lambda s: s.scaler.update(128.0),
 }
-
-
 STARTS = [(), ("backward",), ("backward", "unscale"), ("backward", "step")]
 STARTS += [("backward", "step", "other"), ("backward", "unscale", "step", "update")]
 
@@ -209,9 +205,6 @@ def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
         "update() came with no gradient looked at; wanted step() or unscale_() before",
         "step() came with no gradient in the optimizer; wanted a backward pass before",
     }
-
-
-# ---- what passes through scale() and step() ----
 
 
 @pytest.mark.oracle
@@ -294,9 +287,6 @@ def test_a_fused_optimizer_does_what_torchs_scaler_makes_it_do():
     assert state == wanted_state
 
 
-# ---- a run that overflows for ever ----
-
-
 def overflowing(scaler, updates, value=math.inf):
     """``updates`` updates whose gradients all overflow; the parameters and optimizer."""
     p, q = torch.ones(3, 2, requires_grad=True), torch.ones(5, requires_grad=True)
@@ -339,9 +329,6 @@ def test_a_scale_whose_inverse_is_infinite_is_not_used_where_torch_destroys_the_
     with pytest.raises(FloatingPointError, match="1 / scale is inf in float32"):
         ours.step(torch.optim.SGD([p], lr=0.1))
     assert torch.equal(p, torch.ones(2))
-
-
-# ---- bad input ----
 
 
 @pytest.mark.oracle
