@@ -21,8 +21,8 @@ shakespeare = functools.cache(data.text)
 
 TRANSFORMERS = [("backprop",) * 2, ("broadcast",) * 2, ("frozen",) * 2]  # of attention and of the perceptrons
 TRANSFORMERS += [("backprop", "broadcast"), ("backprop", "frozen")]
-WINDOWS = [(rule, True, False) for rule in ("backprop", "sign", "local", "direct", "broadcast")]
-WINDOWS += [("backprop", True, True), ("broadcast", True, True), ("backprop", False, False)]
+WINDOWS = [(rule, True, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")]
+WINDOWS += [(rule, True, True) for rule in ("frozen", "backprop", "broadcast")] + [("backprop", False, False)]
 # A step takes a batch of stretches of context characters, or as many windows. search: steps of a
 # transformer's run that tries a rate. every: steps between two looks at so many places; at the end all the
 # held-out text is read, or so many characters.
