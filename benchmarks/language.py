@@ -18,11 +18,11 @@ from ed_lib.ed.relatives import Perceptron
 
 shakespeare = functools.cache(data.text)
 
-
 TRANSFORMERS = [("backprop",) * 2, ("broadcast",) * 2, ("frozen",) * 2]  # of attention and of the perceptrons
 TRANSFORMERS += [("backprop", "broadcast"), ("backprop", "frozen")]
-WINDOWS = [(rule, True, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")]
-WINDOWS += [(rule, True, True) for rule in ("frozen", "backprop", "broadcast")] + [("backprop", False, False)]
+WINDOWS = [(rule, 2, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")]
+WINDOWS += [("backprop", 1, False), *((rule, 2, True) for rule in ("frozen", "backprop", "broadcast"))]
+WINDOWS += [("backprop", 0, False)]  # of so many hidden layers
 # A step takes a batch of stretches of context characters, or as many windows. search: steps of a
 # transformer's run that tries a rate. every: steps between two looks at so many places; at the end all the
 # held-out text is read, or so many characters.
@@ -62,7 +62,7 @@ def transformer(attention, mlp, rate, seed, searching, size):
 
 def window(rule, hidden, one_signed, rate, seed, searching, size):
     """Trains a perceptron that reads a window one-hot → {"loss", "curve", "seconds"}."""
-    text, layers = shakespeare(), size.hidden if hidden else ()
+    text, layers = shakespeare(), size.hidden[:hidden]
     V, T, batch = len(text.characters), size.window, size.batch * size.context
     options = {"one_signed": one_signed, "steps": size.steps, "seed": seed}
     net, one_hot = Perceptron((T * V, *layers, V), rule, rate, **options), torch.eye(V)
