@@ -24,7 +24,7 @@ from ed_lib.ed.space import to_numpy
 ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
 ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
 START = {"rule": "signed", "init": "fan_in"}  # the article's rule; its start saturates the cells
-COSTS = {"forward": costs.forward, "update": costs.update, "step": costs.step}
+COSTS = {"forward": costs.forward_cost, "update": costs.update_cost, "step": costs.step_cost}
 LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
 BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop over them
 
@@ -111,7 +111,7 @@ def by_hand(size, device):
     return measure([
         mine("forward", "ED, layers", partial(ed.forward, x)),
         mine("update", "ED, layers", partial(ed.update, error)),
-        mine("chain", "by hand", partial(back.chain, error), cost=costs.forward(shape)),
+        mine("chain", "by hand", partial(back.chain, error), cost=costs.forward_cost(shape)),
         mine("update", "by hand", back.learn),
     ], device, size.seconds)  # fmt: skip
 
@@ -127,7 +127,7 @@ def autograd(size, device):
         torch._foreach_add_([weight.data for weight in weights], gradients, alpha=-NEARLY_0)
 
     ours = version(shape, "torch", "step", "ED, layers", partial(net.step, *batch))
-    cost = costs.step(shape, passes=2)
+    cost = costs.step_cost(shape, passes=2)
     backward = version(shape, "torch", "step", "autograd", partial(by_autograd, *batch), cost=cost)
     return measure([ours, backward], device, size.seconds)
 

@@ -23,7 +23,7 @@ TOLERANCE = 5e-5  # relative, as `deviation` has it: less than TF32 needs
 
 
 class Subject:
-    """An ``nn.LSTM`` in float32 and its input x, of a ``ladder.Shape``."""
+    """An ``nn.LSTM`` in float32 and its input x, of a ``ladder.LSTMRun``."""
 
     def __init__(self, shape, device):
         draw = torch.Generator(device).manual_seed(0)
@@ -66,7 +66,7 @@ context, ceilings = formats.restored, formats.ceilings
 
 
 def subject_of(size, device, layers, steps=None):
-    return Subject(ladder.Shape(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device)
+    return Subject(ladder.LSTMRun(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device)
 
 
 def climb(size, device):

@@ -114,7 +114,7 @@ def encoders(size, device):
     tokenizer, net = minilm.tokenizer(), minilm.load()
     few, right = slice(size.pairs), []
     sides = learned.first[: size.sentences], held_out.first[few], held_out.second[few]
-    calibration, *pairs = (minilm.encode(tokenizer, side)[0] for side in sides)
+    calibration, *pairs = (minilm.tokenize(tokenizer, side)[0] for side in sides)
     seen = inputs(net, lambda watched: minilm.embeddings(watched, calibration, batch=1))
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
     for row, weights in in_few_bits(size, exact, seen):
@@ -236,7 +236,7 @@ def ways(name, net, line):
 def write(net, text):
     """The scores after a text (T,), read character by character with a key-value cache: (1, V)."""
     caches = [[] for _ in net.blocks]
-    return [decoding.step(net, character[None], caches) for character in text][-1]
+    return [decoding.decode_step(net, character[None], caches) for character in text][-1]
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import numpy as np
 from ed_lib import check, machine, timing
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # n of the products of n × n matrices
+MATRIX_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # n of the products of n × n matrices
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _file():
 
 def _rate(device, dtype, seconds):
     """FLOP/s of the fastest square product, and its library; without sizes that would take too long."""
-    sizes, best = SIZES[device.partition(":")[0]], (0.0, "")
+    sizes, best = MATRIX_SIZES[device.partition(":")[0]], (0.0, "")
     for n in sizes:
         products = _products(n, device, dtype)
         share = seconds / len(sizes) / len(products)

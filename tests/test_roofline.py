@@ -61,7 +61,7 @@ def test_a_malformed_file_is_measured_anew(kept, text):
 def small(monkeypatch):
     """Arrays and matrices that take no time."""
     monkeypatch.setattr(machine, "memory", lambda device: 8 * 2**16)
-    monkeypatch.setattr(roofline, "SIZES", {"cpu": (16, 32)})
+    monkeypatch.setattr(roofline, "MATRIX_SIZES", {"cpu": (16, 32)})
 
 
 @pytest.mark.parametrize("dtype", roofline.DTYPES)
@@ -90,7 +90,7 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
 def test_a_square_product_counts_2n3_and_the_best_size_and_library_are_taken(monkeypatch):
     """Those of 40 would take too long, and are not begun."""
     seconds, begun = {10: 2.0, 20: 4.0, 40: 640.0}, []
-    monkeypatch.setattr(roofline, "SIZES", {"cpu": (*seconds,)})
+    monkeypatch.setattr(roofline, "MATRIX_SIZES", {"cpu": (*seconds,)})
     monkeypatch.setattr(roofline, "_products", lambda n, device, dtype: {"a": (n, 1), "b": (n, 2)})
     best = lambda of, limit, device: begun.append(of[0]) or seconds[of[0]] / of[1]  # noqa: E731
     monkeypatch.setattr(roofline, "_best", best)

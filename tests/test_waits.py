@@ -54,7 +54,7 @@ class Waits(TorchDispatchMode):
 def count(call):
     """The counts of a call, and of the host's waits in it."""
     with Waits() as watch:
-        found = counters.count(call)
+        found = counters.count_work(call)
     found.waits = watch.waits
     return found
 

@@ -34,19 +34,19 @@ class Shape:
         return (self.depth + 1) * self.n_outputs * self.batch * 2 * self.width
 
 
-def forward(shape: Shape) -> tuple[int, int]:
+def forward_cost(shape: Shape) -> tuple[int, int]:
     """A forward pass: weights read, activations written."""
     return shape.itemsize * (shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def update(shape: Shape) -> tuple[int, int]:
+def update_cost(shape: Shape) -> tuple[int, int]:
     """An update: activations read, weights read and written."""
     return shape.itemsize * (2 * shape.weights + shape.activations), 2 * shape.batch * shape.weights
 
 
-def step(shape: Shape, passes: int = 1) -> tuple[int, int]:
+def step_cost(shape: Shape, passes: int = 1) -> tuple[int, int]:
     """An ED step, forward and update; with two passes a step of backpropagation."""
-    (read, flops), (written, more) = forward(shape), update(shape)
+    (read, flops), (written, more) = forward_cost(shape), update_cost(shape)
     return passes * read + written, passes * flops + more
 
 

@@ -20,12 +20,12 @@ from ed_lib.arrays import Array, dtype_name
 from ed_lib.ed import layout
 from ed_lib.ed.space import library
 
-MOST = 512  # threads of a block, and so cells of a layer
+BLOCK = 512  # threads of a block at most, and so cells of a layer
 ROWS = 4  # samples of a block of the forward kernel
 SENDERS = 16  # senders whose weights a thread sums at a time
 
 FORWARD = r"""
-extern "C" __global__ void __launch_bounds__(MOST)
+extern "C" __global__ void __launch_bounds__(BLOCK)
 forward(real* states, const real* weight, const real* bias,
         int depth, int networks, int batch, int cells, real scale) {
     extern __shared__ real x[];      // (ROWS, C): what the layer below answers to ROWS samples
@@ -58,7 +58,7 @@ forward(real* states, const real* weight, const real* bias,
 """
 
 UPDATE = r"""
-extern "C" __global__ void __launch_bounds__(MOST)
+extern "C" __global__ void __launch_bounds__(BLOCK)
 update(real* weight, real* bias, const real* states, const real* gains,
        const real* bias_gains, int networks, int batch, int cells, int n_bias) {
     int layer = blockIdx.x, k = layer % networks, o = threadIdx.x;  // a thread is a receiver
@@ -113,7 +113,7 @@ learn_all = functools.partial(layout.learn_all, update=update)
 
 def block_of(cells: int) -> tuple[int, int]:
     """The threads of a block: a receiver each, and the senders in parts."""
-    return cells, min(MOST // cells, -(-cells // SENDERS))
+    return cells, min(BLOCK // cells, -(-cells // SENDERS))
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def kernel(name: str, module: Any, dtype: Any) -> Any:
 def options(dtype: str) -> tuple[str, ...]:
     """What the kernels' source leaves open, for the compiler."""
     real = {"float32": "float", "float64": "double"}[dtype]
-    return f"-Dreal={real}", f"-DMOST={MOST}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
+    return f"-Dreal={real}", f"-DBLOCK={BLOCK}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
 
 
 MACROS = "__global__= __device__= __launch_bounds__(n)= __shared__=static".split()
@@ -181,12 +181,12 @@ class RawKernel:
         sizes = np.maximum([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], 1).astype(np.uint32)  # as CuPy does
         pointers = np.array([value.ctypes.data for value in values], np.uintp)
         memory = np.full(shared_mem, 255, np.uint8)  # NaN, until a kernel writes
-        launch = compiled(self.code, ", ".join([self.name, *given]), self.options)
+        launch = compile_kernel(self.code, ", ".join([self.name, *given]), self.options)
         launch(*(ctypes.c_void_p(array.ctypes.data) for array in (sizes, pointers, memory)))
 
 
 @functools.cache
-def compiled(code: str, kernel: str, options: tuple[str, ...]) -> Callable:
+def compile_kernel(code: str, kernel: str, options: tuple[str, ...]) -> Callable:
     """The function that launches a kernel, with arguments of the types that follow its name."""
     code = re.sub(r"extern __shared__ (\w+) (\w+)\[\]", r"\1* \2 = (\1*)memory", code)
     program = PROGRAM.replace("SOURCE", code).replace("KERNEL", kernel)

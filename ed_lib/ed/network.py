@@ -174,7 +174,7 @@ def choose(path: str, space: Space, width: int, depth: int) -> str:
 def obstacle(space: Space, width: int) -> str | None:
     """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if it is."""
     if space.device == "cuda":
-        return f"takes at most {gpu.MOST // 2} pairs of cells, not {width}" if 2 * width > gpu.MOST else None
+        return f"takes up to {gpu.BLOCK // 2} pairs of cells, not {width}" if 2 * width > gpu.BLOCK else None
     return f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
 
 

@@ -26,7 +26,7 @@ class Counts:
         return self.products + self.pointwise
 
 
-def count(function: Callable) -> Counts:
+def count_work(function: Callable) -> Counts:
     """The :class:`Counts` of one call of ``function()``.
 
     A launch is an operator of PyTorch's that computes; one of ours, such as ``ed_lib::lstm_cell``, is one,

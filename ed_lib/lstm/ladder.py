@@ -273,7 +273,7 @@ def fused_cell(layer: Layer, t: int) -> None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class LSTMRun:
     """The sizes of a run in float32; the defaults are those of the published measurements. L layers."""
 
     steps: int = 100

@@ -19,12 +19,12 @@ def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there is."""
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
     flat = (x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy() for x in (a, b, h, states))
-    loop(*flat)
+    scan_blocks(*flat)
     return states
 
 
 @numba.njit(fastmath={"contract"}, cache=True)
-def loop(a, b, h, states):
+def scan_blocks(a, b, h, states):
     """a, b, states (T, N), h (N,). 512 numbers of the state at a time stay in the nearest cache."""
     for first in range(0, h.size, 512):
         part = slice(first, min(first + 512, h.size))

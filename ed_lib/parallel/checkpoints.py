@@ -117,7 +117,7 @@ def load(sharded: Stage0, place: Path | str) -> int:
     """
     problem, files, place = "", [], Path(place)
     try:
-        files = read(place, layout(sharded))
+        files = read_all(place, layout(sharded))
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
     if problems := list(filter(None, collectives.gathered(problem, sharded.group))):
@@ -140,7 +140,7 @@ def load(sharded: Stage0, place: Path | str) -> int:
     return int(place.name[5:])
 
 
-def read(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
+def read_all(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
     """What all ranks wrote, if it is as it was written, here, and of a model that is as ``wanted``."""
     hashes, files = json.loads((place / MANIFEST).read_text()), []
     for rank, wanted_hash in enumerate(hashes):

@@ -28,7 +28,7 @@ class Link:
         return self.alpha + bytes * self.beta
 
 
-def fit(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> Link:
+def fit_link(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> Link:
     """The :class:`Link` that explains the seconds, above 0, that messages of these sizes (bytes) took.
 
     Least squares of the relative errors, so that short messages count as much as long ones; α and β ≥ 0.

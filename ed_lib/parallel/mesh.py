@@ -153,7 +153,7 @@ def _whole(name, value, of, what):
         raise ValueError(f"{name} is {value}; wanted a multiple of {of}, {what}")
 
 
-def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
+def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
     """Seconds of a layer for a micro-batch, all passes: products, memory, and what is sent within it."""
     t, c, passes = layout.tensor, layout.context, 3 + layout.recompute
     n = layout.micro * model.tokens // c  # tokens on a device
@@ -173,16 +173,16 @@ def layer(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
     }
 
 
-def step(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
+def step_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
     """The seconds of a step, in parts that add up to it → {part: seconds}.
 
-    "products", "memory", "tensor" and "context" are :func:`layer`'s on a device with nothing to wait for;
+    "products", "memory", "tensor" and "context" are `layer_seconds`'s on a device with nothing to wait for;
     "vocabulary": the product with it, for which all stages wait that do not have it, less the layer that the
     last one may lack; "stages": messages between them; "bubble"; "copies": gradients and sharded weights, as
     far as nothing hides them; "optimizer".
     """
     m, p, v, t = layout.microbatches, layout.pipeline, layout.chunks, layout.tensor
-    (count, short), one = layout.layers(model), layer(model, machine, layout)
+    (count, short), one = layout.layers(model), layer_seconds(model, machine, layout)
     chunk, n = count * sum(one.values()), layout.micro * model.tokens // layout.context
     message = 0.0
     if p > 1 and not layout.overlap:  # each device sends its part to the next stage, where all gather it
@@ -222,7 +222,7 @@ def exposed(message: float, computing: float, often: int) -> float:
     return often * message - (often - 1) * min(message, computing)
 
 
-def memory(model: Model, layout: Layout) -> dict[str, float]:
+def device_memory(model: Model, layout: Layout) -> dict[str, float]:
     """Bytes on the fullest device, a pipeline's first → {"weights", "gradients", "optimizer", "activations"}.
 
     Under 1F1B it keeps p micro-batches of its L/p layers, interleaved up to 1 + (p − 1)/(pv) times that:

@@ -17,7 +17,7 @@ from ed_lib.parallel.launcher import device
 from ed_lib.parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.simulator import check_schedule
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
+SENDABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
 TAGS = {"activation": 0, "gradient": 1}  # between two stages, messages of a kind keep their order
 HEADER = 8  # numbers that say of which dtype and shape a message is
 
@@ -130,7 +130,7 @@ class Pipeline:
         tensor, tag = self.ready.pop((do.what, i, do.chunk)).contiguous(), TAGS[do.what]
         if kind not in self.told:  # the first message says how large all of them are
             self.told.add(kind)
-            header = torch.tensor([DTYPES.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]])
+            header = torch.tensor([SENDABLE.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]])
             header = nn.functional.pad(header, (0, HEADER - len(header))).to(device())
             self.requests["header", *kind] = dist.isend(header, do.peer, tag=tag), header
         self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, tag=tag), tensor
@@ -164,7 +164,7 @@ class Pipeline:
             header = torch.empty(HEADER, dtype=torch.int64, device=device())
             dist.irecv(header, do.peer, tag=tag).wait()
             dtype, ndim, *shape = header.tolist()
-            self.samples[kind] = tuple(shape[:ndim]), DTYPES[dtype]
+            self.samples[kind] = tuple(shape[:ndim]), SENDABLE[dtype]
         shape, dtype = self.samples[kind]
         buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
         return buffer, dist.irecv(buffer, do.peer, tag=tag)

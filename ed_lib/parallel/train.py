@@ -28,7 +28,7 @@ from ed_lib.parallel import checkpoints, launch, zero
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.replica import Replica, local_rows
 
-BUCKET_BYTES = 2**18  # four buckets, of which three can be summed while the backward pass still computes
+SMALL_BUCKET = 2**18  # four buckets, of which three can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
 
 
@@ -47,7 +47,7 @@ def train(
     net = GPT(len(text.characters), LENGTH).to(device())
     adam: Any = partial(torch.optim.Adam, lr=rate)
     if stage is None:
-        model: Any = Replica(net, BUCKET_BYTES)
+        model: Any = Replica(net, SMALL_BUCKET)
         optimizer = adam(net.parameters())
     else:
         model = zero.shard(net, adam, stage, list(net.blocks))

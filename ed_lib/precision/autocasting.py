@@ -49,7 +49,7 @@ LISTS = {
     "banned": "binary_cross_entropy",
 }  # all others follow: they run in the type that the inputs have
 CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}  # by the name in torch
-DTYPES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 OPAQUE = """multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
     matrix_power linalg_matrix_power pinverse linalg_pinv""".split()  # made of several classes
 
@@ -68,7 +68,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
     def __init__(self, dtype: torch.dtype = torch.float16):
         super().__init__()
-        check.choice("dtype", dtype, DTYPES)
+        check.choice("dtype", dtype, HALVES)
         self.dtype = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
 
 def _eligible(value):
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.float32, *DTYPES)
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float32, *HALVES)
 
 
 def _cast(value, dtype):

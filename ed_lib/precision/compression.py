@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ed_lib.precision.quantization import LAYERS
+from ed_lib.precision.quantization import TYPES
 
 
 def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -> nn.Sequential:
@@ -19,7 +19,7 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
     if not isinstance(model, nn.Sequential):
         raise TypeError(f"model is a {type(model).__name__}; wanted an nn.Sequential")
     small = copy.deepcopy(model)
-    layers: dict[str, Any] = {n: m for n, m in small.named_children() if isinstance(m, LAYERS)}
+    layers: dict[str, Any] = {n: m for n, m in small.named_children() if isinstance(m, TYPES)}
     for name, indices in keep.items():
         if name not in [*layers][:-1]:  # the last layer's outputs are the model's
             raise ValueError(f"keep names the layer {name!r}; wanted one of {', '.join([*layers][:-1])}")

@@ -10,7 +10,7 @@ from ed_lib.models import GPT, attention
 
 
 @torch.no_grad()
-def step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
+def decode_step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
     """One more token of each text, (B,) → the scores of the one after it, (B, vocabulary).
 
     caches: a list for each block, empty at the start of a text, then its keys and values, (B, a, t, d) each,

@@ -24,7 +24,7 @@ from ed_lib import check
 from ed_lib.precision.formats import FORMATS, nearest, power
 
 HADAMARD = 16  # neighbours that a Hadamard transform mixes
-MOST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def scaled(
     scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
     rounded = nearest(blocks * inverse, how.format, draw) * scale  # up to a step above what x had
-    return rounded.clamp_(-MOST, MOST).view(x.shape)  # → (R, C)
+    return rounded.clamp_(-LARGEST, LARGEST).view(x.shape)  # → (R, C)
 
 
 def _scales(most, f, kind):

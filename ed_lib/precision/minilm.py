@@ -69,7 +69,7 @@ def tokenizer() -> Any:
     return made
 
 
-def encode(tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None) -> tuple[list, list]:
+def tokenize(tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None) -> tuple[list, list]:
     """Sentences, or pairs of them → (tokens, segments): of each a tensor (T,) of int64; segments are 0 up to
     the first sentence's end, 1 after it. ValueError for sides that are not equally long.
     """
@@ -119,7 +119,7 @@ class Examples(NamedTuple):
 
 def examples(pairs: data.Pairs, tokenizer: Any) -> Examples:
     """The pairs through a tokenizer."""
-    return Examples(*encode(tokenizer, pairs.first, pairs.second), torch.tensor(pairs.labels))
+    return Examples(*tokenize(tokenizer, pairs.first, pairs.second), torch.tensor(pairs.labels))
 
 
 def finetune(

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from ed_lib import check
 
-LAYERS = (nn.Conv2d, nn.Linear)  # the layers that have a weight to quantize: products
+TYPES = (nn.Conv2d, nn.Linear)  # of layers that have a weight to quantize: products
 LARGEST, TINY = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny  # 1 / TINY is still finite
 
 
@@ -106,7 +106,7 @@ def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn
     ValueError for a model that has no such layer inside, or is quantized.
     """
     model = copy.deepcopy(model)
-    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if name and isinstance(m, LAYERS)}
+    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if name and isinstance(m, TYPES)}
     if not layers or any(isinstance(module, Quantized) for module in model.modules()):
         raise ValueError("model has no Conv2d or Linear layer inside, or is quantized; wanted one in float32")
     for name, layer in layers.items():
@@ -179,7 +179,7 @@ def stored_bytes(model: Any) -> int:
     """
     if isinstance(model, Quantized):
         bias, few = model.layer.bias, min(sizes(model.codes(), int(model.bits)).values()) + model.scale.nbytes
-    elif isinstance(model, LAYERS):
+    elif isinstance(model, TYPES):
         bias, few = model.bias, min(sizes(model.weight, 8 * model.weight.element_size()).values())
     else:
         inside = sum(p.nbytes for p in model.parameters(recurse=False))

@@ -26,7 +26,7 @@ def test_the_articles_size():
     article = costs.Shape(n_inputs=784, width=32, depth=4096, batch=64, itemsize=8)
     assert costs.batch_axis(article) == 8 * 2**30  # 8 GiB
     assert article.hidden_weights * 8 == 2**27  # 134 MB
-    bytes_, flops = costs.update(article)
+    bytes_, flops = costs.update_cost(article)
     # 403 MB and 2.15 GFLOP without the input and the output layer
     assert round(bytes_ / 1e6) == 404 and round(flops / 1e9, 2) == 2.16
-    assert costs.step(article)[0] == bytes_ + costs.forward(article)[0]
+    assert costs.step_cost(article)[0] == bytes_ + costs.forward_cost(article)[0]

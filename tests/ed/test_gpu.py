@@ -151,9 +151,9 @@ def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
 
 def test_what_is_taken_on_a_gpu():
     cupy = Space("cupy", "cuda", "float32")
-    assert network.obstacle(cupy, 256) is None and "at most 256 pairs" in network.obstacle(cupy, 257)
+    assert network.obstacle(cupy, 256) is None and "up to 256 pairs" in network.obstacle(cupy, 257)
     assert [network.choose("auto", cupy, width, 2) for width in (32, 600)] == ["kernel", "layers"]
-    with pytest.raises(ValueError, match="path is 'kernel', which takes at most 256 pairs of cells, not 600"):
+    with pytest.raises(ValueError, match="path is 'kernel', which takes up to 256 pairs of cells, not 600"):
         network.choose("kernel", cupy, 600, 2)
 
 
@@ -193,4 +193,4 @@ def test_blocks_and_threads_have_two_axes_and_share_memory_between_barriers(rng)
 def test_a_missing_compiler_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="a CUDA kernel on a CPU needs the compiler g\\+\\+"):
-        gpu.compiled(SCALE, "scale", ())
+        gpu.compile_kernel(SCALE, "scale", ())

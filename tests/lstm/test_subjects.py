@@ -52,7 +52,7 @@ def test_tolerances_tell_float32_from_tf32():
     def rounded(tensor):
         return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    subject = Subject(ladder.Shape(10, 8, 128, 128), "cpu")
+    subject = Subject(ladder.LSTMRun(10, 8, 128, 128), "cpu")
     assert subject.version(NN).error < lstm.TOLERANCE / 10
     for parameter in subject.module.parameters():
         parameter.data = rounded(parameter)
@@ -63,5 +63,5 @@ def test_tolerances_tell_float32_from_tf32():
 
 
 def test_launches_of_the_ladder_are_counted():
-    launches = [counters.count(tiny().version(what).call) for what in RUNGS]
+    launches = [counters.count_work(tiny().version(what).call) for what in RUNGS]
     assert [one.products for one in launches] == [2 * n for n in (48, 12, 12, 12, 12, 9, 9)]  # 6 steps

@@ -31,7 +31,7 @@ def test_two_levels_send_between_nodes_only_a_share_of_the_bytes():
 def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]
     link = links.Link(alpha, beta)
-    found = links.fit(sizes, [link.seconds(n) for n in sizes])
+    found = links.fit_link(sizes, [link.seconds(n) for n in sizes])
     assert found.alpha == pytest.approx(alpha, rel=1e-6) and found.beta == pytest.approx(beta, rel=1e-6)
 
 
@@ -39,7 +39,7 @@ def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
 def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     rng, sizes = np.random.default_rng(0), np.array([0, 10**3, 10**5, 10**6, 10**7])
     seconds = (ALPHA + sizes * BETA) * rng.uniform(0.9, 1.1, 5)
-    found = links.fit(sizes, seconds)
+    found = links.fit_link(sizes, seconds)
 
     def loss(alpha, beta):
         return np.sum(((alpha + sizes * beta) / seconds - 1) ** 2)
@@ -47,4 +47,4 @@ def test_a_fit_minimises_relative_errors_and_allows_no_negative_latency():
     least = loss(found.alpha, found.beta)
     for a, b in ((1.01, 1), (0.99, 1), (1, 1.01), (1, 0.99)):
         assert loss(a * found.alpha, b * found.beta) > least
-    assert links.fit([10, 20], [1e-6, 9e-6]).alpha == 0
+    assert links.fit_link([10, 20], [1e-6, 9e-6]).alpha == 0

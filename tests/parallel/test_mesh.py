@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ed_lib.models import Block
 from ed_lib.parallel import ledger, mesh, schedules
 from ed_lib.parallel.links import Link, all_reduce_seconds
-from ed_lib.parallel.mesh import Layout, Machine, Model, exposed, layer, memory, step
+from ed_lib.parallel.mesh import Layout, Machine, Model, device_memory, exposed, layer_seconds, step_seconds
 from ed_lib.parallel.simulator import simulate
 
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
@@ -33,7 +33,7 @@ def test_weights_are_those_of_a_block():
 )
 def test_an_ideal_machine_reaches_its_rate(layout):
     """Nothing but products: seconds are FLOPs over the rate, however the products are split."""
-    seconds = sum(step(SMALL, Machine(1e15, NEVER, 1, FREE, FREE), layout).values())
+    seconds = sum(step_seconds(SMALL, Machine(1e15, NEVER, 1, FREE, FREE), layout).values())
     once = 2 * SMALL.weights + SMALL.attention  # of a token in a layer
     flops = (3 + layout.recompute) * 8 * once + 6 * SMALL.hidden * SMALL.vocabulary
     assert math.isclose(4 * 16 * flops / seconds / layout.devices, 1e15, rel_tol=1e-12)
@@ -61,7 +61,7 @@ def test_a_ring_of_keys_takes_the_link_that_it_crosses(t, c, server, inside):
     machine = Machine(NEVER, NEVER, 1, fast, slow, server)
     model = replace(SMALL, heads=8, kv_heads=8)
     keys = 2 * 2 * (16 // c) * model.keys / t
-    found = layer(model, machine, Layout(t * c, t, batch=1, context=c))["context"]
+    found = layer_seconds(model, machine, Layout(t * c, t, batch=1, context=c))["context"]
     assert math.isclose(found, 2 * (c - 1) * keys * (fast if inside else slow).beta)
 
 
@@ -70,7 +70,7 @@ def test_gradients_of_copies_and_of_parts_of_a_sequence_meet_in_servers_where_th
     """Context 2, two copies, in a server of four: with a pipeline between them, copies are in two servers."""
     inside, between = Link(0, 1e-9), Link(0, 1e-6)
     machine = Machine(NEVER, NEVER, 1, inside, between, 4)
-    found = step(SMALL, machine, Layout(4 * p, 1, p, 2, context=2))["copies"]
+    found = step_seconds(SMALL, machine, Layout(4 * p, 1, p, 2, context=2))["copies"]
     one = machine.all_reduce(2 * SMALL.parameters / p / (8 // p), 4, each)
     assert math.isclose(found, 8 // p * one)
 
@@ -80,8 +80,8 @@ def test_gradients_of_copies_and_of_parts_of_a_sequence_meet_in_servers_where_th
 def test_stages_and_bubble_are_the_simulators(p, m, extra, per):
     """1F1B with a last stage that takes longer, as the one with the vocabulary does."""
     model = replace(SMALL, layers=p * per, vocabulary=extra)
-    parts = step(model, PLAIN, Layout(p, 1, p, m))
-    one = per * sum(layer(model, PLAIN, Layout(p, 1, p, m)).values())
+    parts = step_seconds(model, PLAIN, Layout(p, 1, p, m))
+    one = per * sum(layer_seconds(model, PLAIN, Layout(p, 1, p, m)).values())
     seconds = [one] * (p - 1) + [one + parts["vocabulary"] / m]
     times = {"forward": [s / 4 for s in seconds], "backward": [3 * s / 4 for s in seconds]}
     clock = simulate(schedules.one_f_one_b, p, m, times)
@@ -91,7 +91,7 @@ def test_stages_and_bubble_are_the_simulators(p, m, extra, per):
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 4)])
 def test_interleaving_divides_the_bubble(p, v, m):
     model, layout = replace(SMALL, layers=p * v, vocabulary=0), Layout(p, 1, p, m, chunks=v, overlap=True)
-    parts, one = step(model, PLAIN, layout), sum(layer(model, PLAIN, layout).values())
+    parts, one = step_seconds(model, PLAIN, layout), sum(layer_seconds(model, PLAIN, layout).values())
     clock = simulate(schedules.interleaved(v), p, m, {"forward": one / 4, "backward": 3 * one / 4})
     assert math.isclose(clock.seconds, sum(parts.values()) - parts["optimizer"], rel_tol=1e-9)
 
@@ -112,7 +112,7 @@ def test_what_computing_does_not_hide(message, computing, often):
 def test_copies_send_what_each_stage_of_zero_sends(stage, m):
     """With nothing hidden, seconds are the ledger's numbers: 2 Ψ, or 3 Ψ of FSDP, for every micro-batch."""
     machine = Machine(NEVER, NEVER, 1, FREE, Link(0, 1e-9), 1)
-    found = step(SMALL, machine, Layout(4, batch=4 * m, stage=stage))["copies"]
+    found = step_seconds(SMALL, machine, Layout(4, batch=4 * m, stage=stage))["copies"]
     assert math.isclose(found, 2 * ledger.sent(SMALL.parameters, 4, stage, m) * 1e-9)
 
 
@@ -126,7 +126,7 @@ def test_the_state_is_the_ledgers(stage, chunks):
         wanted["gradients"] += 2 * own / 4
     if stage > 2:
         wanted["weights"] += 2 * 2 * own / 4
-    found = memory(SMALL, layout)
+    found = device_memory(SMALL, layout)
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
 
@@ -136,18 +136,17 @@ def test_activations_are_the_publications_where_they_keep_the_same():
     which only sequence parallelism cuts, 6 Q, K and V, 2 attention's output, 8 one wide activation; the other
     14 are masks, and what is computed again here.
     """
-    whole = memory(replace(SMALL, vocabulary=0), Layout(1))["activations"]
+    whole = device_memory(replace(SMALL, vocabulary=0), Layout(1))["activations"]
     assert whole == 8 * 16 * 2 * (2 * 64 + 4 * 64 + 256)
-    cut = [
-        memory(replace(SMALL, vocabulary=0), Layout(4, 4, sequence=s))["activations"] for s in (False, True)
-    ]
+    tiny = replace(SMALL, vocabulary=0)
+    cut = [device_memory(tiny, Layout(4, 4, sequence=s))["activations"] for s in (False, True)]
     assert cut[1] == whole / 4 and cut[0] == (whole - 8 * 16 * 2 * 2 * 64) / 4 + 8 * 16 * 2 * 2 * 64
 
 
 @pytest.mark.oracle
 def test_few_tokens_take_the_time_of_reading_the_weights():
     machine = Machine(1e12, 1e9, 1, FREE, FREE)
-    found = [layer(SMALL, machine, Layout(t, t))["products"] for t in (1, 2)]
+    found = [layer_seconds(SMALL, machine, Layout(t, t))["products"] for t in (1, 2)]
     attention = 3 * 16 * SMALL.attention / 1e12
     assert found[0] == pytest.approx(3 * 2 * SMALL.weights / 1e9 + attention)
     assert found[1] == pytest.approx(found[0] / 2)

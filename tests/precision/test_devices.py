@@ -75,7 +75,7 @@ def encoder():
 def decoded():
     with torch.device("cuda"):
         net, caches = models.GPT(11, 9, 8, 2, 1), [[]]
-    return [*(decoding.step(net, ones(3, dtype=torch.long), caches) for _ in range(2)), *caches[0]]
+    return [*(decoding.decode_step(net, ones(3, dtype=torch.long), caches) for _ in range(2)), *caches[0]]
 
 
 def fewer_filters():

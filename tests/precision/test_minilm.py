@@ -79,7 +79,7 @@ def test_with_the_published_weights_it_is_transformers_encoder_too(tokenizer):
 
     folder = data.minilm("tokenizer.json").parent
     theirs = transformers.BertModel.from_pretrained(folder).eval()
-    tokens, segments = minilm.encode(tokenizer, ["A dog barks.", "Hi"], ["It is quiet here", "Nobody sings"])
+    tokens, segments = minilm.tokenize(tokenizer, ["A dog barks.", "Hi"], ["Silence", "Nobody sings"])
     (tokens, mask), (segments, _) = minilm.padded(tokens), minilm.padded(segments)
     net = minilm.load()
     net.classes = torch.nn.Identity()
@@ -94,17 +94,17 @@ def test_sentences_that_mean_the_same_are_near():
     """What the published weights are for, with no other library: a wrong mapping would not know it."""
     net, tokenizer = minilm.load(), minilm.tokenizer()
     says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
-    vectors = minilm.embeddings(net, minilm.encode(tokenizer, says)[0], batch=2)  # (3, 384)
+    vectors = minilm.embeddings(net, minilm.tokenize(tokenizer, says)[0], batch=2)  # (3, 384)
     near, far = (float(vectors[0] @ vectors[n]) for n in (1, 2))
     assert near > 0.5 and far < 0.2
 
 
 def test_pairs_have_segments_and_what_is_too_long_is_cut(tokenizer):
-    tokens, segments = minilm.encode(tokenizer, ["a b " * 400, "a"], ["i", "b"])
+    tokens, segments = minilm.tokenize(tokenizer, ["a b " * 400, "a"], ["i", "b"])
     assert [len(each) for each in tokens] == [512, 5] == [len(each) for each in segments]
     assert segments[1].tolist() == [0, 0, 0, 1, 1], "[CLS] a [SEP], then b [SEP]"
     with pytest.raises(ValueError, match="argument 2 is longer than argument 1"):
-        minilm.encode(tokenizer, ["a"], ["b", "c"])
+        minilm.tokenize(tokenizer, ["a"], ["b", "c"])
 
 
 @pytest.mark.oracle
