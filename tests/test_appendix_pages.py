@@ -5,9 +5,11 @@ import re
 import pytest
 
 from ed_lib import records
+from ed_lib.notebook import key_of
 from tests import pages
 from tests.pages import PAGES, PHONE, new_tab
 from tools import api, measurements
+from tools.notebooks import chapters, code_cells, read
 from tools.pages import ROOT
 
 browser, site = pages.browser, pages.site
@@ -43,17 +45,17 @@ def test_a_search_finds_chapters_first_and_names_of_the_package_last(phone, site
     assert ranks[0] == 0 and ranks == sorted(ranks)
 
 
-def test_every_record_has_its_page_with_all_its_tables():
+def test_every_record_has_its_page_with_all_its_tables_and_is_of_cells_that_are_there():
     made, names = measurements.pages(), {path.stem for path in (ROOT / "records").glob("*/*.csv")}
     overview = made.pop(measurements.OVERVIEW)
-    found = {
-        (machine, name): record for name in names for machine, record in records.by_machine(name).items()
-    }
+    found = {(where, name): record for name in names for where, record in records.by_machine(name).items()}
     assert {(path.parent.name, path.stem) for path in made} == found.keys() and found
     for (machine, name), record in found.items():
         page = made[measurements.OVERVIEW.with_suffix("") / machine / f"{name}.md"]
         assert page.count("{csv-table}") == record["table"].nunique() and record.attrs["date"] in page
         assert f"({measurements.OVERVIEW.stem}/{machine}/{name}.md)" in overview
+    cells = {key_of(c.source) for path in chapters() for c in code_cells(read(ROOT / path))}
+    assert all({*record["cell"]} <= cells for (_, name), record in found.items() if name == "cells"), "gone"
 
 
 def test_every_module_is_on_the_pages_of_the_package():

@@ -25,9 +25,7 @@ LONGEST = 300  # lines of a file of the package, of the benchmarks or of the too
 @pytest.mark.parametrize("pattern", TOTALS)
 def test_totals_are_kept(pattern):
     texts = {path: path.read_text() for path in ROOT.glob(pattern)}
-    lengths = {
-        path: len(text.split() if path.suffix == ".md" else text.splitlines()) for path, text in texts.items()
-    }
+    lengths = {p: len(t.split() if p.suffix == ".md" else t.splitlines()) for p, t in texts.items()}
     assert 0 < sum(lengths.values()) <= TOTALS[pattern]
     if not pattern.startswith("tests") and pattern.endswith(".py"):
         assert max(lengths.values()) <= LONGEST, max(lengths, key=lengths.get)
