@@ -25,7 +25,7 @@ from ed_lib.precision.weight_only import Linear4
 
 FORMATS = "float32", "float32, w xᵀ", "float32, NumPy", "bfloat16", "int8", "int4", "W8A8"
 HOWS = "nearest", "GPTQ", "AWQ"
-WAYS = "float32, no cache", "float32", "int8", "int4"
+WAYS = "float32, no cache", "float32", "bfloat16", "int8", "int4"
 POOL = ThreadPoolExecutor(machine.threads())
 
 # copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for all;
