@@ -51,7 +51,7 @@ PARALLEL = [
     ("ranks: no batch", lambda: train.train(batch=0), ValueError, "batch is 0"),
     ("ranks: no steps", lambda: train.train(steps=0), ValueError, "steps is 0"),
     ("ranks: no rate", lambda: train.train(rate=-1), ValueError, "rate is -1"),
-    ("one size of two", lambda: links.fit_link([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted"),
+    ("one size of two", lambda: links.fit_link([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit_link([8, 9], [1]), ValueError, "seconds has the shape"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
     ("tied over parts", lambda: pipeline.cut(TIED, 2), ValueError, "a parameter in two of the parts"),
