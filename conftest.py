@@ -14,7 +14,8 @@ from ed_lib import arrays
 ROOT = Path(__file__).resolve().parent
 
 LONG = """test_pages test_benchmarks amp_in_practice mixed_precision language_model test_sharded
-    training_in_eight_bits why_it_learns test_checkpoints when_it_does_not_fit test_launcher""".split()
+    training_in_eight_bits why_it_learns test_checkpoints when_it_does_not_fit
+    test_launcher""".split()
 
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
@@ -22,13 +23,15 @@ hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
 os.environ.setdefault("ED_CEILINGS", str(ROOT / "_build" / "ceilings.json"))  # not the user's
-os.environ.setdefault("ED_QUICK", "1")  # one short turn for what is timed: what it says is not compared
+os.environ.setdefault(
+    "ED_QUICK", "1"
+)  # one short turn for what is timed: what it says is not compared
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters that lack their data are not executed, and each says so. Long files come first, so that of two
-    processes neither ends long after the other.
+    """Chapters that lack their data are not executed, and each says so. Long files come first, so
+    that of two processes neither ends long after the other.
     """
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
@@ -37,7 +40,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The time of each part, in seconds of work; with two processes, half of their sum has passed."""
+    """The time of each part, in seconds of work; with two processes, half of their sum has
+    passed.
+    """
     seconds = Counter()
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if hasattr(report, "duration"):

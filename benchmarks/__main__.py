@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 
-from benchmarks import harness
+from benchmarks.shared import harness
 from ed_lib import arrays
 
 TIMED = "ed", "precision", "finetuning", "lstm"  # what runs by itself
@@ -14,9 +14,12 @@ LONG = (  # whose results are alike anywhere, or nearly
 )  # fmt: skip
 # The tables that are about a GPU too; the others are about a CPU, or as good on one
 ON_GPU = {
-    "ed": ("paths", "article", "by hand"), "precision": ("training step",), "finetuning": ("fine-tuning",),
-    "lstm": ("ladder", "combine"), "cells": (),
-}  # fmt: skip
+    "ed": ("paths", "article", "by hand"),
+    "precision": ("training step",),
+    "finetuning": ("fine-tuning",),
+    "lstm": ("ladder", "combine"),
+    "cells": (),
+}
 
 
 def main(arguments=None):
@@ -24,8 +27,12 @@ def main(arguments=None):
     names = f"of {', '.join(TIMED + LONG)}; without: {', '.join(TIMED)}"
     parser.add_argument("benchmark", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--only", nargs="+", default=(), metavar="TABLE", help="without: all")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU")
-    parser.add_argument("--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPU, or CPU"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="at sizes that say nothing, for a rehearsal"
+    )
     parser.add_argument("--out", help="the folder of the records; without: records, or _build/tiny")
     options = parser.parse_args(arguments)
     if unknown := set(options.benchmark) - {*TIMED, *LONG, *ON_GPU}:
@@ -46,7 +53,9 @@ def main(arguments=None):
         mine = ON_GPU[name] if device == "cuda" else ()
         if unknown := set(options.only) - set(tables := mine or tuple(benchmark.TABLES)):
             parser.error(f"{name} has no table {', '.join(sorted(unknown))}; {', '.join(tables)}")
-        states += harness.run(benchmark, device, out, only=options.only or mine, tiny=options.tiny).values()
+        states += harness.run(
+            benchmark, device, out, only=options.only or mine, tiny=options.tiny
+        ).values()
     sys.exit(any(state != "done" for state in states))
 
 

@@ -10,21 +10,22 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from time import perf_counter
 
-from benchmarks.harness import Size
+from benchmarks.shared.harness import Size
 from ed_lib import records
-from ed_lib.notebook import key_of
+from ed_lib.gpu_cells import MAGIC, hash_of
 
-MAGIC = "%%gpu"
 SIZE = TINY = Size()
 
 
 def sources_of(path):
-    """A notebook's code cells, up to the last one for a GPU; none without."""
-    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
-    while sources and not sources[-1].startswith(MAGIC):
+    """{id: source} of a notebook's code cells, up to the last one for a GPU; none without."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = [
+        (cell["id"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"
+    ]
+    while sources and not sources[-1][1].startswith(MAGIC):
         del sources[-1]
-    return sources
+    return dict(sources)
 
 
 def printed(path):
@@ -34,7 +35,7 @@ def printed(path):
 
     os.chdir(path.parent)
     shell, rows = InteractiveShell.instance(), []
-    for source in sources_of(path):
+    for cell, source in sources_of(path).items():
         on_gpu = source.startswith(MAGIC)
         os.environ.pop("ED_QUICK", None) if on_gpu else os.environ.update(ED_QUICK="1")
         start = perf_counter()
@@ -44,7 +45,7 @@ def printed(path):
             print(f"{path.stem}: {type(problem).__name__}: {problem}\n{source[:200]}", flush=True)
         elif on_gpu and (text := caught.stdout.strip()):
             times = dict.fromkeys(("seconds", "q1", "q3"), perf_counter() - start)
-            rows.append({"cell": key_of(source)} | times | {"n": 1, "printed": text})
+            rows.append({"cell": cell, "code": hash_of(source)} | times | {"n": 1, "printed": text})
     return rows
 
 

@@ -1,7 +1,8 @@
 """How many steps a network takes to learn, by its batch: where larger batches stop saving any.
 
-A perceptron on Fashion-MNIST is trained until it gets ``target`` of the test images right, at every rate of a
-grid. Source: S. McCandlish and others, "An empirical model of large-batch training" (2018).
+A perceptron on Fashion-MNIST is trained until it gets ``target`` of the test images right, at every
+rate of a grid. Source: S. McCandlish and others, "An empirical model of large-batch training"
+(2018).
 """
 
 import itertools
@@ -10,23 +11,45 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Size, images, one_thread, runs
+from benchmarks.shared.harness import Size, images, one_thread, runs
 from ed_lib import data, models, timing, training
 
 FIRST = {"SGD": 0.02, "Adam": 2.5e-4}  # the lowest rate; each other is twice the one before
-POWER, FROM = {"SGD": 1, "Adam": 0.5}, 32  # for batches below FROM the rates fall as this power of the batch
+POWER, FROM = (
+    {"SGD": 1, "Adam": 0.5},
+    32,
+)  # for batches below FROM the rates fall as this power of the batch
 
 
-# A run ends, without success, after so many samples or steps, whichever are more, or the most steps.
-SIZE = Size(batches=(2, 4, 8, 16, 32, 128, 512, 2048, 8192), grid=8, target=0.8, widths=(784, 64, 10),
-            looks=2000, samples=300_000, steps=300, most=20_000)  # fmt: skip
-TINY = SIZE.rehearsal(batches=(8, 32), grid=4, target=0.3, widths=(784, 8, 10), looks=100, samples=600,
-                      steps=20, seeds=2)  # fmt: skip
+# A run ends, without success, after so many samples or steps, whichever are more, or the most
+# steps.
+SIZE = Size(
+    batches=(2, 4, 8, 16, 32, 128, 512, 2048, 8192),
+    grid=8,
+    target=0.8,
+    widths=(784, 64, 10),
+    looks=2000,
+    samples=300_000,
+    steps=300,
+    most=20_000,
+)
+TINY = SIZE.rehearsal(
+    batches=(8, 32),
+    grid=4,
+    target=0.3,
+    widths=(784, 8, 10),
+    looks=100,
+    samples=600,
+    steps=20,
+    seeds=2,
+)
 
 
 def steps(size, device, optimizer):
     """A row for each batch and rate; results: "steps" of each seed, 0 if it never got there."""
-    first = {batch: FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer] for batch in size.batches}
+    first = {
+        batch: FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer] for batch in size.batches
+    }
     cases = [{"batch": batch, "rate": float(f"{first[batch] * 2**n:.3g}"), "target": size.target}
              for batch in size.batches for n in range(size.grid)]  # fmt: skip
     return runs(reach, cases, size, optimizer=optimizer)
@@ -39,7 +62,9 @@ def reach(batch, rate, target, seed, optimizer, size):
     update = getattr(torch.optim, optimizer)(net.parameters(), rate)
     start, most = timing.now(), min(size.most, max(size.steps, size.samples // batch))
     epochs = (data.batches(len(x), batch, seed=1000 * seed + epoch) for epoch in itertools.count())
-    for n, rows in enumerate(itertools.islice(itertools.chain.from_iterable(epochs), most), start=1):
+    for n, rows in enumerate(
+        itertools.islice(itertools.chain.from_iterable(epochs), most), start=1
+    ):
         training.optimizer_step(F.cross_entropy(net(x[rows]), y[rows]), update)
         looks = n % max(1, n // 50) == 0  # to two per cent
         if looks and training.accuracy(net, test_x[: size.looks], test_y[: size.looks]) >= target:

@@ -1,23 +1,26 @@
-"""How well even is told from odd, by depth, under ED and under backpropagation: in ED's own network of dense
-layers from two starts, with skip connections, and in an ordinary network from two starts.
+"""How well even is told from odd, by depth, under ED and under backpropagation: in ED's own network
+of dense layers from two starts, with skip connections, and in an ordinary network from two starts.
 
-Of each the rate is chosen by one run each on 50,000 training images, held to account on the 10,000 kept out;
-the grid grows until the best is at no edge. At that rate three seeds learn from all 60,000, in one pass.
+Of each the rate is chosen by one run each on 50,000 training images, held to account on the 10,000
+kept out; the grid grows until the best is at no edge. At that rate three seeds learn from all
+60,000, in one pass.
 """
 
 from functools import partial
 
 import torch
 
-from benchmarks.grid import LADDER, search
-from benchmarks.harness import Size, one_thread
-from benchmarks.networks import Ordinary, Residual
 from benchmarks.relatives import learned
+from benchmarks.shared.grid import LADDER, search
+from benchmarks.shared.harness import Size, one_thread
+from benchmarks.shared.networks import Ordinary, Residual
 from ed_lib.ed import EDNetwork
 from ed_lib.ed.learner import Learner
 
 CASES = [("dense", rule) for rule in ("kaneko", "signed", "cross_entropy")]
-CASES += [("skips", rule) for rule in ("signed", "signed, stack frozen", "cross_entropy", "squared")]
+CASES += [
+    ("skips", rule) for rule in ("signed", "signed, stack frozen", "cross_entropy", "squared")
+]
 CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy")]
 GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
 
@@ -25,8 +28,9 @@ GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
 # width: pairs of cells a layer; the ordinary network has as many cells. sgd: Kaneko's rates.
 SIZE = Size(depths=(0, 1, 2, 4, 8, 16, 32), cases=CASES, width=32, rates=(1e-3, 3e-3, 1e-2),
             sgd=(0.03, 0.1, 0.3), ladder=LADDER[:-4], batch=64, kept=10_000)  # fmt: skip
-TINY = SIZE.rehearsal(depths=(0, 3), cases=CASES[:5:2] + CASES[-1:], width=4, ladder=LADDER[3:-3], batch=256,
-                      kept=200)  # fmt: skip
+TINY = SIZE.rehearsal(
+    depths=(0, 3), cases=CASES[:5:2] + CASES[-1:], width=4, ladder=LADDER[3:-3], batch=256, kept=200
+)
 
 
 def by_depth(size, device, cases=None):
@@ -52,9 +56,16 @@ def pupil(network, rule, depth, rate, seed, width, inputs, steps):
         return Residual(inputs, width, depth, "ed" if "signed" in rule else rule, rate, **options)
     if network.startswith("dense"):
         learns = rule if rule in ("kaneko", "signed") else "signed"
-        net = EDNetwork(inputs, width, depth, rule=learns, init="fan_in", seed=seed, backend="torch")
-        net.parameters["hidden.weight"] /= 8 if "gain 1" in network else 1  # of width 32 the gain is 8
-        method, optimizer = ("ed" if rule == learns else rule), ("sgd" if rule == "kaneko" else "adam")
+        net = EDNetwork(
+            inputs, width, depth, rule=learns, init="fan_in", seed=seed, backend="torch"
+        )
+        net.parameters["hidden.weight"] /= (
+            8 if "gain 1" in network else 1
+        )  # of width 32 the gain is 8
+        method, optimizer = (
+            ("ed" if rule == learns else rule),
+            ("sgd" if rule == "kaneko" else "adam"),
+        )
         return Learner(net, method, optimizer, rate, steps=steps)
     net = Ordinary((inputs, *[2 * width] * (depth + 1), 1), "adam", rate, steps=steps, seed=seed)
     torch.manual_seed(seed)

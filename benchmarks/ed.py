@@ -1,9 +1,10 @@
-"""ED learning: the forward pass, the update of all layers at once, and what backpropagation has beside them.
+"""ED learning: the forward pass, the update of all layers at once, and what backpropagation has
+beside them.
 
-Each version first takes one step from the same start as a float64 reference; its largest deviation is its
-error. Then versions are timed in turns, with a tiny step (α = 1e-9), so that repetitions leave the network as
-it was. Each row tells its threads: all, then one. With one the whole process has one core, since JAX keeps
-the threads that it began with.
+Each version first takes one step from the same start as a float64 reference; its largest deviation
+is its error. Then versions are timed in turns, with a tiny step (α = 1e-9), so that repetitions
+leave the network as it was. Each row tells its threads: all, then one. With one the whole process
+has one core, since JAX keeps the threads that it began with.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks import harness
-from benchmarks.harness import Size, Version, measure
+from benchmarks.shared import harness
+from benchmarks.shared.harness import Size, Version, measure
 from ed_lib import machine
-from ed_lib.ed import EDNetwork, costs, cpu, layout, rivals  # noqa: F401, cpu is code that is timed
+from ed_lib.ed import EDNetwork, costs, layout, rivals
 from ed_lib.ed.space import to_numpy
 
 ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
@@ -30,7 +31,9 @@ BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop 
 
 
 # The article's shape, the depth of the second size, seconds for each version.
-SIZE = Size(article=costs.Shape(n_inputs=784, width=32, depth=4096, batch=64), shallow=512, seconds=0.5)
+SIZE = Size(
+    article=costs.Shape(n_inputs=784, width=32, depth=4096, batch=64), shallow=512, seconds=0.5
+)
 TINY = Size(article=costs.Shape(20, 4, 32, 8), shallow=16, seconds=0.002)
 
 
@@ -65,7 +68,11 @@ def by_threads(table):
 
 
 def version(shape, library, what, how, call, error=None, dtype="float32", cost=None):
-    case = {"library": library, "dtype": dtype} | asdict(shape) | {"what": what, "how": how, "threads": 0}
+    case = (
+        {"library": library, "dtype": dtype}
+        | asdict(shape)
+        | {"what": what, "how": how, "threads": 0}
+    )
     del case["itemsize"]
     return Version(case, call, cost or COSTS[what](shape), error, ROUNDING[dtype])
 
@@ -75,9 +82,14 @@ def paths(size, device):
     shape, library = size.article, LIBRARY[device]
     net = network(shape, library, device, alpha=ALPHA, path="kernel")
     x, target = a_batch(shape, net)
-    error, net.alpha = deviation(shape, net.step(x, target), net.state_dict()["hidden.weight"]), NEARLY_0
+    error, net.alpha = (
+        deviation(shape, net.step(x, target), net.state_dict()["hidden.weight"]),
+        NEARLY_0,
+    )
     calls = {"forward": partial(net.forward, x), "update": partial(net.update, target * 0 + 0.5)}
-    versions = [version(shape, library, what, "kernel", call, error) for what, call in calls.items()]
+    versions = [
+        version(shape, library, what, "kernel", call, error) for what, call in calls.items()
+    ]
     return measure(versions, device, size.seconds)
 
 
@@ -119,7 +131,10 @@ def by_hand(size, device):
 def autograd(size, device):
     """A step of ED in PyTorch, and one by PyTorch's autograd, on a CPU."""
     shape, net = size.article, network(size.article, "torch", "cpu", path="layers")
-    batch, layers = a_batch(shape, net), rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_())
+    batch, layers = (
+        a_batch(shape, net),
+        rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_()),
+    )
     weights = [weight for layer in layers for weight in layer]
 
     def by_autograd(x, target):
@@ -133,9 +148,9 @@ def autograd(size, device):
 
 
 def compilers(size, device):
-    """What torch.compile and JAX make of the hidden layers' forward pass on a CPU, at both sizes, beside this
-    book's loop and its kernel, which does the input and the output layer as well. Each starts from the same
-    states (D + 1, K, B, C), weight and bias.
+    """What torch.compile and JAX make of the hidden layers' forward pass on a CPU, at both sizes,
+    beside this book's loop and its kernel, which does the input and the output layer as well. Each
+    starts from the same states (D + 1, K, B, C), weight and bias.
     """
     for depth in (size.shallow, size.article.depth):
         shape = replace(size.article, depth=depth)
@@ -151,18 +166,30 @@ def compilers(size, device):
             rights.append(exact[0][1:])
         stack = net.states, *stack[1:]
         one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]  # x (B, C), (D, C, C), (D, 1, C)
-        ways = {"loop over layers": partial(layout.forward, *stack, U0), "torch.compile": of_compile(*one),
-                "jax.lax.scan": of_jax(*one), "kernel": partial(whole.forward, x)}  # fmt: skip
+        ways = {
+            "loop over layers": partial(layout.forward, *stack, U0),
+            "torch.compile": of_compile(*one),
+            "jax.lax.scan": of_jax(*one),
+            "kernel": partial(whole.forward, x),
+        }
         errors = {}
         for how, call in ways.items():
             answers = call()
             ours = {"kernel": whole, "loop over layers": net}.get(how)
             found = ours.states[1:] if ours else np.asarray(answers).reshape(rights[0].shape)
             errors[how] = float(np.abs(found - rights[how == "kernel"]).max())
-        cost = 4 * (stack[0].size + stack[1].size), 2 * shape.batch * stack[1].size  # of these layers alone
-        yield from measure([
-            version(shape, "", "forward", how, call, errors[how], cost=cost) for how, call in ways.items()
-        ], "cpu", size.seconds)  # fmt: skip
+        cost = (
+            4 * (stack[0].size + stack[1].size),
+            2 * shape.batch * stack[1].size,
+        )  # of these layers alone
+        yield from measure(
+            [
+                version(shape, "", "forward", how, call, errors[how], cost=cost)
+                for how, call in ways.items()
+            ],
+            "cpu",
+            size.seconds,
+        )
 
 
 def of_compile(x, weight, bias):
@@ -218,13 +245,18 @@ def deviation(shape, *found):
 
 def network(shape, library, device, dtype="float32", alpha=NEARLY_0, **options):
     sizes = shape.n_inputs, shape.width, shape.depth, shape.n_outputs
-    return EDNetwork(*sizes, **START, alpha=alpha, dtype=dtype, backend=library, device=device, **options)
+    return EDNetwork(
+        *sizes, **START, alpha=alpha, dtype=dtype, backend=library, device=device, **options
+    )
 
 
 def a_batch(shape, net):
     """x (B, n_inputs) and target (B, K), the same for all, in the network's library."""
     rng = np.random.default_rng(1)
-    x, target = rng.random((shape.batch, shape.n_inputs)), rng.integers(0, 2, (shape.batch, shape.n_outputs))
+    x, target = (
+        rng.random((shape.batch, shape.n_inputs)),
+        rng.integers(0, 2, (shape.batch, shape.n_outputs)),
+    )
     return net.asarray(x), net.asarray(target)
 
 

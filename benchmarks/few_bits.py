@@ -1,7 +1,8 @@
-"""What is lost in few bits: the loss of a small transformer on tiny Shakespeare, nanoGPT's for a CPU, whose
-products are of four or eight bits, or whose weights are of sixteen.
+"""What is lost in few bits: the loss of a small transformer on tiny Shakespeare, nanoGPT's for a
+CPU, whose products are of four or eight bits, or whose weights are of sixteen.
 
-All runs of a seed have the same start, batches and rate. The products are those of the blocks' weights.
+All runs of a seed have the same start, batches and rate. The products are those of the blocks'
+weights.
 """
 
 from contextlib import nullcontext
@@ -10,10 +11,17 @@ from functools import partial
 
 from torch.nn import functional as F
 
-from benchmarks.harness import Size, one_thread, runs
+from benchmarks.shared.harness import Size, one_thread, runs
 from ed_lib import data, timing
 from ed_lib.ed.language import Transformer, held_out_loss
-from ed_lib.precision.low_bit_training import FOUR, RECIPES, Bfloat16Weights, Recipe, Scaling, low_bits
+from ed_lib.precision.low_bit_training import (
+    FOUR,
+    RECIPES,
+    Bfloat16Weights,
+    Recipe,
+    Scaling,
+    low_bits,
+)
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}
@@ -29,7 +37,9 @@ CASES = (
         "gradients E2M1": Recipe(g=E2M1),
         "gradients E2M1, Hadamard": Recipe(g=E2M1, hadamard=True),
         "gradients E2M1, stochastic": Recipe(g=replace(E2M1, stochastic=True)),
-        "gradients E2M1, stochastic, Hadamard": Recipe(g=replace(E2M1, stochastic=True), hadamard=True),
+        "gradients E2M1, stochastic, Hadamard": Recipe(
+            g=replace(E2M1, stochastic=True), hadamard=True
+        ),
     }
 )
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
@@ -38,18 +48,34 @@ LOSS_SCALE = 2.0**12
 RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
 
 
-# A step takes a batch of stretches of context characters. shape: layers, heads, width. At the end all the
-# held-out text is read, or so many characters.
-SIZE = Size(products=[*CASES], scaled=SCALED, weights=WEIGHTS, context=64, shape=(4, 4, 128), batch=12,
-            steps=800, held_out=None)  # fmt: skip
-TINY = SIZE.rehearsal(products=("float32", "NVFP4"), scaled=SCALED[1:2], weights=("float32", "kahan"),
-                      context=8, shape=(1, 2, 16), batch=4, steps=4, held_out=300)  # fmt: skip
+# A step takes a batch of stretches of context characters. shape: layers, heads, width. At the end
+# all the held-out text is read, or so many characters.
+SIZE = Size(
+    products=[*CASES],
+    scaled=SCALED,
+    weights=WEIGHTS,
+    context=64,
+    shape=(4, 4, 128),
+    batch=12,
+    steps=800,
+    held_out=None,
+)
+TINY = SIZE.rehearsal(
+    products=("float32", "NVFP4"),
+    scaled=SCALED[1:2],
+    weights=("float32", "kahan"),
+    context=8,
+    shape=(1, 2, 16),
+    batch=4,
+    steps=4,
+    held_out=300,
+)
 
 
 def rows(size, device, kind):
-    """Loss by recipe; of some with the loss times 2¹² and the gradients divided by it; by how a step's sum
-    with weights of bfloat16 is rounded. Results, of each seed: "loss", in nats a character. Seconds are of a
-    step.
+    """Loss by recipe; of some with the loss times 2¹² and the gradients divided by it; by how a
+    step's sum with weights of bfloat16 is rounded. Results, of each seed: "loss", in nats a
+    character. Seconds are of a step.
     """
     rates = [RATE, SLOW] if kind == "weights" else [RATE]
     cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
@@ -65,7 +91,9 @@ def run(kind, name, rate, seed, size):
     if kind == "weights" and name != "float32":
         Bfloat16Weights(net.optimizer, name, seed)
     elif name != "float32":
-        few = low_bits(CASES[name], {key: w for key, w in net.parameters.items() if key[0].isdigit()}, seed)
+        few = low_bits(
+            CASES[name], {key: w for key, w in net.parameters.items() if key[0].isdigit()}, seed
+        )
     step = partial(scaled_step, net) if kind == "scaled" else net.step
     draw, start = data.stretches(text.train, size.batch, size.context, seed=seed), timing.now()
     for _ in range(size.steps):

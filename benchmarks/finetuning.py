@@ -1,7 +1,9 @@
-"""Fine-tuning a pretrained encoder of BERT's architecture on a three-way inference task, in each format.
+"""Fine-tuning a pretrained encoder of BERT's architecture on a three-way inference task, in each
+format.
 
-The settings are those of the article's one worked run (batch 32, rate 5e-5, three epochs, warm-up a tenth,
-decay 0.01); the encoder is smaller, all-MiniLM-L6-v2, and the task is SICK. Timed runs, one after another.
+The settings are those of the article's one worked run (batch 32, rate 5e-5, three epochs, warm-up a
+tenth, decay 0.01); the encoder is smaller, all-MiniLM-L6-v2, and the task is SICK. Timed runs, one
+after another.
 """
 
 from functools import partial
@@ -9,9 +11,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks import formats
-from benchmarks.harness import Size, summary
 from benchmarks.precision import flops, parameters_of
+from benchmarks.shared import formats
+from benchmarks.shared.harness import Size, summary
 from ed_lib import data, models
 from ed_lib.precision import memory, minilm
 
@@ -20,8 +22,8 @@ TINY = SIZE(pairs=4, batch=4, epochs=1, seeds=1)
 
 
 def fine_tuning(size, device):
-    """A row for each format. Results: "accuracy" on the held-out pairs, by seed; and the bytes of a step on
-    the first batch, "activations", "casts" and "total".
+    """A row for each format. Results: "accuracy" on the held-out pairs, by seed; and the bytes of a
+    step on the first batch, "activations", "casts" and "total".
     """
     few, tokenizer = slice(size.pairs), minilm.tokenizer()
     parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
@@ -29,15 +31,27 @@ def fine_tuning(size, device):
     steps = list(step_flops(size, train))
     for name in formats.names(device):
         context = partial(formats.context, device, name)
-        options = {"rate": size.rate, "epochs": size.epochs, "batch": size.batch, "context": context}
+        options = {
+            "rate": size.rate,
+            "epochs": size.epochs,
+            "batch": size.batch,
+            "context": context,
+        }
         histories = []
         for seed in range(size.seeds):
             net = minilm.load(seed=seed).to(device)
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
             with formats.products(name):
                 histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
-        bytes = 8 * 4 * parameters_of(net) * len(steps)  # AdamW reads and writes eight float32 a parameter
-        case = {"format": name, "pairs": len(train.labels), "floor_bytes": bytes, "floor_flops": sum(steps)}
+        bytes = (
+            8 * 4 * parameters_of(net) * len(steps)
+        )  # AdamW reads and writes eight float32 a parameter
+        case = {
+            "format": name,
+            "pairs": len(train.labels),
+            "floor_bytes": bytes,
+            "floor_flops": sum(steps),
+        }
         row = case | summary([sum(one.seconds) for one in histories])
         row["accuracy"] = [one.accuracy[-1] for one in histories]
         yield row | bytes_of_a_step(net, size, context, device, train)

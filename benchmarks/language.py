@@ -1,7 +1,7 @@
 """Language models of characters on tiny Shakespeare, taught by other rules, each at its best rate.
 
-The rate is chosen by runs of one seed, short ones of transformers and whole ones of what reads a window;
-then each learns from three seeds at the size of nanoGPT's run on a CPU.
+The rate is chosen by runs of one seed, short ones of transformers and whole ones of what reads a
+window; then each learns from three seeds at the size of nanoGPT's run on a CPU.
 """
 
 import functools
@@ -10,37 +10,60 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from benchmarks.grid import search
-from benchmarks.harness import Size, one_thread
+from benchmarks.shared.grid import search
+from benchmarks.shared.harness import Size, one_thread
 from ed_lib import data, timing
 from ed_lib.ed.language import Transformer, held_out_loss
 from ed_lib.ed.relatives import Perceptron
 
 shakespeare = functools.cache(data.text)
 
-TRANSFORMERS = [("backprop",) * 2, ("broadcast",) * 2, ("frozen",) * 2]  # of attention and of the perceptrons
+TRANSFORMERS = [
+    ("backprop",) * 2,
+    ("broadcast",) * 2,
+    ("frozen",) * 2,
+]  # of attention and of the perceptrons
 TRANSFORMERS += [("backprop", "broadcast"), ("backprop", "frozen")]
-WINDOWS = [(rule, 2, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")]
-WINDOWS += [("backprop", 1, False), *((rule, 2, True) for rule in ("frozen", "backprop", "broadcast"))]
+WINDOWS = [
+    (rule, 2, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")
+]
+WINDOWS += [
+    ("backprop", 1, False),
+    *((rule, 2, True) for rule in ("frozen", "backprop", "broadcast")),
+]
 WINDOWS += [("backprop", 0, False)]  # of so many hidden layers
 # A step takes a batch of stretches of context characters, or as many windows. search: steps of a
-# transformer's run that tries a rate. every: steps between two looks at so many places; at the end all the
-# held-out text is read, or so many characters.
+# transformer's run that tries a rate. every: steps between two looks at so many places; at the end
+# all the held-out text is read, or so many characters.
 SIZE = Size(
     transformers=TRANSFORMERS, windows=WINDOWS, rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
     rates_of_windows=(1e-3, 3e-3, 1e-2, 3e-2), layers=4, heads=4, width=128, context=64, window=8,
     hidden=(512, 512), batch=12, steps=2000, search=400, every=100, places=100, held_out=None,
 )  # fmt: skip
 TINY = SIZE.rehearsal(
-    transformers=TRANSFORMERS[2:4], windows=WINDOWS[-2:], rates=(1e-3, 3e-3), rates_of_windows=(1e-3, 3e-3),
-    layers=1, heads=2, width=8, context=6, window=3, hidden=(10,), batch=4, steps=6, search=3, every=2,
-    places=5, held_out=500, seeds=2,
-)  # fmt: skip
+    transformers=TRANSFORMERS[2:4],
+    windows=WINDOWS[-2:],
+    rates=(1e-3, 3e-3),
+    rates_of_windows=(1e-3, 3e-3),
+    layers=1,
+    heads=2,
+    width=8,
+    context=6,
+    window=3,
+    hidden=(10,),
+    batch=4,
+    steps=6,
+    search=3,
+    every=2,
+    places=5,
+    held_out=500,
+    seeds=2,
+)
 
 
 def rows(size, device, table):
-    """A row for each case; results: "tried", the losses at the rates; of each seed "loss", in nats a
-    character of the held-out text, and "curve", the looks on the way.
+    """A row for each case; results: "tried", the losses at the rates; of each seed "loss", in nats
+    a character of the held-out text, and "curve", the looks on the way.
     """
     function, keys, cases, rates = {
         "transformer": (transformer, ("attention", "mlp"), size.transformers, size.rates),

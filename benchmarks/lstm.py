@@ -1,9 +1,9 @@
 """LSTMs: every rung of NVIDIA's ladder beside ``nn.LSTM``, and how many steps' inputs are combined.
 
-The first run of each version is compared with ``nn.LSTM`` in float64; what deviates by more than rounding
-explains gets no row. All versions of one case take turns. float32 is computed as such, in cuDNN as well,
-which by default takes TF32. Operations are counted as NVIDIA did. Letters: T time steps, B batch, H hidden,
-which is the number of inputs as well.
+The first run of each version is compared with ``nn.LSTM`` in float64; what deviates by more than
+rounding explains gets no row. All versions of one case take turns. float32 is computed as such, in
+cuDNN as well, which by default takes TF32. Operations are counted as NVIDIA did. Letters: T time
+steps, B batch, H hidden, which is the number of inputs as well.
 """
 
 import copy
@@ -11,11 +11,11 @@ from functools import partial
 
 import torch
 
-from benchmarks import formats
-from benchmarks.formats import deviation
-from benchmarks.harness import Size, Version, measure
+from benchmarks.shared import formats
+from benchmarks.shared.formats import deviation
+from benchmarks.shared.harness import Size, Version, measure
 from ed_lib.lstm import LSTM, RUNGS, ladder
-from ed_lib.lstm.gpu import capture
+from ed_lib.lstm.lstm_on_gpu import capture
 
 NN, LAST = "nn.LSTM", RUNGS[-1]
 WHATS = *RUNGS, NN
@@ -30,20 +30,24 @@ class Subject:
         self.shape = shape
         self.module = torch.nn.LSTM(shape.inputs, shape.hidden, shape.layers, device=device)
         for parameter in self.module.parameters():
-            torch.nn.init.uniform_(parameter, -(shape.hidden**-0.5), shape.hidden**-0.5, generator=draw)
+            torch.nn.init.uniform_(
+                parameter, -(shape.hidden**-0.5), shape.hidden**-0.5, generator=draw
+            )
         sizes = shape.steps, shape.batch, shape.inputs
         self.x = torch.randn(sizes, generator=draw, device=device)  # (T, B, H)
 
     def version(self, what, how="eager", **options):
-        """The :class:`Version` of a pass forward by one of RUNGS, or NN. how: or as a "graph"; options:
-        of ours.
+        """The :class:`Version` of a pass forward by one of RUNGS, or NN. how: or as a "graph";
+        options: of ours.
         """
         module = self.module if what == NN else LSTM.from_torch(self.module, rung=what, **options)
         sizes = {key: getattr(self.shape, key) for key in ("layers", "hidden", "batch", "steps")}
         case = {"what": what} | sizes | {"format": "float32", "how": how} | options
         call = partial(forward, module, self.x)
         error = deviation(call(), self.right())
-        least = 4 * (self.shape.weights + self.x.numel() + call()[0].numel())  # nothing else leaves the chip
+        least = 4 * (
+            self.shape.weights + self.x.numel() + call()[0].numel()
+        )  # nothing else leaves the chip
         call = capture(call) if how == "graph" else call
         return Version(case, call, (least, self.shape.flops), error, TOLERANCE)
 
@@ -66,11 +70,15 @@ context, ceilings = formats.restored, formats.ceilings
 
 
 def subject_of(size, device, layers, steps=None):
-    return Subject(ladder.LSTMRun(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device)
+    return Subject(
+        ladder.LSTMRun(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device
+    )
 
 
 def climb(size, device):
-    """Every rung and nn.LSTM, on a GPU as graphs too, beside what NVIDIA "published", in GFLOP/s."""
+    """Every rung and nn.LSTM, on a GPU as graphs too, beside what NVIDIA "published", in
+    GFLOP/s.
+    """
     for layers, rounds in zip(size.layers, size.rounds, strict=True):
         subject = subject_of(size, device, layers)
         hows = ("eager", "graph") if device == "cuda" else ("eager",)
@@ -86,7 +94,9 @@ def combine(size, device):
     numbers = [2**n for n in range(steps.bit_length()) if 2**n < steps] + [steps]
     for what, layers in ((RUNGS[-2], 1), (LAST, size.layers[-1])):
         subject = subject_of(size, device, layers, steps)
-        yield from measure([subject.version(what, combine=k) for k in numbers], device, size.seconds)
+        yield from measure(
+            [subject.version(what, combine=k) for k in numbers], device, size.seconds
+        )
 
 
 TABLES = {"ladder": climb, "combine": combine}

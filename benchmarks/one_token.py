@@ -1,4 +1,5 @@
-"""Weights in few bits: how long a product with them takes, from one row to many, and what models lose.
+"""Weights in few bits: how long a product with them takes, from one row to many, and what models
+lose.
 
 Products: matrices in turn, as the layers of a model are, so that no cache holds them. Encoder:
 all-MiniLM-L6-v2, its Linear layers rounded after training, beside what people said of SICK's pairs.
@@ -16,9 +17,9 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import nn
 
-from benchmarks import formats
-from benchmarks.formats import deviation
-from benchmarks.harness import Size, Version, measure, summary
+from benchmarks.shared import formats
+from benchmarks.shared.formats import deviation
+from benchmarks.shared.harness import Size, Version, measure, summary
 from ed_lib import data, machine, models
 from ed_lib.precision import decoding, minilm, quantization, weight_only
 from ed_lib.precision.weight_only import Linear4
@@ -28,22 +29,50 @@ HOWS = "nearest", "GPTQ", "AWQ"
 WAYS = "float32, no cache", "float32", "bfloat16", "int8", "int4"
 POOL = ThreadPoolExecutor(machine.threads())
 
-# copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for all;
-# trained, wide: width, heads and layers of the two that write so many characters (length).
+# copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for
+# all; trained, wide: width, heads and layers of the two that write so many characters (length).
 SIZE = Size(
-    n=4096, copies=8, batches=(1, 2, 4, 8, 16, 32, 64), pairs=None, sentences=128, bits=(8, 4, 3, 2),
-    groups=(128, 32), steps=2000, stretches=32, trained=(128, 4, 4), wide=(1024, 16, 6), hows=HOWS,
-    length=64, places=None, seconds=0.3, rounds=3,
-)  # fmt: skip
+    n=4096,
+    copies=8,
+    batches=(1, 2, 4, 8, 16, 32, 64),
+    pairs=None,
+    sentences=128,
+    bits=(8, 4, 3, 2),
+    groups=(128, 32),
+    steps=2000,
+    stretches=32,
+    trained=(128, 4, 4),
+    wide=(1024, 16, 6),
+    hows=HOWS,
+    length=64,
+    places=None,
+    seconds=0.3,
+    rounds=3,
+)
 TINY = SIZE(
-    n=256, copies=2, batches=(1, 4), pairs=4, sentences=2, bits=(4,), groups=(128,), steps=3, stretches=2,
-    trained=(128, 2, 1), wide=(128, 2, 1), hows=HOWS[:1], length=4, places=2, seconds=0.001, rounds=1,
-)  # fmt: skip
+    n=256,
+    copies=2,
+    batches=(1, 4),
+    pairs=4,
+    sentences=2,
+    bits=(4,),
+    groups=(128,),
+    steps=3,
+    stretches=2,
+    trained=(128, 2, 1),
+    wide=(128, 2, 1),
+    hows=HOWS[:1],
+    length=4,
+    places=2,
+    seconds=0.001,
+    rounds=1,
+)
 
 
 def ceilings(device, name):
-    """Of weights in few bits the floor is that of the operations on the inputs, or of reading the weights; of
-    inputs in eight bits the second alone, since products of bytes have a rate of their own.
+    """Of weights in few bits the floor is that of the operations on the inputs, or of reading the
+    weights; of inputs in eight bits the second alone, since products of bytes have a rate of their
+    own.
     """
     return formats.ceilings(device, "float32" if name.startswith("float32") else "bfloat16")
 
@@ -54,7 +83,9 @@ def products(size, device):
 
 
 def products_of(size, batch):
-    """A version of each format: the products of ``batch`` rows, rounded to bfloat16 but for float32."""
+    """A version of each format: the products of ``batch`` rows, rounded to bfloat16 but for
+    float32.
+    """
     draw = torch.Generator().manual_seed(0)
     w, x = torch.randn(size.n, size.n, generator=draw), torch.randn(batch, size.n, generator=draw)
     for name in FORMATS if quantization.has_vnni() else FORMATS[:-1]:
@@ -69,7 +100,9 @@ def products_of(size, batch):
 
 
 def kept_as(format, w):
-    """A weight (O, I) → (the product with a copy of it in this format, of x (B, I); the numbers; bytes)."""
+    """A weight (O, I) → (the product with a copy of it in this format, of x (B, I); the numbers;
+    bytes).
+    """
     if format == "int8":
         scale = quantization.choose_scale(w)  # (O, 1)
         codes, short = quantization.quantize(w, scale, 8), scale[:, 0].bfloat16()
@@ -88,15 +121,19 @@ def kept_as(format, w):
 
 
 def in_numpy(w):
-    """The product with w by NumPy's BLAS, a part of w on each thread: its own threads, which spin when they
-    have done, would slow down who comes next.
+    """The product with w by NumPy's BLAS, a part of w on each thread: its own threads, which spin
+    when they have done, would slow down who comes next.
     """
     parts = np.array_split(w.numpy(), machine.threads())
-    return lambda x: torch.from_numpy(np.concatenate([*POOL.map(lambda w: w @ x.numpy().T, parts)]).T)
+    return lambda x: torch.from_numpy(
+        np.concatenate([*POOL.map(lambda w: w @ x.numpy().T, parts)]).T
+    )
 
 
 class Rounded(nn.Module):
-    """A Linear layer with its weight in few bits: (…, I) → (…, O), float32, with inputs in bfloat16."""
+    """A Linear layer with its weight in few bits: (…, I) → (…, O), float32, with inputs in
+    bfloat16.
+    """
 
     def __init__(self, linear, format):
         super().__init__()
@@ -109,7 +146,9 @@ class Rounded(nn.Module):
 
 
 def encoders(size, device):
-    """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear layers."""
+    """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear
+    layers.
+    """
     learned, held_out = data.sick()
     tokenizer, net = minilm.tokenizer(), minilm.load()
     few, right = slice(size.pairs), []
@@ -128,9 +167,11 @@ def encoders(size, device):
 
 
 def in_few_bits(size, exact, seen):
-    """For each way of rounding: a row with its seconds and bytes, {name: the numbers that a weight becomes}.
+    """For each way of rounding: a row with its seconds and bytes, {name: the numbers that a weight
+    becomes}.
 
-    A group of 0 is a row's whole, of −1 the whole matrix. ``exact`` {name: (O, I)}, ``seen`` its inputs.
+    A group of 0 is a row's whole, of −1 the whole matrix. ``exact`` {name: (O, I)}, ``seen`` its
+    inputs.
     """
     ways = [("float32", 32, 0)]
     for bits in size.bits:  # with eight there is nothing to mend
@@ -140,7 +181,9 @@ def in_few_bits(size, exact, seen):
     for way in ways:
         start = time.perf_counter()
         found = {name: rounded(weight, seen[name], *way) for name, weight in exact.items()}
-        row = dict(zip(("how", "bits", "group"), way, strict=True)) | summary([time.perf_counter() - start])
+        row = dict(zip(("how", "bits", "group"), way, strict=True)) | summary(
+            [time.perf_counter() - start]
+        )
         row["bytes"] = sum(bytes for _, bytes in found.values())
         yield row, {name: weight for name, (weight, _) in found.items()}
 
@@ -151,14 +194,18 @@ def inputs(net, run):
     for name, layer in watched.named_modules():
         if isinstance(layer, nn.Linear) and "." in name:
             rows = seen[name] = []
-            layer.register_forward_pre_hook(lambda layer, x, rows=rows: rows.append(x[0].flatten(0, -2)))
+            layer.register_forward_pre_hook(
+                lambda layer, x, rows=rows: rows.append(x[0].flatten(0, -2))
+            )
     with torch.no_grad():
         run(watched)
     return {name: torch.cat(rows) for name, rows in seen.items()}
 
 
 def rounded(weight, x, how, bits, group):
-    """(the numbers that a weight (O, I), with inputs x (N, I), is rounded to; the bytes of their codes)."""
+    """(the numbers that a weight (O, I), with inputs x (N, I), is rounded to; the bytes of their
+    codes).
+    """
     if how == "float32":
         return weight, weight.nbytes
     w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
@@ -173,7 +220,9 @@ def rounded(weight, x, how, bits, group):
 
 
 def transformer(shape, steps=0):
-    """A GPT of characters, trained for so many steps at a rate that rises and falls; and the text."""
+    """A GPT of characters, trained for so many steps at a rate that rises and falls; and the
+    text.
+    """
     text = data.text()
     net = models.GPT(len(text.characters), 64, *shape)
     adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99), fused=True)
@@ -187,14 +236,18 @@ def transformer(shape, steps=0):
 
 
 def loss_of(net, text):
-    """The mean loss in nats of the characters of stretches (B, T + 1), but for the first of each."""
+    """The mean loss in nats of the characters of stretches (B, T + 1), but for the first of
+    each.
+    """
     return F.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
 
 def writers(size, device):
     """A row for each way of rounding the trained GPT; results: "loss" and "bytes"."""
     net, text = transformer(size.trained, size.steps)
-    learned, held_out = (part.unfold(0, 65, 64) for part in (text.train, text.held_out))  # (n, 65) each
+    learned, held_out = (
+        part.unfold(0, 65, 64) for part in (text.train, text.held_out)
+    )  # (n, 65) each
     seen = inputs(net, lambda watched: watched(learned[: size.stretches, :-1]))
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
     for row, weights in in_few_bits(size, exact, seen):
@@ -207,7 +260,9 @@ def writers(size, device):
 
 
 def writing(size, device):
-    """Times a text as long as the context, one character after another: a row for each of ``WAYS``."""
+    """Times a text as long as the context, one character after another: a row for each of
+    ``WAYS``.
+    """
     for name in ("trained", "wide"):
         net, text = transformer(getattr(size, name))
         versions = ways(name, net, text.held_out[: size.length])
@@ -229,7 +284,10 @@ def ways(name, net, line):
         call = partial(anew if anew_each else write, made, line)
         reads = (len(line) + 1) / 2 if anew_each else 1  # of each character
         cost = len(line) * bytes, len(line) * reads * 2 * weights
-        error, tolerance = deviation([call()], [right(line[None])[:, -1]]), 1e-4 if "float32" in way else 5e-2
+        error, tolerance = (
+            deviation([call()], [right(line[None])[:, -1]]),
+            1e-4 if "float32" in way else 5e-2,
+        )
         yield Version({"net": name, "format": way}, call, cost, error, tolerance)
 
 

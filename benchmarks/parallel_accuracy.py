@@ -1,7 +1,7 @@
 """What is learned on many devices. Long training runs, run by name only.
 
-The source's run of LeNet goes first, alone, since its seconds are compared. All others go side by side: only
-their accuracies count.
+The source's run of LeNet goes first, alone, since its seconds are compared. All others go side by
+side: only their accuracies count.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from benchmarks.harness import Size, images, one_thread, runs, summary
+from benchmarks.shared.harness import Size, images, one_thread, runs, summary
 from ed_lib import data, models, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import (
@@ -28,20 +28,32 @@ from ed_lib.parallel.replica import Replica, local_rows
 LR = 0.2  # the source's
 
 
-# images, batch and epochs of the source's run (d2l.ai, 13.5), None: all 60,000. gradients: on the virtual
-# clock, in batches of 32; each worker takes so many steps between which it meets others; tests: None: all.
+# images, batch and epochs of the source's run (d2l.ai, 13.5), None: all 60,000. gradients: on the
+# virtual clock, in batches of 32; each worker takes so many steps between which it meets others;
+# tests: None: all.
 SIZE = Size(
     images=None, batch=256, epochs=10, gradients=3000, lrs=(0.02, 0.05, 0.1, 0.2, 0.4, 0.8),
     meetings=(1, 5, 20, 50, 200), each=200, inner=[1.25e-4 * 2**n for n in range(9)],
     outer=(0.1, 0.2, 0.4, 0.7, 1.0), tests=None,
 )  # fmt: skip
-TINY = SIZE.rehearsal(images=40, batch=20, epochs=1, gradients=40, lrs=(0.05, 1e30), meetings=(1, 4), each=4,
-                      inner=(1e-3,), outer=(0.7,), tests=200)  # fmt: skip
+TINY = SIZE.rehearsal(
+    images=40,
+    batch=20,
+    epochs=1,
+    gradients=40,
+    lrs=(0.05, 1e30),
+    meetings=(1, 4),
+    each=4,
+    inner=(1e-3,),
+    outer=(0.7,),
+    tests=200,
+)
 
 
 def source(size, device):
-    """The source's run on one device and on two, simulated in one process, and as two processes; with one
-    thread for each process, and once with two. Seconds are of an epoch. Results: "accuracy" at the end.
+    """The source's run on one device and on two, simulated in one process, and as two processes;
+    with one thread for each process, and once with two. Seconds are of an epoch. Results:
+    "accuracy" at the end.
     """
     images("fashion-mnist", size.offline, data.tensors)  # where it must be downloaded, once
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
@@ -50,11 +62,17 @@ def source(size, device):
         else:
             with one_thread(threads=2 if how == "two threads" else 1):
                 run = lenets(size, devices)
-        yield {"how": how, "devices": devices} | summary(run.seconds[1:]) | {"accuracy": run.accuracy[-1]}
+        yield (
+            {"how": how, "devices": devices}
+            | summary(run.seconds[1:])
+            | {"accuracy": run.accuracy[-1]}
+        )
 
 
 def lenets(size, copies):
-    """The source's run on so many copies of LeNet in this process, of each rank if there are ranks."""
+    """The source's run on so many copies of LeNet in this process, of each rank if there are
+    ranks.
+    """
     (x, y), test = images("fashion-mnist", size.offline, data.tensors)
     x, y, test = x[: size.images], y[: size.images], [rows[: size.tests] for rows in test]
     nets = [as_the_source_starts(models.lenet()) for _ in range(copies)]
@@ -99,10 +117,11 @@ METHODS = {  # seconds of a gradient, for each worker
 
 
 def asynchronous(size, device):
-    """What is learned after the same number of gradients, on the virtual clock: a row for each method and lr.
+    """What is learned after the same number of gradients, on the virtual clock: a row for each
+    method and lr.
 
-    A network with one hidden layer of 32 on Fashion-MNIST. Results: "accuracy" by seed; a run that diverges
-    counts as guessing, 0.1.
+    A network with one hidden layer of 32 on Fashion-MNIST. Results: "accuracy" by seed; a run that
+    diverges counts as guessing, 0.1.
     """
     cases = [{"method": method, "lr": lr} for method in METHODS for lr in size.lrs]
     return runs(on_clock, cases, size)
@@ -123,7 +142,9 @@ def on_clock(method, lr, seed, size):
 
 
 def a_problem(seed, size):
-    """A network on Fashion-MNIST, what to learn from drawn by the seed, and the test images, labels."""
+    """A network on Fashion-MNIST, what to learn from drawn by the seed, and the test images,
+    labels.
+    """
     learned, test = images("fashion-mnist", size.offline)
     x, labels = (torch.as_tensor(each[: size.tests]) for each in test)
     return Problem(*learned, seed=seed), (x, labels.long())
@@ -133,8 +154,9 @@ WAYS = {"local SGD": torch.optim.SGD, "local AdamW": torch.optim.AdamW, "DiLoCo"
 
 
 def meetings(size, device):
-    """The loss on the test images when four workers meet every H steps, after the same number of gradients: a
-    row for each way, H, inner rate and, for DiLoCo, outer rate; its momentum is 0.9. Results: "loss" by seed.
+    """The loss on the test images when four workers meet every H steps, after the same number of
+    gradients: a row for each way, H, inner rate and, for DiLoCo, outer rate; its momentum is 0.9.
+    Results: "loss" by seed.
     """
     cases = [
         {"method": way, "steps": H, "lr": lr, "outer": outer}

@@ -1,8 +1,8 @@
 """Fewer bits: training steps of an MLP, LeNet and an encoder, in each format.
 
-Each step is first compared with float64, by its loss and its gradients; what deviates by more than its format
-explains is not timed. All formats of one case take turns. float32 is computed as such. Optimizers are fused
-in every format.
+Each step is first compared with float64, by its loss and its gradients; what deviates by more than
+its format explains is not timed. All formats of one case take turns. float32 is computed as such.
+Optimizers are fused in every format.
 """
 
 import copy
@@ -16,17 +16,35 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import formats, harness
-from benchmarks.harness import Size
+from benchmarks.shared import formats, harness
+from benchmarks.shared.harness import Size
 from ed_lib import models, training
 
 CHUNK = 64  # samples that go through the reference at a time
 RATE = 1e-12  # so that repetitions leave the network as it was
-BERT = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512, "classes": 3}
+BERT = {
+    "layers": 12,
+    "hidden": 768,
+    "heads": 12,
+    "vocabulary": 30_522,
+    "positions": 512,
+    "classes": 3,
+}
 # The batches of each network, and their sizes; seconds for each version.
-CPU = Size(mlp=(1, 8, 64, 512, 4096), lenet=(1, 8, 64, 512), encoder=(1, 2), widths=(784, 256, 256, 10),
-           bert=BERT, tokens=128, seconds=0.3)  # fmt: skip
-LARGE = {"mlp": (1, 16, 256, 4096, 65536), "lenet": (1, 16, 256, 4096, 16384), "encoder": (1, 4, 16, 64, 256)}
+CPU = Size(
+    mlp=(1, 8, 64, 512, 4096),
+    lenet=(1, 8, 64, 512),
+    encoder=(1, 2),
+    widths=(784, 256, 256, 10),
+    bert=BERT,
+    tokens=128,
+    seconds=0.3,
+)
+LARGE = {
+    "mlp": (1, 16, 256, 4096, 65536),
+    "lenet": (1, 16, 256, 4096, 16384),
+    "encoder": (1, 4, 16, 64, 256),
+}
 SIZE = {"cpu": CPU, "cuda": CPU(**LARGE)}
 TINY = CPU(
     mlp=(1, 8), lenet=(1, 8), widths=(20, 16, 10), tokens=4, seconds=0.001,
@@ -46,8 +64,8 @@ class Subject:
     words: int = 0
 
     def batch(self, n, device):
-        """n inputs, of class 0 all: with classes at random the gradients of what has not learned cancel each
-        other, the more so the larger the batch, and what is left is mostly rounding.
+        """n inputs, of class 0 all: with classes at random the gradients of what has not learned
+        cancel each other, the more so the larger the batch, and what is left is mostly rounding.
         """
         draw = torch.Generator().manual_seed(n)
         sample = partial(torch.randint, self.words) if self.words else torch.rand
@@ -55,8 +73,8 @@ class Subject:
         return x, torch.zeros(n, dtype=torch.int64, device=device)
 
     def cost(self, parameters, x, y):
-        """(bytes, FLOPs) of a step: float32 parameters, gradients and AdamW's two averages, read and written;
-        products as torch counts them.
+        """(bytes, FLOPs) of a step: float32 parameters, gradients and AdamW's two averages, read
+        and written; products as torch counts them.
         """
         return 4 * parameters * (8 if self.optimizer == "AdamW" else 4), flops(self.make, x, y)
 
@@ -70,8 +88,8 @@ def subjects(size):
 
 
 def flops(make, *batch):
-    """Of a training step, by torch's counter, on the device "meta", which computes nothing; of attention its
-    two products.
+    """Of a training step, by torch's counter, on the device "meta", which computes nothing; of
+    attention its two products.
     """
     with torch.device("meta"):
         model, (*inputs, labels) = make(), (tensor.to("meta") for tensor in batch)
@@ -81,8 +99,8 @@ def flops(make, *batch):
 
 
 def training_step(size, device):
-    """Forward, loss, backward, update: a row for each model, batch and format. Results: "against float32",
-    how many times as fast as that in the same turns.
+    """Forward, loss, backward, update: a row for each model, batch and format. Results: "against
+    float32", how many times as fast as that in the same turns.
     """
     for subject in subjects(size):
         model = subject.make()
@@ -116,17 +134,29 @@ def exactly(model, x, y):
 
 
 class Run:
-    """One subject in one format: model, optimizer and, for float16, a scale that does not change."""
+    """One subject in one format: model, optimizer and, for float16, a scale that does not
+    change.
+    """
 
     def __init__(self, subject, format, model, device):
         self.subject, self.format, self.device = subject, format, device
         fixed = {"init_scale": 2.0**14, "growth_interval": 10**9, "enabled": format == "float16"}
-        self.model, self.scaler = copy.deepcopy(model).to(device), torch.amp.GradScaler(device, **fixed)
-        self.optimizer = getattr(torch.optim, subject.optimizer)(self.model.parameters(), RATE, fused=True)
+        self.model, self.scaler = (
+            copy.deepcopy(model).to(device),
+            torch.amp.GradScaler(device, **fixed),
+        )
+        self.optimizer = getattr(torch.optim, subject.optimizer)(
+            self.model.parameters(), RATE, fused=True
+        )
 
     def version(self, batch, exact, cost):
         """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
-        case = {"model": self.subject.name, "format": self.format, "batch": len(batch[0]), "how": "eager"}
+        case = {
+            "model": self.subject.name,
+            "format": self.format,
+            "batch": len(batch[0]),
+            "how": "eager",
+        }
         error, call = self.deviation(*batch, exact), partial(self.step, *batch)
         return harness.Version(case, call, cost, error, formats.TOLERANCE[self.format])
 
@@ -140,7 +170,9 @@ class Run:
             training.optimizer_step(self.loss(x, y), self.optimizer, self.scaler)
 
     def deviation(self, x, y, exact):
-        """How far loss and gradients, as one vector, are from ``exact`` ones, relative: the larger."""
+        """How far loss and gradients, as one vector, are from ``exact`` ones, relative: the
+        larger.
+        """
         self.optimizer.zero_grad()
         with formats.products(self.format):
             loss = self.loss(x, y)

@@ -1,7 +1,7 @@
 """Fewer bits: what is learned, in each format; and LeNet made smaller in every way of the book.
 
-Long training runs, run by name only, side by side: only their accuracies count. Of the smaller models also
-the bytes of what is stored, and of the first seed the time that it takes.
+Long training runs, run by name only, side by side: only their accuracies count. Of the smaller
+models also the bytes of what is stored, and of the first seed the time that it takes.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
-from benchmarks.formats import deviation
-from benchmarks.harness import Size, Version, images, measure, one_thread, runs
+from benchmarks.shared.formats import deviation
+from benchmarks.shared.harness import Size, Version, images, measure, one_thread, runs
 from ed_lib import data, models, timing, training
 from ed_lib.precision import autocasting
 from ed_lib.precision.compression import keep_filters
@@ -28,7 +28,9 @@ from ed_lib.precision.scaler import GradScaler
 
 @dataclass(frozen=True)
 class Format:
-    """``change(model)`` makes it a model of the format; ``context``: what each forward pass runs in."""
+    """``change(model)`` makes it a model of the format; ``context``: what each forward pass runs
+    in.
+    """
 
     context: Callable = contextlib.nullcontext
     scaler: Callable = lambda: None
@@ -36,11 +38,16 @@ class Format:
 
 
 def eight_bits(model):
-    """Makes the products of linear layers, but for the last, those of a recipe of eight bits, in place."""
+    """Makes the products of linear layers, but for the last, those of a recipe of eight bits, in
+    place.
+    """
     mode = low_bits(RECIPES["hybrid, per tensor"], {})
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and layer.out_features % 16 == 0:
-            product = lambda x, w=layer, name=name: Product.apply(x, w.weight.t(), mode, name) + w.bias  # noqa: E731
+
+            def product(x, w=layer, name=name):
+                return Product.apply(x, w.weight.t(), mode, name) + w.bias
+
             layer.forward = product
 
 
@@ -54,7 +61,10 @@ FORMATS = {
     "float16 alone": Format(autocasting.autocast, change=lambda model: model.half()),
     "bfloat16 alone": Format(BFLOAT16, change=lambda model: model.bfloat16()),
 }
-MODELS = {"MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)), "LeNet": models.lenet}
+MODELS = {
+    "MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)),
+    "LeNet": models.lenet,
+}
 WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}  # what it is not trained in
 LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
 TASKS = (  # a network, its data, torch's optimizer, and its rate in each epoch
@@ -64,14 +74,32 @@ TASKS = (  # a network, its data, torch's optimizer, and its rate in each epoch
     ("MLP", "mnist", "SGD", (0.1,) * 3 + (0.01,)),
     ("LeNet", "fashion-mnist", "SGD", (0.1, 0.1, 0.01)),
 )
-# images, tests: None: all. Of the smaller models: epochs of the first training, tuning: epochs after it;
-# prunings: of a gradual one.
-SIZE = Size(tasks=TASKS, images=None, tests=None, batch=64, epochs=6, tuning=2, rate=1e-3, tuning_rate=5e-4,
-            prunings=10, batches=(1, 256), seconds=0.5)  # fmt: skip
+# images, tests: None: all. Of the smaller models: epochs of the first training, tuning: epochs
+# after it; prunings: of a gradual one.
+SIZE = Size(
+    tasks=TASKS,
+    images=None,
+    tests=None,
+    batch=64,
+    epochs=6,
+    tuning=2,
+    rate=1e-3,
+    tuning_rate=5e-4,
+    prunings=10,
+    batches=(1, 256),
+    seconds=0.5,
+)
 TINY = SIZE.rehearsal(
-    tasks=(("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))), images=60, tests=40,
-    batch=20, epochs=1, tuning=1, prunings=3, batches=(1, 5), seconds=0.001,
-)  # fmt: skip
+    tasks=(("MLP", "mnist", "SGD", (0.5, 0.05)), ("LeNet", "mnist", "SGD", (0.1,))),
+    images=60,
+    tests=40,
+    batch=20,
+    epochs=1,
+    tuning=1,
+    prunings=3,
+    batches=(1, 5),
+    seconds=0.001,
+)
 
 
 def data_of(size, name="fashion-mnist"):
@@ -81,7 +109,9 @@ def data_of(size, name="fashion-mnist"):
 
 
 def accuracies(size, device):
-    """A row for each task and format; by seed "accuracy", and "points" more than float32, in per cent."""
+    """A row for each task and format; by seed "accuracy", and "points" more than float32, in per
+    cent.
+    """
     keys = "model", "data", "optimizer", "rates", "format"
     cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
              if name not in WITHOUT.get(task[0], ())]  # fmt: skip
@@ -114,11 +144,17 @@ def smaller(size, device):
     for batch in size.batches:
         versions = []
         for name, net in found["nets"][0].items():
-            results = {key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")}
-            form = unpacked(net)  # what is stored in few bits is widened once, and computes in float32
+            results = {
+                key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")
+            }
+            form = unpacked(
+                net
+            )  # what is stored in few bits is widened once, and computes in float32
             error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
             call = partial(answers, form, x[:batch])
-            versions.append(Version({"way": name, "batch": batch}, call, error=error, results=results))
+            versions.append(
+                Version({"way": name, "batch": batch}, call, error=error, results=results)
+            )
         yield from measure(versions, "cpu", size.seconds)
 
 
@@ -159,7 +195,9 @@ def pruned_gradually(amount, seed, base, size):
 
 
 def unpacked(model):
-    """A copy whose quantized layers are ordinary again, with the numbers of their codes for weights."""
+    """A copy whose quantized layers are ordinary again, with the numbers of their codes for
+    weights.
+    """
     model = copy.deepcopy(model)
     for name, module in [(n, m) for n, m in model.named_modules() if isinstance(m, Quantized)]:
         module.layer.weight = nn.Parameter(dequantize(module.codes(), module.scale))
@@ -168,25 +206,33 @@ def unpacked(model):
 
 
 def weights_of(net):
-    return [(layer, "weight") for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    return [
+        (layer, "weight") for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+    ]
 
 
 def prune_to(net, share):
-    """Prunes the weights of smallest absolute value, of all layers together, until so many are 0."""
+    """Prunes the weights of smallest absolute value, of all layers together, until so many are
+    0.
+    """
     weights, total = weights_of(net), sum(layer.weight.numel() for layer, _ in weights_of(net))
-    gone = sum(int((mask == 0).sum()) for name, mask in net.named_buffers() if name.endswith("weight_mask"))
+    gone = sum(
+        int((mask == 0).sum()) for name, mask in net.named_buffers() if name.endswith("weight_mask")
+    )
     prune.global_unstructured(weights, prune.L1Unstructured, amount=round(share * total) - gone)
 
 
 def cubic(step, steps, end):
-    """The share pruned at ``step`` of ``steps``, fast at first: end (1 − (1 − step / steps)³) (Zhu and Gupta,
-    2017, equation 1). After the last step, end.
+    """The share pruned at ``step`` of ``steps``, fast at first: end (1 − (1 − step / steps)³) (Zhu
+    and Gupta, 2017, equation 1). After the last step, end.
     """
     return end * (1 - (1 - min(step, steps) / steps) ** 3)
 
 
 def fewer_filters(amount, seed, base, size):
-    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the start."""
+    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the
+    start.
+    """
     keep = {}
     for name in LAYERS:
         norms = base.get_submodule(name).weight.detach().flatten(1).norm(dim=1)  # (n, …) → (n,)
@@ -201,7 +247,9 @@ def fewer_filters(amount, seed, base, size):
 
 
 def students(seed, base, size):
-    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels at all."""
+    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels
+    at all.
+    """
     (x, y), _ = data_of(size)
     from_teacher, found = targets(base, x, y), {}
     for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
@@ -214,15 +262,20 @@ def students(seed, base, size):
 
 
 def targets(teacher, x, y):
-    """A teacher's scores of images x (N, …), and in the last column their labels y (N,): (N, classes + 1)."""
+    """A teacher's scores of images x (N, …), and in the last column their labels y (N,): (N,
+    classes + 1).
+    """
     with torch.no_grad():
-        scores = torch.cat([teacher.eval()(some) for some in x.split(training.CHUNK)])  # (N, classes)
+        scores = torch.cat(
+            [teacher.eval()(some) for some in x.split(training.CHUNK)]
+        )  # (N, classes)
     return torch.cat([scores, y[:, None].to(scores.dtype)], dim=1)
 
 
 def taught(scores, targets, alpha, temperature=2.0):
-    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the labels: scores
-    (B, classes), targets (B, classes + 1) → (). T² is there since the first part's gradient shrinks as 1/T².
+    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the
+    labels: scores (B, classes), targets (B, classes + 1) → (). T² is there since the first part's
+    gradient shrinks as 1/T².
     """
     p = F.softmax(targets[:, :-1] / temperature, dim=1)  # (B, classes)
     from_teacher = F.kl_div(F.log_softmax(scores / temperature, dim=1), p, reduction="batchmean")

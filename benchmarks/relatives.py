@@ -1,17 +1,18 @@
-"""Rules that learn without a backward pass, on one perceptron: grids of rates that begin alike and grow.
+"""Rules that learn without a backward pass, on one perceptron: grids of rates that begin alike and
+grow.
 
-A rate is chosen by one run of each on 50,000 training images, held to account on the 10,000 that are kept
-out. At that rate each rule then learns from all 60,000, from several seeds, and the test images are looked at
-once.
+A rate is chosen by one run of each on 50,000 training images, held to account on the 10,000 that
+are kept out. At that rate each rule then learns from all 60,000, from several seeds, and the test
+images are looked at once.
 """
 
 from functools import partial
 
 import torch
 
-from benchmarks.grid import search
-from benchmarks.harness import Size, images, one_thread
-from benchmarks.networks import VectorPerceptron
+from benchmarks.shared.grid import search
+from benchmarks.shared.harness import Size, images, one_thread
+from benchmarks.shared.networks import VectorPerceptron
 from ed_lib import data, timing
 from ed_lib.ed import relatives
 from ed_lib.ed.learner import accuracy
@@ -23,12 +24,22 @@ CASES += [*(("vectors", rule) for rule in VectorPerceptron.rules), ("free, 1M", 
 # Cells of each hidden layer, wide with as many weights as vectors; rates where the grids begin.
 SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), cases=CASES,
             rates=(3e-4, 1e-3, 3e-3, 1e-2), epochs=6, batch=128, kept=10_000)  # fmt: skip
-TINY = SIZE.rehearsal(hidden=(12,), of_vectors=(6,), wide=(20,), cases=(CASES[0], CASES[-5], *CASES[-3::2]),
-                      epochs=1, batch=256, kept=200, seeds=2)  # fmt: skip
+TINY = SIZE.rehearsal(
+    hidden=(12,),
+    of_vectors=(6,),
+    wide=(20,),
+    cases=(CASES[0], CASES[-5], *CASES[-3::2]),
+    epochs=1,
+    batch=256,
+    kept=200,
+    seeds=2,
+)
 
 
 def rules(size, device, of):
-    """A row for each network and rule; results: "kept" and "test", shares of images that are right."""
+    """A row for each network and rule; results: "kept" and "test", shares of images that are
+    right.
+    """
     cases = [{"network": network, "rule": rule} for network, rule in size.cases]
     return search(run, cases, size.rates, size, score="test", of=of)
 
@@ -43,11 +54,15 @@ def run(network, rule, rate, seed, searching, of, size):
 
 
 def learned(make, of, seed, searching, size, epochs, *, odd=False):
-    """Trains what ``make(inputs, steps)`` gives on ten classes, or even against odd → {"test", "seconds"}."""
+    """Trains what ``make(inputs, steps)`` gives on ten classes, or even against odd → {"test",
+    "seconds"}.
+    """
     (x, labels), (tests, judge) = split(of, searching, size)
     learner = make(x.shape[1], epochs * -(-len(x) // size.batch))
     x = torch.from_numpy(x)
-    target = torch.from_numpy(labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10))
+    target = torch.from_numpy(
+        labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10)
+    )
     start = timing.now()
     for epoch in range(epochs):
         for rows in data.batches(len(x), size.batch, seed=1000 * seed + epoch):
@@ -57,8 +72,8 @@ def learned(make, of, seed, searching, size, epochs, *, odd=False):
 
 
 def split(of, searching, size):
-    """What is learned from and what judges: the training images and the test images, or in ``searching``
-    the training images without the last, which are kept out, and these.
+    """What is learned from and what judges: the training images and the test images, or in
+    ``searching`` the training images without the last, which are kept out, and these.
     """
     (x, labels), test = images(of.lower(), size.offline)
     if searching:

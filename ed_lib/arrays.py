@@ -10,7 +10,11 @@ Array = Any  # an array of one of them, for annotations
 
 def dtype_name(dtype: Any) -> str:
     """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
-    return str(dtype).removeprefix("torch.") if str(dtype).startswith("torch.") else str(np.dtype(dtype))
+    return (
+        str(dtype).removeprefix("torch.")
+        if str(dtype).startswith("torch.")
+        else str(np.dtype(dtype))
+    )
 
 
 def gpu_count(backend: str = "torch") -> int:

@@ -1,5 +1,5 @@
-"""Arguments, checked at the doors: what a reader calls from a cell. Each error names the argument, what came
-and what was wanted. Inside, nothing is checked twice.
+"""Arguments, checked at the doors: what a reader calls from a cell. Each error names the argument,
+what came and what was wanted. Inside, nothing is checked twice.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,9 @@ def choice(name: str, value: Any, choices: Collection) -> None:
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """``value`` as an int. TypeError unless it is a whole number, ValueError if it is below ``least``."""
+    """``value`` as an int. TypeError unless it is a whole number, ValueError if it is below
+    ``least``.
+    """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {value!r}; wanted a whole number")
     if value < least:
@@ -24,7 +26,9 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and above 0."""
+    """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and
+    above 0.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} is {value!r}; wanted a number")
     if not 0 < value < float("inf"):
@@ -33,7 +37,9 @@ def positive(name: str, value: Any) -> float:
 
 
 def shape(name: str, shape: Sequence[int], wanted: Sequence[int | str]) -> None:
-    """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥ 1."""
+    """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥
+    1.
+    """
     fits = len(shape) == len(wanted) and all(
         n >= 1 if isinstance(w, str) else n == w for n, w in zip(shape, wanted, strict=True)
     )

@@ -1,5 +1,7 @@
-"""Data sets and texts that others have published, and digits that need no network. A file is looked for in
-$ED_DATA/<set>/, then in the user's cache, then downloaded there; its content's SHA-256 is always checked."""
+"""Data sets and texts that others have published, and digits that need no network. A file is looked
+for in $ED_DATA/<set>/, then in the user's cache, then downloaded there; its content's SHA-256 is
+always checked.
+"""
 
 import gzip
 import hashlib
@@ -16,25 +18,77 @@ import torch
 from ed_lib import check
 
 RAW = "https://raw.githubusercontent.com/"
-SETS = {  # {set: (its address, {file: (bytes, SHA-256), decompressed})}; images in the order of Dataset
-    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/{}.gz", {
-    "train-images-idx3-ubyte": (47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    "train-labels-idx1-ubyte": (60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    "t10k-images-idx3-ubyte": (7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    "t10k-labels-idx1-ubyte": (10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}),
-    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{}.gz", {
-    "train-images-idx3-ubyte": (47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
-    "train-labels-idx1-ubyte": (60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
-    "t10k-images-idx3-ubyte": (7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
-    "t10k-labels-idx1-ubyte": (10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34")}),
-    "tinyshakespeare": (RAW + "karpathy/char-rnn/master/data/tinyshakespeare/{}", {
-    "input.txt": (1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")}),
-    "sick": (RAW + "praguna/sick_dataset/a35d440f028175a4c774a19e9d6ef02c3a6f9e06/{}", {
-    "SICK.txt": (1118382, "3de6211d6cee83b1b444c1205da36bd18e6cabf5b4debfc24995b1510b796878")}),
-    "minilm": ("https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/{}", {
-    "model.safetensors": (90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
-    "tokenizer.json": (466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037")}),
-}  # fmt: skip
+# {set: (its address, {file: (bytes, SHA-256), decompressed})}; images in the order of Dataset
+SETS = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/{}.gz",
+        {
+            "train-images-idx3-ubyte": (
+                47040016,
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            ),
+            "train-labels-idx1-ubyte": (
+                60008,
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            ),
+            "t10k-images-idx3-ubyte": (
+                7840016,
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            ),
+            "t10k-labels-idx1-ubyte": (
+                10008,
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        },
+    ),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{}.gz",
+        {
+            "train-images-idx3-ubyte": (
+                47040016,
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            ),
+            "train-labels-idx1-ubyte": (
+                60008,
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            ),
+            "t10k-images-idx3-ubyte": (
+                7840016,
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            ),
+            "t10k-labels-idx1-ubyte": (
+                10008,
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        },
+    ),
+    "tinyshakespeare": (
+        RAW + "karpathy/char-rnn/master/data/tinyshakespeare/{}",
+        {
+            "input.txt": (
+                1115394,
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            )
+        },
+    ),
+    "sick": (
+        RAW + "praguna/sick_dataset/a35d440f028175a4c774a19e9d6ef02c3a6f9e06/{}",
+        {"SICK.txt": (1118382, "3de6211d6cee83b1b444c1205da36bd18e6cabf5b4debfc24995b1510b796878")},
+    ),
+    "minilm": (
+        "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/{}",
+        {
+            "model.safetensors": (
+                90868376,
+                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            ),
+            "tokenizer.json": (
+                466247,
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            ),
+        },
+    ),
+}
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 SICK_LABELS = ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
@@ -45,8 +99,9 @@ class DataError(ValueError):
 
 
 def published(name: str, file: str) -> tuple[Path, bytes]:
-    """Where this file of a set is, and its decompressed content. DataError if it is not the published one,
-    FileNotFoundError if ED_DATA names no folder, ConnectionError if no copy can be had.
+    """Where this file of a set is, and its decompressed content. DataError if it is not the
+    published one, FileNotFoundError if ED_DATA names no folder, ConnectionError if no copy can be
+    had.
     """
     import pooch
 
@@ -58,12 +113,16 @@ def published(name: str, file: str) -> tuple[Path, bytes]:
         if path.is_file():
             return path, _content(path, path, name, file)
     path.parent.mkdir(parents=True, exist_ok=True)  # in the cache, by the name at the address
-    with tempfile.TemporaryDirectory(dir=path.parent) as beside:  # only what is sound gets the file's name
+    with tempfile.TemporaryDirectory(
+        dir=path.parent
+    ) as beside:  # only what is sound gets the file's name
         part = Path(beside, path.name)
         try:
             pooch.HTTPDownloader(progressbar=True, timeout=5)(url, str(part), None)
         except OSError as error:  # refused, cut off or timed out
-            what = f"No download of {name}/{file} ({type(error).__name__}), and no copy: let ED_DATA"
+            what = (
+                f"No download of {name}/{file} ({type(error).__name__}), and no copy: let ED_DATA"
+            )
             raise ConnectionError(f"{what} name a folder with {name}/, or connect once") from error
         content = _content(part, url, name, file)
         part.replace(path)
@@ -86,7 +145,9 @@ def _content(path, source, name, file):
 
 
 class Dataset(NamedTuple):
-    """Images in grey levels 0 (background) to 255, and their classes 0 to 9. All arrays are uint8."""
+    """Images in grey levels 0 (background) to 255, and their classes 0 to 9. All arrays are
+    uint8.
+    """
 
     train_images: np.ndarray  # (60000, 28, 28); digits: (1437, 28, 28)
     train_labels: np.ndarray  # (60000,)
@@ -97,8 +158,9 @@ class Dataset(NamedTuple):
 
 
 def load(name: str = "mnist", *, offline: bool = False) -> Dataset:
-    """The :class:`Dataset` "mnist" or "fashion-mnist"; ``offline``: scikit-learn's 8×8 digits, resized,
-    instead, and a line that says so. ValueError for an unknown name; else :func:`published`'s errors.
+    """The :class:`Dataset` "mnist" or "fashion-mnist"; ``offline``: scikit-learn's 8×8 digits,
+    resized, instead, and a line that says so. ValueError for an unknown name; else
+    :func:`published`'s errors.
     """
     check.choice("name", name, TITLES)
     if offline:
@@ -110,25 +172,35 @@ def load(name: str = "mnist", *, offline: bool = False) -> Dataset:
 
 
 def _idx(content):
-    """Two zero bytes, 8 for uint8, the number of dimensions, each in four bytes, the values → an array."""
+    """Two zero bytes, 8 for uint8, the number of dimensions, each in four bytes, the values → an
+    array.
+    """
     shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape).copy()
 
 
 def _digits():
-    """scikit-learn's digits as a Dataset: 20×20 pixels in a frame of 4, as in MNIST. Not shuffled."""
+    """scikit-learn's digits as a Dataset: 20×20 pixels in a frame of 4, as in MNIST. Not
+    shuffled.
+    """
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    images = zoom(digits.images * (255 / 16), (1, 2.5, 2.5), order=1)  # (1797, 8, 8) → (1797, 20, 20)
+    images = zoom(
+        digits.images * (255 / 16), (1, 2.5, 2.5), order=1
+    )  # (1797, 8, 8) → (1797, 20, 20)
     images = np.pad(images.round().astype(np.uint8), ((0, 0), (4, 4), (4, 4)))  # → (1797, 28, 28)
     labels, name = digits.target.astype(np.uint8), "scikit-learn digits, resized to 28×28"
-    return Dataset(images[:1437], labels[:1437], images[1437:], labels[1437:], name, tuple("0123456789"))
+    return Dataset(
+        images[:1437], labels[:1437], images[1437:], labels[1437:], name, tuple("0123456789")
+    )
 
 
 def as_inputs(images: np.ndarray, dtype: str = "float32") -> np.ndarray:
-    """uint8 images (N, 28, 28) as a network's inputs (N, 784), from 0 to 1; TypeError for another dtype."""
+    """uint8 images (N, 28, 28) as a network's inputs (N, 784), from 0 to 1; TypeError for another
+    dtype.
+    """
     if getattr(images, "dtype", None) != np.uint8:
         raise TypeError(f"images is a {type(images).__name__}; wanted a NumPy array of uint8")
     check.shape("images", images.shape, ("N", 28, 28))
@@ -136,37 +208,51 @@ def as_inputs(images: np.ndarray, dtype: str = "float32") -> np.ndarray:
 
 
 def tensors(images: np.ndarray, labels: np.ndarray, dtype: str = "float32") -> tuple:
-    """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of int64."""
-    return torch.from_numpy(as_inputs(images, dtype)).view(-1, 1, 28, 28), torch.from_numpy(labels).long()
+    """uint8 images (N, 28, 28) and labels (N,) → tensors (N, 1, 28, 28) from 0 to 1, and (N,) of
+    int64.
+    """
+    return torch.from_numpy(as_inputs(images, dtype)).view(-1, 1, 28, 28), torch.from_numpy(
+        labels
+    ).long()
 
 
 def one_hot(labels: np.ndarray, n_classes: int = 10, dtype: str = "float32") -> np.ndarray:
-    """Labels (N,), integers from 0 to n_classes − 1, as rows (N, n_classes): 1 at the label, else 0."""
+    """Labels (N,), integers from 0 to n_classes − 1, as rows (N, n_classes): 1 at the label, else
+    0.
+    """
     found = np.unique(labels)
     if found.dtype.kind not in "iu" or not 0 <= found[0] <= found[-1] < n_classes:
         raise ValueError(f"labels has {found.tolist()}; wanted integers from 0 to {n_classes - 1}")
     return np.eye(n_classes, dtype=dtype)[np.asarray(labels)]
 
 
-def pick(images: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The images (N, …) and labels (N,) of some classes only, (M, …) and (M,). The labels count from 0 in the
-    order of ``classes``. ValueError for classes that are repeated or do not occur.
+def pick(
+    images: np.ndarray, labels: np.ndarray, classes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images (N, …) and labels (N,) of some classes only, (M, …) and (M,). The labels count
+    from 0 in the order of ``classes``. ValueError for classes that are repeated or do not occur.
     """
     if not len(set(classes)) == len(classes) > 0 or not np.isin(classes, labels).all():
-        raise ValueError(f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}")
+        raise ValueError(
+            f"classes is {classes}; wanted different ones among {np.unique(labels).tolist()}"
+        )
     matches = labels[:, None] == classes  # (N, len(classes))
     kept = matches.any(axis=1)  # (N,)
     return images[kept], matches[kept].argmax(axis=1).astype(labels.dtype)
 
 
 def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
-    """Index arrays (size,), the last maybe shorter, that cover range(n) once, in an order set by ``seed``."""
+    """Index arrays (size,), the last maybe shorter, that cover range(n) once, in an order set by
+    ``seed``.
+    """
     order = np.random.default_rng(seed).permutation(n)  # (n,), int64
     return (order[i : i + size] for i in range(0, n, size))
 
 
 class Text(NamedTuple):
-    """A text as numbers of its characters, (N,) int64: nine tenths to learn from, the last tenth to test."""
+    """A text as numbers of its characters, (N,) int64: nine tenths to learn from, the last tenth to
+    test.
+    """
 
     train: torch.Tensor
     held_out: torch.Tensor
@@ -174,19 +260,27 @@ class Text(NamedTuple):
 
 
 def text(name: str = "tinyshakespeare") -> Text:
-    """A :class:`Text`: tiny Shakespeare, as A. Karpathy's char-rnn has it. Errors as of :func:`load`."""
+    """A :class:`Text`: tiny Shakespeare, as A. Karpathy's char-rnn has it. Errors as of
+    :func:`load`.
+    """
     check.choice("name", name, ("tinyshakespeare",))
     content = published(name, "input.txt")[1].decode()
     characters = "".join(sorted(set(content)))
-    numbers = torch.tensor([*map({each: n for n, each in enumerate(characters)}.get, content)])  # (N,)
+    numbers = torch.tensor(
+        [*map({each: n for n, each in enumerate(characters)}.get, content)]
+    )  # (N,)
     cut = len(numbers) * 9 // 10
     return Text(numbers[:cut], numbers[cut:], characters)
 
 
 def stretches(numbers: torch.Tensor, batch: int, steps: int, *, seed: int) -> Iterator[tuple]:
-    """Without end: x and what follows each of its characters, (T, B) each, from places drawn by ``seed``."""
+    """Without end: x and what follows each of its characters, (T, B) each, from places drawn by
+    ``seed``.
+    """
     if len(numbers) <= steps:
-        raise ValueError(f"steps is {steps}; wanted fewer than the text's {len(numbers)} characters")
+        raise ValueError(
+            f"steps is {steps}; wanted fewer than the text's {len(numbers)} characters"
+        )
     draw, span = torch.Generator().manual_seed(seed), torch.arange(steps)[:, None]  # (T, 1)
     while True:
         x = torch.randint(len(numbers) - steps, (batch,), generator=draw) + span  # (T, B), places
@@ -194,7 +288,9 @@ def stretches(numbers: torch.Tensor, batch: int, steps: int, *, seed: int) -> It
 
 
 class Pairs(NamedTuple):
-    """N pairs of sentences; a label is a place in SICK_LABELS; people found them alike, from 1 to 5."""
+    """N pairs of sentences; a label is a place in SICK_LABELS; people found them alike, from 1 to
+    5.
+    """
 
     first: list[str]
     second: list[str]
@@ -203,13 +299,17 @@ class Pairs(NamedTuple):
 
 
 def sick() -> tuple[Pairs, Pairs]:
-    """SICK (M. Marelli and others 2014), 9,927 pairs: to learn from, and about a fifth held out. Does the
-    first sentence entail the second, contradict it, or neither?
+    """SICK (M. Marelli and others 2014), 9,927 pairs: to learn from, and about a fifth held out.
+    Does the first sentence entail the second, contradict it, or neither?
     """
     rows: tuple[list, list] = [], []
-    for line in published("sick", "SICK.txt")[1].decode().splitlines()[1:]:  # the first names the columns
+    for line in (
+        published("sick", "SICK.txt")[1].decode().splitlines()[1:]
+    ):  # the first names the columns
         _, first, second, relatedness, label = line.split("\t")
-        both = "\n".join(sorted([first, second])).encode()  # pairs that stand twice, or turned, stay so
+        both = "\n".join(
+            sorted([first, second])
+        ).encode()  # pairs that stand twice, or turned, stay so
         held_out = int(hashlib.sha256(both).hexdigest(), 16) % 5 == 0
         rows[held_out].append((first, second, SICK_LABELS.index(label), float(relatedness)))
     learned, kept = (Pairs(*map(list, zip(*part, strict=True))) for part in rows)
@@ -217,5 +317,7 @@ def sick() -> tuple[Pairs, Pairs]:
 
 
 def minilm(file: str) -> Path:
-    """Where "model.safetensors" or "tokenizer.json" is, of sentence-transformers' all-MiniLM-L6-v2."""
+    """Where "model.safetensors" or "tokenizer.json" is, of sentence-transformers'
+    all-MiniLM-L6-v2.
+    """
     return published("minilm", file)[0]

@@ -1,7 +1,8 @@
-"""The house style, and ``show``, which puts a figure on the page with a text for those who cannot see it.
+"""The house style, and ``show``, which puts a figure on the page with a text for those who cannot
+see it.
 
-In the book figures are inline SVG, sharp at any size, whose ink is the page's own in a light and in a dark
-theme; in Jupyter, in Colab and on GitHub, which shows no drawings, they are PNG.
+In the book figures are inline SVG, sharp at any size, whose ink is the page's own in a light and in
+a dark theme; in Jupyter, in Colab and on GitHub, which shows no drawings, they are PNG.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from white and
-# from near-black alike, which the yellow, the black and the dark blue of that palette do not.
+# After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from
+# white and from near-black alike, which the yellow, the black and the dark blue of that palette do
+# not.
 BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
 EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
@@ -58,8 +60,9 @@ def use_style() -> None:
 
 
 def show(figure: Figure, alt: str, caption: str | None = None) -> None:
-    """Shows a Matplotlib figure and closes it. ``alt`` says in words what is drawn; what curves and bars show
-    is added, from their data. ``caption``: None for the first sentence of ``alt``, which may not be empty.
+    """Shows a Matplotlib figure and closes it. ``alt`` says in words what is drawn; what curves and
+    bars show is added, from their data. ``caption``: None for the first sentence of ``alt``, which
+    may not be empty.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
@@ -73,7 +76,9 @@ def show(figure: Figure, alt: str, caption: str | None = None) -> None:
 
 
 def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
-    """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, a caption."""
+    """The figure as HTML: an SVG that scales with the page, ``alt`` as its accessible name, a
+    caption.
+    """
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
     buffer = io.StringIO()
@@ -83,9 +88,12 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     own = hashlib.sha256(svg.encode()).hexdigest()[:8]
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)  # so that no two drawings of a page share an id
+    svg = re.sub(
+        r'(href="#|url\(#)', rf"\g<1>{own}-", svg
+    )  # so that no two drawings of a page share an id
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
-    style = f"display:block;width:100%;max-width:{figure.get_figwidth() * 96:.0f}px;height:auto;margin:auto"
+    width = f"{figure.get_figwidth() * 96:.0f}px"
+    style = f"display:block;width:100%;max-width:{width};height:auto;margin:auto"
     label = html.escape(" ".join([alt.strip(), *in_words(figure)]))
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
     below = html.escape(caption or re.split(r"(?<=[.!?])\s", alt.strip())[0], quote=False)
@@ -93,7 +101,9 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
 
 
 def in_words(figure: Figure) -> list[str]:
-    """A sentence on each labelled curve, its ends and extremes, and on each row of bars, their lengths."""
+    """A sentence on each labelled curve, its ends and extremes, and on each row of bars, their
+    lengths.
+    """
     from matplotlib.container import BarContainer
 
     said = []
@@ -103,14 +113,18 @@ def in_words(figure: Figure) -> list[str]:
         for one in (*bars, *curves):
             label = re.sub("^_.*", "", str(one.get_label()))
             words = _bars(axes, one) if one in bars else _curve(axes, one)
-            said.append(": ".join(filter(None, (axes.get_title(), label, words))).replace("\n", " ") + ".")
+            said.append(
+                ": ".join(filter(None, (axes.get_title(), label, words))).replace("\n", " ") + "."
+            )
     return said[:MOST_SAID]
 
 
 def _curve(axes, line):
     x, y = (np.asarray(values, float).ravel() for values in line.get_data(orig=False))
     if line.get_transform() != axes.transData:  # a line across the whole panel
-        return f"a line at {_place(axes.yaxis, y[0]) if y[0] == y[-1] else _place(axes.xaxis, x[0])}"
+        return (
+            f"a line at {_place(axes.yaxis, y[0]) if y[0] == y[-1] else _place(axes.xaxis, x[0])}"
+        )
     x, y = x[np.isfinite(y)], y[np.isfinite(y)]
     if not len(y):
         return "nothing"
@@ -145,10 +159,14 @@ def _place(axis, value, nearest=False):
 
 
 def plain_ticks(figure: Figure) -> None:
-    """Writes the numbers at logarithmic axes without exponents, which are too small to read on a phone."""
+    """Writes the numbers at logarithmic axes without exponents, which are too small to read on a
+    phone.
+    """
     from matplotlib.ticker import Formatter, LogFormatter
 
-    class Plain(Formatter):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
+    class Plain(
+        Formatter
+    ):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
         def __init__(self, old):
             self.old, self.set_axis, self.set_locs = old, old.set_axis, old.set_locs
 

@@ -1,5 +1,6 @@
-"""Whether a time can be believed: none is below its floor, and rungs are in order. If one is not, a line
-says so; where outputs are made for others to read, with ED_GATES=strict, a :class:`Busy` is raised.
+"""Whether a time can be believed: none is below its floor, and rungs are in order. If one is not, a
+line says so; where outputs are made for others to read, with ED_GATES=strict, a :class:`Busy` is
+raised.
 """
 
 import os
@@ -15,8 +16,8 @@ class Busy(RuntimeError):
 
 
 def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, float]) -> None:
-    """None of these times, in seconds, is below its floor, one for all or one by each name; and each
-    :class:`~ed_lib.timing.Timing` varies little.
+    """None of these times, in seconds, is below its floor, one for all or one by each name; and
+    each :class:`~ed_lib.timing.Timing` varies little.
     """
     problems = []
     for name, took in times.items():
@@ -24,7 +25,9 @@ def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, floa
         if isinstance(took, Timing) and took.q3 > SPREAD * took.q1:
             problems.append(f"{name} took {took}, which is far from steady")
         if median(took) < least:
-            words = f"below its floor of {tell(least)}: this machine's ceilings were measured too low"
+            words = (
+                f"below its floor of {tell(least)}: this machine's ceilings were measured too low"
+            )
             problems.append(f"{name} took {tell(median(took))}, {words}")
     _judge(problems)
 

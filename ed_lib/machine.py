@@ -16,13 +16,20 @@ CPUINFO = Path("/proc/cpuinfo")
 # What decides how fast a processor multiplies: our word, and Linux's
 FLAGS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni avx_vnni"}
 FLAGS |= {"bf16": "avx512_bf16", "amx": "amx_tile"}
-PACKAGES = {"NumPy": "numpy", "PyTorch": "torch", "CuPy": "cupy-cuda12x cupy-cuda13x", "Triton": "triton"}
+PACKAGES = {
+    "NumPy": "numpy",
+    "PyTorch": "torch",
+    "CuPy": "cupy-cuda12x cupy-cuda13x",
+    "Triton": "triton",
+}
 
 
 def card() -> str:
     """One line: the CPU, the GPU if there is one, the versions of Python and of the libraries."""
     graphics = f"GPU: {name('cuda')}" if arrays.gpu_count() else "no GPU"
-    return " · ".join([f"CPU: {name()}", graphics, *(" ".join(each) for each in versions().items())])
+    return " · ".join(
+        [f"CPU: {name()}", graphics, *(" ".join(each) for each in versions().items())]
+    )
 
 
 def versions() -> dict[str, str]:
@@ -36,7 +43,9 @@ def versions() -> dict[str, str]:
 
 
 def name(device: str = "cpu") -> str:
-    """A device's name: "NVIDIA H200", or the processor's with as many threads as this process may use."""
+    """A device's name: "NVIDIA H200", or the processor's with as many threads as this process may
+    use.
+    """
     if (found := gpu(device)) is not None:
         return found.name
     cpu = _processor().get("model name") or platform.processor() or platform.machine()
@@ -47,13 +56,15 @@ def name(device: str = "cpu") -> str:
 
 
 def slug(device: str = "cpu") -> str:
-    """A device's name for a folder: "nvidia-h200"; "amd-25-17-avx512-vnni-bf16-2-threads", a processor's
-    vendor, family, model, flags and threads, where /proc tells them.
+    """A device's name for a folder: "nvidia-h200"; "amd-25-17-avx512-vnni-bf16-2-threads", a
+    processor's vendor, family, model, flags and threads, where /proc tells them.
     """
     words, cpu = name(device), _processor() if device == "cpu" else {}
     if "cpu family" in cpu:
         vendor = re.sub("Authentic|Genuine", "", cpu["vendor_id"])
-        words = " ".join([vendor, cpu["cpu family"], cpu["model"], *flags(), f"{threads()} threads"])
+        words = " ".join(
+            [vendor, cpu["cpu family"], cpu["model"], *flags(), f"{threads()} threads"]
+        )
     return re.sub(r"(\((r|tm|c)\)|\b(cpu|processor)\b|[^a-z0-9.])+", "-", words.lower()).strip("-.")
 
 
@@ -70,7 +81,9 @@ def threads() -> int:
 
 
 def memory(device: str = "cpu") -> int:
-    """Bytes that may still be allocated: what the system calls available, or what a GPU has free."""
+    """Bytes that may still be allocated: what the system calls available, or what a GPU has
+    free.
+    """
     if gpu(device) is None:
         try:
             import psutil
@@ -79,12 +92,16 @@ def memory(device: str = "cpu") -> int:
         return psutil.virtual_memory().available
     import torch
 
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch holds it
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+        device
+    )  # PyTorch holds it
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def check_memory(what: str, needed: int, device: str = "cpu") -> None:
-    """MemoryError unless ``needed`` bytes may be allocated on ``device``. ``what`` begins its message."""
+    """MemoryError unless ``needed`` bytes may be allocated on ``device``. ``what`` begins its
+    message.
+    """
     if needed > (left := memory(device)):
         wanted, there = (f"{size / 2**30:.1f} GiB" for size in (needed, left))
         raise MemoryError(f"{what} needs {wanted} of memory on {device}; {there} is available")
@@ -92,7 +109,9 @@ def check_memory(what: str, needed: int, device: str = "cpu") -> None:
 
 def gpu(device: str) -> Any:
     """What PyTorch knows of a GPU; None for the device "cpu". ValueError for what is neither."""
-    check.choice("device", device if device == "cpu" else str(device).partition(":")[0], ("cpu", "cuda"))
+    check.choice(
+        "device", device if device == "cpu" else str(device).partition(":")[0], ("cpu", "cuda")
+    )
     if device == "cpu":
         return None
     import torch
@@ -101,7 +120,9 @@ def gpu(device: str) -> Any:
         return torch.cuda.get_device_properties(device)
     except (RuntimeError, AssertionError, ValueError) as error:
         count = arrays.gpu_count()
-        raise ValueError(f"device is {device!r}; wanted a GPU, of which PyTorch sees {count}") from error
+        raise ValueError(
+            f"device is {device!r}; wanted a GPU, of which PyTorch sees {count}"
+        ) from error
 
 
 def _processor():

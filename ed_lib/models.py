@@ -41,7 +41,9 @@ def lenet(seed: int = 0) -> nn.Sequential:
 
 
 def attention(qkv: Tensor, heads: int, core: Callable) -> Tensor:
-    """Queries, keys, values (B, T, 3H) → what each token gathers, (B, T, H); core: 3 × (B, a, T, d) → 1."""
+    """Queries, keys, values (B, T, 3H) → what each token gathers, (B, T, H); core: 3 × (B, a, T, d)
+    → 1.
+    """
     B, T, H = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     q, k, v = qkv.view(B, T, 3, heads, H // heads).permute(2, 0, 3, 1, 4)  # three of (B, a, T, d)
     return core(q, k, v).transpose(1, 2).reshape(B, T, H)  # (B, a, T, d) → (B, T, H)
@@ -58,18 +60,24 @@ def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention, then two linear layers; each adds to what it was given: (B, T, H) → (B, T, H).
 
-    causal: a token sees those before it, a norm comes before each part (GPT-2); else all, a norm after each
-    sum (BERT). recompute: "none"; "selective", the attention's core; or "full", the block.
+    causal: a token sees those before it, a norm comes before each part (GPT-2); else all, a norm
+    after each sum (BERT). recompute: "none"; "selective", the attention's core; or "full", the
+    block.
     """
 
-    def __init__(self, hidden: int, heads: int, recompute="none", causal: bool = True, eps: float = 1e-5):
+    def __init__(
+        self, hidden: int, heads: int, recompute="none", causal: bool = True, eps: float = 1e-5
+    ):
         super().__init__()
         if check.count("hidden", hidden) % check.count("heads", heads):
             raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
         check.choice("recompute", recompute, RECOMPUTE)
         self.heads, self.recompute, self.causal = heads, recompute, causal
         self.norm1, self.norm2 = nn.LayerNorm(hidden, eps), nn.LayerNorm(hidden, eps)
-        self.queries_keys_values, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.queries_keys_values, self.out = (
+            nn.Linear(hidden, 3 * hidden),
+            nn.Linear(hidden, hidden),
+        )
         self.wide, self.narrow = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -86,8 +94,13 @@ class Block(nn.Module):
         return self.norm2(h + self.expand(h))
 
     def attend(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        core = from_before if self.causal else partial(F.scaled_dot_product_attention, attn_mask=mask)
-        mix, qkv = partial(attention, heads=self.heads, core=core), self.queries_keys_values(h)  # (B, T, 3H)
+        core = (
+            from_before if self.causal else partial(F.scaled_dot_product_attention, attn_mask=mask)
+        )
+        mix, qkv = (
+            partial(attention, heads=self.heads, core=core),
+            self.queries_keys_values(h),
+        )  # (B, T, 3H)
         again = self.recompute == "selective" and torch.is_grad_enabled()
         return self.out(checkpoint(mix, qkv, use_reentrant=False) if again else mix(qkv))
 
@@ -96,7 +109,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Which token comes next: (B, T) of int64 → (B, T, vocabulary). The head is the embedding's matrix."""
+    """Which token comes next: (B, T) of int64 → (B, T, vocabulary). The head is the embedding's
+    matrix.
+    """
 
     def __init__(
         self, vocabulary: int, positions: int, hidden: int = 64, heads: int = 4, layers: int = 4,
@@ -104,7 +119,10 @@ class GPT(nn.Module):
     ):  # fmt: skip
         super().__init__()
         with _seeded(seed, self):
-            self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
+            self.tokens, self.positions = (
+                nn.Embedding(vocabulary, hidden),
+                nn.Embedding(positions, hidden),
+            )
             self.blocks = nn.ModuleList(Block(hidden, heads, recompute) for _ in range(layers))
             self.norm = nn.LayerNorm(hidden)
 
@@ -116,7 +134,9 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT-base (Devlin et al., 2019), 109,482,240 parameters, no dropout; and a layer for ``classes``."""
+    """BERT-base (Devlin et al., 2019), 109,482,240 parameters, no dropout; and a layer for
+    ``classes``.
+    """
 
     def __init__(
         self, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30_522,
@@ -125,22 +145,37 @@ class Encoder(nn.Module):
         super().__init__()
         check.count("layers", layers)
         with _seeded(seed, self):
-            self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(positions, hidden)
+            self.tokens, self.positions = (
+                nn.Embedding(vocabulary, hidden),
+                nn.Embedding(positions, hidden),
+            )
             self.segments = nn.Embedding(2, hidden)
             self.norm = nn.LayerNorm(hidden, eps)
-            self.layers = nn.ModuleList(Block(hidden, heads, "none", False, eps) for _ in range(layers))
+            self.layers = nn.ModuleList(
+                Block(hidden, heads, "none", False, eps) for _ in range(layers)
+            )
             self.pooler, self.classes = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, T), segments of 0 or 1, mask: False for what only fills up → scores (B, classes)."""
+    def forward(
+        self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Tokens (B, T), segments of 0 or 1, mask: False for what only fills up → scores (B,
+        classes).
+        """
         first = self.hidden(tokens, segments, mask)[:, 0]  # (B, T, H) → (B, H)
         return self.classes(torch.tanh(self.pooler(first)))
 
-    def hidden(self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         """What the last layer answers for each token: (B, T, H)."""
         kinds = self.segments.weight[0] if segments is None else self.segments(segments)
-        h = self.norm(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + kinds)  # (B, T, H)
-        keys = None if mask is None else mask[:, None, None]  # (B, 1, 1, T): no query looks at the others
+        h = self.norm(
+            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + kinds
+        )  # (B, T, H)
+        keys = (
+            None if mask is None else mask[:, None, None]
+        )  # (B, 1, 1, T): no query looks at the others
         for layer in self.layers:
             h = layer(h, keys)
         return h
@@ -148,7 +183,9 @@ class Encoder(nn.Module):
 
 @contextlib.contextmanager
 def _seeded(seed, net=None):
-    """Draws from a generator of this seed alone; ``net``: matrices as GPT-2's and BERT's, of spread 0.02."""
+    """Draws from a generator of this seed alone; ``net``: matrices as GPT-2's and BERT's, of spread
+    0.02.
+    """
     check.count("seed", seed, least=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

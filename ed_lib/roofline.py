@@ -1,6 +1,6 @@
-"""A machine's ceilings, and the floor that a computation cannot beat: it takes as long as moving its bytes or
-doing its operations, which at best overlap. The roofline model of S. Williams, A. Waterman and D. Patterson,
-Communications of the ACM 52 (4), 2009.
+"""A machine's ceilings, and the floor that a computation cannot beat: it takes as long as moving
+its bytes or doing its operations, which at best overlap. The roofline model of S. Williams, A.
+Waterman and D. Patterson, Communications of the ACM 52 (4), 2009.
 """
 
 import contextlib
@@ -17,13 +17,16 @@ import numpy as np
 from ed_lib import check, machine, timing
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-MATRIX_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # n of the products of n × n matrices
+MATRIX_SIZES = {
+    "cpu": (512, 1024, 2048),
+    "cuda": (2048, 4096, 8192),
+}  # n of the products of n × n matrices
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best that was seen of a device: bytes/s to and from its memory, by any access and by ``reading``
-    alone; FLOP/s of products of ``dtype``, by a ``library``.
+    """The best that was seen of a device: bytes/s to and from its memory, by any access and by
+    ``reading`` alone; FLOP/s of products of ``dtype``, by a ``library``.
     """
 
     device: str
@@ -43,8 +46,8 @@ class Ceilings:
         return f"{memory}, {rate} by {self.library}: {self.device}"
 
     def floor(self, bytes: float, flops: float) -> float:
-        """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the two. Data
-        that stays in a cache between two runs can be faster.
+        """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the
+        two. Data that stays in a cache between two runs can be faster.
         """
         for name, amount in {"bytes": bytes, "flops": flops}.items():
             check.positive(name, amount or 1)
@@ -52,15 +55,19 @@ class Ceilings:
 
 
 def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
-    """The :class:`Ceilings` of "cpu" or "cuda:1", measured once, so that all pages print the same, and kept
-    in the user's cache or in the file that ED_CEILINGS names.
+    """The :class:`Ceilings` of "cpu" or "cuda:1", measured once, so that all pages print the same,
+    and kept in the user's cache or in the file that ED_CEILINGS names.
     """
     return _kept().get(f"{machine.slug(device)}, {dtype}") or raised(device, dtype)
 
 
 def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0) -> Ceilings:
     """Measures a device once more, and keeps the highest ever seen."""
-    key, found, kept = f"{machine.slug(device)}, {dtype}", probe(device, dtype, seconds=seconds), _kept()
+    key, found, kept = (
+        f"{machine.slug(device)}, {dtype}",
+        probe(device, dtype, seconds=seconds),
+        _kept(),
+    )
     old = kept.get(key, found)
     bandwidth, reading = max(old.bandwidth, found.bandwidth), max(old.reading, found.reading)
     found = replace(max(old, found, key=lambda one: one.rate), bandwidth=bandwidth, reading=reading)
@@ -76,11 +83,12 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0)
 
 
 def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
-    """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``: of the
-    fastest run, since a ceiling is what has been reached.
+    """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``:
+    of the fastest run, since a ceiling is what has been reached.
 
-    Bandwidth: of a copy, a scaling in place and a sum of large arrays; bytes read and written, as STREAM has
-    it. Rate: of square products by PyTorch (MKL, oneDNN for 16 bits), NumPy (OpenBLAS), packed oneDNN.
+    Bandwidth: of a copy, a scaling in place and a sum of large arrays; bytes read and written, as
+    STREAM has it. Rate: of square products by PyTorch (MKL, oneDNN for 16 bits), NumPy (OpenBLAS),
+    packed oneDNN.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -91,9 +99,13 @@ def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) 
     with true_float32(), torch.no_grad(), threadpool_limits(machine.threads(), "blas"):
         torch.set_num_threads(machine.threads())
         try:
-            x = torch.ones(int(min(2**29, machine.memory(device) / 8)) // 4, device=device)  # of zeros there
+            x = torch.ones(
+                int(min(2**29, machine.memory(device) / 8)) // 4, device=device
+            )  # of zeros there
             y = torch.empty_like(x)  # may be no memory
-            both = min(_best(move, share, device) for move in (lambda: y.copy_(x), lambda: x.mul_(-1)))
+            both = min(
+                _best(move, share, device) for move in (lambda: y.copy_(x), lambda: x.mul_(-1))
+            )
             reading = x.nbytes / _best(x.sum, share, device)
             rate, library = _rate(device, dtype, 3 * share)
         finally:
@@ -104,7 +116,9 @@ def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) 
 def _kept():
     """{"device, dtype": Ceilings} of the file; one that is malformed is as good as none."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        return {name: Ceilings(**values) for name, values in json.loads(_file().read_text()).items()}
+        return {
+            name: Ceilings(**values) for name, values in json.loads(_file().read_text()).items()
+        }
     return {}
 
 
@@ -114,36 +128,52 @@ def _file():
 
 
 def _rate(device, dtype, seconds):
-    """FLOP/s of the fastest square product, and its library; without sizes that would take too long."""
+    """FLOP/s of the fastest square product, and its library; without sizes that would take too
+    long.
+    """
     sizes, best = MATRIX_SIZES[device.partition(":")[0]], (0.0, "")
     for n in sizes:
         products = _products(n, device, dtype)
         share = seconds / len(sizes) / len(products)
         if not best[0] or 2 * n**3 / best[0] <= share:
-            found = [(2 * n**3 / _best(product, share, device), name) for name, product in products.items()]
+            found = [
+                (2 * n**3 / _best(product, share, device), name)
+                for name, product in products.items()
+            ]
             best = max(best, *found)
     return best
 
 
 def _products(n, device, dtype):
-    """{library: a function that multiplies with it two n × n matrices of numbers drawn at random}."""
+    """{library: a function that multiplies with it two n × n matrices of numbers drawn at
+    random}.
+    """
     import torch
 
-    random, like = torch.Generator(device).manual_seed(0), {"device": device, "dtype": getattr(torch, dtype)}
+    random, like = (
+        torch.Generator(device).manual_seed(0),
+        {"device": device, "dtype": getattr(torch, dtype)},
+    )
     a, b = (torch.rand(n, n, generator=random, **like) for _ in range(2))  # zeros would be faster
     c = torch.empty(n, n, **like)
     found = {"PyTorch": lambda: torch.mm(a, b, out=c)}
     if device == "cpu" and dtype in ("float32", "float64"):
         found["NumPy"] = functools.partial(np.matmul, a.numpy(), b.numpy())
-    with contextlib.suppress(RuntimeError, AttributeError):  # where oneDNN is not, or lacks the format
+    with contextlib.suppress(
+        RuntimeError, AttributeError
+    ):  # where oneDNN is not, or lacks the format
         packed = torch.ops.mkldnn._reorder_linear_weight(b.T.contiguous(), n)
-        by_onednn = functools.partial(torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], "")
+        by_onednn = functools.partial(
+            torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], ""
+        )
         found |= {"oneDNN": by_onednn} if by_onednn().dtype == a.dtype else {}
     return found
 
 
 def _best(function, seconds, device):
-    """Seconds of the fastest of the runs that fit into ``seconds``, at least three; on a GPU by its clock."""
+    """Seconds of the fastest of the runs that fit into ``seconds``, at least three; on a GPU by its
+    clock.
+    """
     found, end = list[float](), perf_counter() + seconds
     while len(found) < 3 or perf_counter() < end:
         if device == "cpu":

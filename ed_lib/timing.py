@@ -1,4 +1,6 @@
-"""Timing that waits for the device: on a GPU a call returns once its work is queued, not once it is done."""
+"""Timing that waits for the device: on a GPU a call returns once its work is queued, not once it is
+done.
+"""
 
 import logging
 import os
@@ -17,7 +19,9 @@ BLOCK, BLOCKS = 1e-3, 10  # seconds of a block between two CUDA events, and how 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call took until its work was done: median and quartiles of ``n`` runs after a warm-up."""
+    """Seconds a call took until its work was done: median and quartiles of ``n`` runs after a
+    warm-up.
+    """
 
     median: float
     q1: float
@@ -36,7 +40,9 @@ def tell(seconds: float) -> str:
 
 
 def synchronize() -> None:
-    """Waits until the GPUs have done all the work that PyTorch and CuPy, where imported, gave them."""
+    """Waits until the GPUs have done all the work that PyTorch and CuPy, where imported, gave
+    them.
+    """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
@@ -48,21 +54,30 @@ def synchronize() -> None:
 
 
 def measure(function: Callable, *, min_seconds: float = 1.0) -> Timing:
-    """How long ``function()`` takes until its work is done, in about ``min_seconds``, after a warm-up."""
+    """How long ``function()`` takes until its work is done, in about ``min_seconds``, after a
+    warm-up.
+    """
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
 
 def compare(
-    functions: dict[str, Callable], *, min_seconds: float = 1.0, rounds: int = 5, events: bool = False
+    functions: dict[str, Callable],
+    *,
+    min_seconds: float = 1.0,
+    rounds: int = 5,
+    events: bool = False,
 ) -> dict[str, Timing]:
-    """Times functions that take turns, so that a disturbance falls on all: {name: function} → {name: Timing}.
+    """Times functions that take turns, so that a disturbance falls on all: {name: function} →
+    {name: Timing}.
 
-    After a warm-up each gets ``rounds`` turns that share ``min_seconds``. One that takes longer than its turn
-    runs once in each; a shorter one in blocks so long that reading the clock does not matter: ``n`` counts
-    those. events: whether the current GPU's own clock is read, between blocks without a gap, so that the
-    host's time does not count; for functions all of whose work is there.
+    After a warm-up each gets ``rounds`` turns that share ``min_seconds``. One that takes longer
+    than its turn runs once in each; a shorter one in blocks so long that reading the clock does not
+    matter: ``n`` counts those. events: whether the current GPU's own clock is read, between blocks
+    without a gap, so that the host's time does not count; for functions all of whose work is there.
     """
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # that there is no CUDA compiler
+    logging.getLogger("torch.utils.cpp_extension").setLevel(
+        logging.ERROR
+    )  # that there is no CUDA compiler
     import torch
     from torch.utils import benchmark
 
@@ -72,7 +87,9 @@ def compare(
         rounds, turn = 1, min(turn, 0.02)
     timers, sizes, threads = {}, {}, torch.get_num_threads()
     for name, function in functions.items():
-        timers[name] = benchmark.Timer("f()", timer=now, globals={"f": function}, num_threads=threads)
+        timers[name] = benchmark.Timer(
+            "f()", timer=now, globals={"f": function}, num_threads=threads
+        )
         function()  # warm-up
         sizes[name] = max(1, round(BLOCK / max(elapsed(function)[0], 1e-7))) if events else 1
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -80,7 +97,9 @@ def compare(
         for name, function in functions.items():
             if events:
                 found = elapsed(function, sizes[name])
-                fits = int(turn / (sizes[name] * found[0]))  # so many blocks in the turn, that one included
+                fits = int(
+                    turn / (sizes[name] * found[0])
+                )  # so many blocks in the turn, that one included
                 if fits > 1:
                     found += elapsed(function, sizes[name], min(fits, BLOCKS) - 1)
             else:
@@ -113,8 +132,9 @@ def apart(
 ) -> tuple[Timing, Timing]:
     """How long ``function()`` takes until it returns, with its work queued, and until that is done.
 
-    After a warm-up, for ``min_seconds`` and ``min_runs`` runs, each of which finds the device idle, as
-    ``wait()`` sees to. The launch of more kernels than a GPU's queue holds, about a thousand, includes work.
+    After a warm-up, for ``min_seconds`` and ``min_runs`` runs, each of which finds the device idle,
+    as ``wait()`` sees to. The launch of more kernels than a GPU's queue holds, about a thousand,
+    includes work.
     """
     check.positive("min_seconds", min_seconds)
     check.count("min_runs", min_runs)

@@ -17,8 +17,9 @@ CHUNK = 1000  # test images that go through a network at a time
 
 @dataclass
 class History:
-    """The ``loss`` of each step, before its update; for each look at the test set the ``steps`` and samples
-    ``seen`` before it, the ``seconds`` of training since the look before, and the ``accuracy``.
+    """The ``loss`` of each step, before its update; for each look at the test set the ``steps`` and
+    samples ``seen`` before it, the ``seconds`` of training since the look before, and the
+    ``accuracy``.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -29,23 +30,36 @@ class History:
 
 
 def loop(
-    step: Callable[[np.ndarray], float | torch.Tensor], n: int, look: Callable[[], float] | None = None, *,
-    batch: int, epochs: int = 1, every: int | None = None, seed: int = 0,
-) -> History:  # fmt: skip
+    step: Callable[[np.ndarray], float | torch.Tensor],
+    n: int,
+    look: Callable[[], float] | None = None,
+    *,
+    batch: int,
+    epochs: int = 1,
+    every: int | None = None,
+    seed: int = 0,
+) -> History:
     """Goes through ``n`` samples in batches, ``epochs`` times; epoch e is shuffled by ``seed`` + e.
 
-    step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss before it.
-    look() gives an accuracy: before the first step, after ``every`` steps (None: each epoch), at the end.
+    step(rows) learns from the samples of these numbers, (batch,) int64, and gives their mean loss
+    before it. look() gives an accuracy: before the first step, after ``every`` steps (None: each
+    epoch), at the end.
     """
     from tqdm.std import tqdm
 
-    n, batch, epochs = check.count("n", n), check.count("batch", batch), check.count("epochs", epochs)
+    n, batch, epochs = (
+        check.count("n", n),
+        check.count("batch", batch),
+        check.count("epochs", epochs),
+    )
     per_epoch = -(-n // batch)
     every, last = check.count("every", per_epoch if every is None else every), epochs * per_epoch
     look = look or (lambda: float("nan"))
     history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
-    bar: dict = {} if os.environ.get("RANK", "0") == "0" else {"disable": True}  # of several ranks, one
+    bar: dict = (
+        {} if os.environ.get("RANK", "0") == "0" else {"disable": True}
+    )  # of several ranks, one
     start = timing.now()
     for number, rows in enumerate(tqdm(order, "training", last, leave=False, **bar), start=1):
         losses.append(step(rows))
@@ -62,18 +76,30 @@ def loop(
 
 
 def train(
-    model: torch.nn.Module, optimizer: Any, images: torch.Tensor, labels: torch.Tensor,
-    test: Sequence[torch.Tensor] | None = None, *, epochs: int = 1, batch: int = 128, seed: int = 0,
-    context: Callable = contextlib.nullcontext, scaler: Any = None, loss_function: Callable = F.cross_entropy,
-) -> History:  # fmt: skip
+    model: torch.nn.Module,
+    optimizer: Any,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    test: Sequence[torch.Tensor] | None = None,
+    *,
+    epochs: int = 1,
+    batch: int = 128,
+    seed: int = 0,
+    context: Callable = contextlib.nullcontext,
+    scaler: Any = None,
+    loss_function: Callable = F.cross_entropy,
+) -> History:
     """Trains ``model`` in place by :func:`loop`; one seed shows the same batches.
 
-    images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the accuracy.
-    context(): what a step's forward pass and loss run in, such as ``torch.autocast("cpu")``. scaler: like
-    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or like it.
+    images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the
+    accuracy. context(): what a step's forward pass and loss run in, such as
+    ``torch.autocast("cpu")``. scaler: like torch.amp.GradScaler. loss_function(scores, labels) →
+    the mean. optimizer: torch's, or like it.
     """
     if len(images) != len(labels):
-        raise ValueError(f"there are {len(images)} images and {len(labels)} labels; wanted a label for each")
+        raise ValueError(
+            f"there are {len(images)} images and {len(labels)} labels; wanted a label for each"
+        )
     model.train()
 
     def step(numbers):
@@ -103,7 +129,9 @@ def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> No
 
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as it is."""
+    """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as
+    it is.
+    """
     training, right = model.training, torch.zeros((), dtype=torch.int64, device=labels.device)
     model.eval()
     with torch.no_grad():

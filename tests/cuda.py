@@ -1,4 +1,6 @@
-"""NVRTC, which compiles CUDA C for any GPU and needs none: by ctypes, since CuPy would ask for a driver."""
+"""NVRTC, which compiles CUDA C for any GPU and needs none: by ctypes, since CuPy would ask for a
+driver.
+"""
 
 import ctypes
 import functools
@@ -24,11 +26,18 @@ def nvrtc():
 
 
 def cubin_size(source, architecture, options=()):
-    """Bytes of machine code from a source text; AssertionError with NVRTC's words if it does not compile."""
+    """Bytes of machine code from a source text; AssertionError with NVRTC's words if it does not
+    compile.
+    """
     library, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
-    options = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in options)]
-    failed = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    options = [
+        f"--gpu-architecture={architecture}".encode(),
+        *(option.encode() for option in options),
+    ]
+    failed = library.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)

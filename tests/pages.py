@@ -1,4 +1,6 @@
-"""What the tests of the rendered pages share: the pages, served and in a browser with the network cut."""
+"""What the tests of the rendered pages share: the pages, served and in a browser with the network
+cut.
+"""
 
 import threading
 from functools import partial
@@ -14,22 +16,25 @@ from tools.pages import pages
 
 HTML, SOURCE = ROOT / "_build" / "html", ROOT / "_build" / "source"
 PAGES = pages(SOURCE if (SOURCE / "_toc.yml").exists() else ROOT)  # with those that the build makes
-CHAPTERS = [path.with_suffix("").as_posix() for path in notebooks.chapters()]  # the pages that are notebooks
+CHAPTERS = [
+    path.with_suffix("").as_posix() for path in notebooks.chapters()
+]  # the pages that are notebooks
 PHONE, DESK = 390, 1280  # widths in CSS pixels
-ALONE = (
-    "--disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
-)
+ALONE = "--disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
 ALONE = [*ALONE.split(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
-# The fixtures last for this module and no longer: Playwright's event loop would disturb the notebooks' tests.
+# The fixtures last for this module and no longer: Playwright's event loop would disturb the
+# notebooks' tests.
 @pytest.fixture(scope="module")
 def browser():
     program = chromium.find()
     if not program:
         pytest.fail("there is no Chromium or Chrome on this machine: python -m tools.browser")
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=[*ALONE, *chromium.flags()])
+        running = playwright.chromium.launch(
+            executable_path=program, args=[*ALONE, *chromium.flags()]
+        )
         yield running
         running.close()
 
@@ -52,13 +57,22 @@ def site():
 
 
 def new_tab(browser, site):
-    """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in it."""
+    """An empty tab for a reader who was never here before. Its ``faults`` tell what goes wrong in
+    it.
+    """
     tab = browser.new_page(viewport={"width": DESK, "height": 900}, reduced_motion="reduce")
     tab.set_default_timeout(20_000)
     tab.faults, ours = [], (site, "data:", "blob:")
-    tab.on("request", lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"))
-    tab.on("response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}"))
-    tab.on("console", lambda line: line.type != "error" or tab.faults.append(f"console: {line.text}"))
+    tab.on(
+        "request",
+        lambda asked: asked.url.startswith(ours) or tab.faults.append(f"asks for {asked.url}"),
+    )
+    tab.on(
+        "response", lambda got: got.status < 400 or tab.faults.append(f"{got.status}: {got.url}")
+    )
+    tab.on(
+        "console", lambda line: line.type != "error" or tab.faults.append(f"console: {line.text}")
+    )
     tab.on("pageerror", lambda error: tab.faults.append(f"script: {error}"))
     return tab
 

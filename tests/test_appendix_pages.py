@@ -1,15 +1,15 @@
-"""The pages that the build makes, of the records and of the package: all there, and fit for a phone."""
+"""The pages that the build makes, of the records and of the package: all there, and fit for a
+phone.
+"""
 
 import re
 
 import pytest
 
 from ed_lib import records
-from ed_lib.notebook import key_of
 from tests import pages
 from tests.pages import PAGES, PHONE, new_tab
-from tools import api, measurements
-from tools.notebooks import chapters, code_cells, read
+from tools import api, gpu_cells, measurements
 from tools.pages import ROOT
 
 browser, site = pages.browser, pages.site
@@ -40,25 +40,38 @@ def test_a_link_to_a_name_of_the_package_opens_its_fold(phone, site):
 def test_a_search_finds_chapters_first_and_names_of_the_package_last(phone, site):
     phone.goto(f"{site}search.html?q=roofline")
     phone.wait_for_selector("#search-results li a[href*='appendix/api']")
-    found = phone.eval_on_selector_all("#search-results li > a", "links => links.map(a => a.pathname)")
+    found = phone.eval_on_selector_all(
+        "#search-results li > a", "links => links.map(a => a.pathname)"
+    )
     ranks = [2 if "/appendix/api" in path else "/appendix/" in path for path in found]
     assert ranks[0] == 0 and ranks == sorted(ranks)
 
 
-def test_every_record_has_its_page_with_all_its_tables_and_is_of_cells_that_are_there():
+def test_every_record_has_its_page_with_all_its_tables():
     made, names = measurements.pages(), {path.stem for path in (ROOT / "records").glob("*/*.csv")}
     overview = made.pop(measurements.OVERVIEW)
-    found = {(where, name): record for name in names for where, record in records.by_machine(name).items()}
+    found = {
+        (where, name): record
+        for name in names
+        for where, record in records.by_machine(name).items()
+    }
     assert {(path.parent.name, path.stem) for path in made} == found.keys() and found
     for (machine, name), record in found.items():
         page = made[measurements.OVERVIEW.with_suffix("") / machine / f"{name}.md"]
-        assert page.count("{csv-table}") == record["table"].nunique() and record.attrs["date"] in page
+        assert (
+            page.count("{csv-table}") == record["table"].nunique() and record.attrs["date"] in page
+        )
         assert f"({measurements.OVERVIEW.stem}/{machine}/{name}.md)" in overview
-    cells = {key_of(c.source) for path in chapters() for c in code_cells(read(ROOT / path))}
-    assert all({*record["cell"]} <= cells for (_, name), record in found.items() if name == "cells"), "gone"
+
+
+def test_what_gpu_cells_printed_is_of_the_code_that_they_have():
+    """A cell that was only renamed keeps its record by python -m tools.gpu_cells --keep."""
+    assert [*gpu_cells.changed()] == []
 
 
 def test_every_module_is_on_the_pages_of_the_package():
     shown = re.findall(r"automodule:: (\S+)", "".join(api.pages().values()))
-    names = {".".join(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / "ed_lib").rglob("*.py")}
+    names = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / "ed_lib").rglob("*.py")
+    }
     assert sorted(shown) == sorted(name for name in names if not name.endswith("__init__"))

@@ -1,4 +1,6 @@
-"""The benchmarks: each at a tiny size, the harness, and what they count or train against others' numbers."""
+"""The benchmarks: each at a tiny size, the harness, and what they count or train against others'
+numbers.
+"""
 
 import importlib
 import json
@@ -12,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import __main__ as command
-from benchmarks import cells, critical_batch, harness, precision, precision_accuracy, relatives
-from benchmarks.harness import Size, Version
-from ed_lib import arrays, data, machine, models, notebook, records, roofline, training
+from benchmarks import cells, critical_batch, precision, precision_accuracy, relatives
+from benchmarks.shared import harness
+from benchmarks.shared.harness import Size, Version
+from ed_lib import arrays, data, gpu_cells, machine, models, records, roofline, training
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
 BENCHMARKS = sorted({file.stem for file in FILES if "\nTABLES" in file.read_text()} - {"cells"})
@@ -27,8 +30,9 @@ def roof(device="cpu", dtype="float32"):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece. jax, which counts
-    its devices once in a process, has as many as the exercises of a chapter want of it later.
+    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece. jax, which
+    counts its devices once in a process, has as many as the exercises of a chapter want of it
+    later.
     """
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=256")
     monkeypatch.setattr(roofline, "ceilings", roof)
@@ -37,7 +41,9 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_rehearsal(name, tmp_path, capsys):
-    """Each table has rows, of different cases, each right and with its floor; the record reads back."""
+    """Each table has rows, of different cases, each right and with its floor; the record reads
+    back.
+    """
     benchmark = importlib.import_module(f"benchmarks.{name}")
     states = harness.run(benchmark, "cpu", tmp_path, tiny=True)
     said = capsys.readouterr()
@@ -49,16 +55,27 @@ def test_a_rehearsal(name, tmp_path, capsys):
     assert list(dict.fromkeys(record.table)) == list(benchmark.TABLES) == list(record.attrs["code"])
     for table in benchmark.TABLES:
         rows = records.rows(record, table=table)
-        assert not rows.loc[:, :"seconds"].iloc[:, :-1].astype(str).duplicated().any(), "each case once"
+        assert not rows.loc[:, :"seconds"].iloc[:, :-1].astype(str).duplicated().any(), (
+            "each case once"
+        )
         assert (rows.seconds > 0).all() and (rows.q1 <= rows.q3).all() and (rows.n > 0).all()
         assert "floor_flops" not in rows or (rows.floor > 0).all()
 
 
 def test_what_a_gpu_cell_prints_is_shown_where_there_is_none(tmp_path, monkeypatch, capsys):
-    """It ran in a process of its own, after the cells before it; a cell of another text is another cell."""
-    start = "from ed_lib import arrays, notebook\narrays.gpu_count = lambda name='': 1\nnotebook.setup()"
+    """It ran in a process of its own, after the cells before it; a cell of another text is another
+    cell.
+    """
+    start = (
+        "from ed_lib import arrays, chapter\narrays.gpu_count = lambda name='': 1\nchapter.setup()"
+    )
     sources = [start, "factor = 21", "1 / 0", gpu_cell := "%%gpu\nprint(2 * factor)", "factor = 0"]
-    found = {"cells": [{"cell_type": "code", "source": [source]} for source in sources]}
+    found = {
+        "cells": [
+            {"cell_type": "code", "id": str(n), "source": [source]}
+            for n, source in enumerate(sources)
+        ]
+    }
     (path := tmp_path / "some.ipynb").write_text(json.dumps(found))
     tables = {"some": partial(cells.chapter, path)}
     fake = SimpleNamespace(__name__="benchmarks.cells", TINY=Size(), TABLES=tables)
@@ -67,19 +84,29 @@ def test_what_a_gpu_cell_prints_is_shown_where_there_is_none(tmp_path, monkeypat
     monkeypatch.setattr(records, "by_machine", lambda name: {"m": record})
     monkeypatch.setattr(arrays, "gpu_count", lambda name="": 0)
     capsys.readouterr()
-    for source, wanted in ((gpu_cell, "42"), (gpu_cell.replace("2", "3"), "this machine has none.")):
-        notebook._gpu_cell("", source.removeprefix("%%gpu\n"))
+    assert record[["cell", "code"]].values.tolist() == [
+        [str(sources.index(gpu_cell)), gpu_cells.hash_of(gpu_cell)]
+    ]
+    for source, wanted in (
+        (gpu_cell, "42"),
+        (gpu_cell.replace("2", "3"), "this machine has none."),
+    ):
+        gpu_cells.run("", source.removeprefix("%%gpu\n"))
         assert capsys.readouterr().out.strip().endswith(wanted)
 
 
 class Fake:
-    """A benchmark with two tables of one row, which notes its runs. A row in ``errors`` is raised instead."""
+    """A benchmark with two tables of one row, which notes its runs. A row in ``errors`` is raised
+    instead.
+    """
 
     __name__, SIZE, TINY = "benchmarks.fake", Size(large=True), Size(large=False)
 
     def __init__(self):
         self.runs, self.errors = [], {}
-        self.TABLES = {name: lambda size, device, name=name: self.measure(name, size) for name in "ab"}
+        self.TABLES = {
+            name: lambda size, device, name=name: self.measure(name, size) for name in "ab"
+        }
 
     def measure(self, name, size):
         self.runs.append((name, size.large))
@@ -96,9 +123,15 @@ def test_a_table_takes_the_place_of_its_rows_and_leaves_the_others(tmp_path, mon
     states = harness.run(fake, "cpu", tmp_path, tiny=True)
     assert states == {"a": "failed: RuntimeError: no such kernel", "b": "done"}
     record = records.read(tmp_path / machine.slug("cpu") / "fake.csv")
-    assert record[["table", "what", "seconds"]].to_numpy().tolist() == [["a", "a", 1.0], ["b", "b", 4.0]]
+    assert record[["table", "what", "seconds"]].to_numpy().tolist() == [
+        ["a", "a", 1.0],
+        ["b", "b", 4.0],
+    ]
     assert record.attrs["code"]["b"] == "code of ['benchmarks.fake']" != record.attrs["code"]["a"]
-    assert record.attrs["parameters"] == {"large": False} and set(record.attrs["dates"]) == {"a", "b"}
+    assert record.attrs["parameters"] == {"large": False} and set(record.attrs["dates"]) == {
+        "a",
+        "b",
+    }
     assert fake.runs == [("a", False), ("b", False)] * 2
 
 
@@ -115,7 +148,9 @@ def test_at_full_size_a_cpu_is_waited_for_and_nothing_is_below_its_floor(tmp_pat
 
 def test_what_is_wrong_is_not_timed_and_a_floor_is_its_formats(capsys):
     def version(how, error):
-        return Version({"how": how, "format": "float64"}, lambda: None, (10, 3e11), error, 1e-5, {"known": 7})
+        return Version(
+            {"how": how, "format": "float64"}, lambda: None, (10, 3e11), error, 1e-5, {"known": 7}
+        )
 
     (row,) = harness.measure([version("right", 1e-6), version("wrong", 1e-4)], "cpu", 0.001)
     assert "'how': 'wrong', 'format': 'float64'}: deviates by 1.0e-04" in capsys.readouterr().out
@@ -143,7 +178,10 @@ def test_the_command_line(monkeypatch, words, code, asked):
 def test_searching_never_sees_the_test_images():
     (x, _), (tests, _) = harness.images("mnist", True)
     size, whole = relatives.TINY, len(x)
-    for searching, learned, judge in ((True, whole - size.kept, x[-size.kept :]), (False, whole, tests)):
+    for searching, learned, judge in (
+        (True, whole - size.kept, x[-size.kept :]),
+        (False, whole, tests),
+    ):
         (mine, labels), (others, _) = relatives.split("MNIST", searching, size)
         assert len(mine) == len(labels) == learned
         np.testing.assert_array_equal(others, judge)
@@ -157,9 +195,15 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
     for seed, steps in enumerate(row["steps"]):
         (x, y), (test_x, test_y) = harness.images("fashion-mnist", True, data.tensors)
         x, test_x, net = x.flatten(1), test_x.flatten(1), models.mlp(size.widths, seed)
-        order = [rows for e in range(9) for rows in data.batches(len(x), row["batch"], seed=1000 * seed + e)]
+        order = [
+            rows
+            for e in range(9)
+            for rows in data.batches(len(x), row["batch"], seed=1000 * seed + e)
+        ]
         for n, rows in enumerate(order[:steps], start=1):
-            gradients = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), net.parameters())
+            gradients = torch.autograd.grad(
+                F.cross_entropy(net(x[rows]), y[rows]), net.parameters()
+            )
             with torch.no_grad():
                 for parameter, gradient in zip(net.parameters(), gradients, strict=True):
                     parameter -= row["rate"] * gradient
@@ -175,7 +219,9 @@ def test_flops_of_a_step_are_three_times_its_products_but_for_the_gradient_of_th
     tokens = torch.zeros(1, 7, dtype=torch.int64)
     attention, linear = 2 * 7**2 * 32, 7 * 12 * 32**2  # a layer's multiplications
     encoder = partial(models.Encoder, layers=2, hidden=32, heads=2, vocabulary=9, positions=8)
-    assert precision.flops(encoder, tokens, y[:1]) == 6 * (2 * (attention + linear) + 32**2 + 3 * 32)
+    assert precision.flops(encoder, tokens, y[:1]) == 6 * (
+        2 * (attention + linear) + 32**2 + 3 * 32
+    )
 
 
 @pytest.mark.oracle
@@ -185,7 +231,9 @@ def test_bytes_of_a_step_are_what_the_optimizer_touches():
         optimizer = getattr(torch.optim, subject.optimizer)(model.parameters(), 1e-3)
         model(torch.ones(1, 10)).sum().backward()
         optimizer.step()
-        kept = [v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
+        kept = [
+            v for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()
+        ]
         assert sum(v.numel() for v in kept) == states * 33
         assert subject.cost(33, *subject.batch(1, "cpu"))[0] == 4 * 33 * (2 + 2 + 2 * states)
 

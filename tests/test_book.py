@@ -1,4 +1,6 @@
-"""What `make book` does: chapters executed once, committed outputs where data are missing, live buttons."""
+"""What `make book` does: chapters executed once, committed outputs where data are missing, live
+buttons.
+"""
 
 import importlib.metadata
 import signal
@@ -13,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from benchmarks import quiet
+from benchmarks.shared import quiet
 from ed_lib import data, machine
 from tools import book, notebooks
 from tools.notebooks import ROOT
@@ -28,7 +30,11 @@ def chapter(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     for name, folder in (("BUILD", ""), ("EXECUTED", "executed"), ("SOURCE", "source")):
         monkeypatch.setattr(book, name, tmp_path / folder)
-    for module, name, it in ((book, "stage", None), (book, "render", None), (notebooks, "chapters", [PATH])):
+    for module, name, it in (
+        (book, "stage", None),
+        (book, "render", None),
+        (notebooks, "chapters", [PATH]),
+    ):
         monkeypatch.setattr(module, name, lambda it=it: it)
     (tmp_path / "ed_lib").symlink_to(ROOT / "ed_lib")
 
@@ -59,7 +65,9 @@ def test_a_chapter_is_executed_once_and_rendering_executes_nothing(chapter):
         PATH, render_only=True
     )
     made = shown()
-    assert [len(cell.get("outputs", ())) for cell in made] == [0, 1, 0, 1, 1] and "42" in str(made[3])
+    assert [len(cell.get("outputs", ())) for cell in made] == [0, 1, 0, 1, 1] and "42" in str(
+        made[3]
+    )
     assert machine.card() in str(made) and BANNER not in str(made)
     (output,) = made[4].outputs
     assert list(output.data) == ["text/html"] and "<figure" in output.data["text/html"]
@@ -82,7 +90,9 @@ def test_without_data_a_chapter_keeps_its_outputs_unless_it_goes_on_without(
     book.main([])
     last = capsys.readouterr().out.splitlines()[-2]
     assert last == "1 of 1 chapters were not executed here. No network, and no copy"
-    assert "No network, and no copy" in shown()[1].source and shown()[2].outputs[0].text == "committed"
+    assert (
+        "No network, and no copy" in shown()[1].source and shown()[2].outputs[0].text == "committed"
+    )
     with pytest.raises(SystemExit, match="^No book: No network, and no copy$"):
         book.main(["--need-data"])
     chapter(f"try:\n    data.{call}\nexcept OSError:\n    pass")
@@ -122,7 +132,9 @@ notebooks.execute(notebooks.read(notebooks.ROOT / path), path)
 
 def test_an_interrupted_chapter_leaves_no_kernel(chapter, tmp_path):
     pid = tmp_path / "pid"
-    chapter(f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)")
+    chapter(
+        f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)"
+    )
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # wherever it runs
     pipe = {"preexec_fn": heard, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", EXECUTE, tmp_path], cwd=ROOT, **pipe) as run:
@@ -136,7 +148,9 @@ def test_an_interrupted_chapter_leaves_no_kernel(chapter, tmp_path):
 
 def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path):
     pid, other = tmp_path / "pid", Path("other.ipynb")
-    chapter(f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)")
+    chapter(
+        f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1000)"
+    )
     (tmp_path / PATH).rename(tmp_path / other)
     chapter(f"import os, time\nwhile not os.path.exists({str(pid)!r}):\n    time.sleep(0.1)\n1 / 0")
     with pytest.raises(SystemExit, match=r"(?s)chapter\.ipynb: a cell failed.*ZeroDivisionError"):
@@ -144,7 +158,9 @@ def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path
     assert not psutil.pid_exists(int(pid.read_text()))
 
 
-def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tmp_path, monkeypatch):
+def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(
+    chapter, tmp_path, monkeypatch
+):
     chapter("from ed_lib import gates\ngates.floors({'a call': 1.0}, 2.0)")
     before, waited = (tmp_path / PATH).read_text(), []
     monkeypatch.setattr(notebooks, "raise_ceilings", lambda: None)
@@ -159,7 +175,9 @@ def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(chapter, tm
 
 
 @pytest.mark.parametrize("url, live", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
-def test_buttons_and_words_about_them_only_where_they_lead_somewhere(url, live, tmp_path, monkeypatch):
+def test_buttons_and_words_about_them_only_where_they_lead_somewhere(
+    url, live, tmp_path, monkeypatch
+):
     config = yaml.safe_load((ROOT / "_config.yml").read_text())
     config["repository"]["url"] = f"https://github.com/{url}"
     config["html"]["baseurl"] = "https://somebody.org/book" * live
@@ -172,7 +190,9 @@ def test_buttons_and_words_about_them_only_where_they_lead_somewhere(url, live, 
     made = yaml.safe_load((tmp_path / "made" / "_config.yml").read_text())
     assert ("launch_buttons" in made) == ("repository" in made) == live
     assert made["html"]["use_repository_button"] == made["html"]["use_issues_button"] == live
-    assert ("ogp_image" in made["sphinx"]["config"]) == live, "a picture's address would lead nowhere"
+    assert ("ogp_image" in made["sphinx"]["config"]) == live, (
+        "a picture's address would lead nowhere"
+    )
     assert ("rocket" in (tmp_path / "made" / "index.md").read_text()) == live
 
 
@@ -187,9 +207,13 @@ def test_folded_code_without_outputs_goes_into_the_fold_after_it():
 
 def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
     words = nbformat.v4.new_markdown_cell("words")
-    cells = [nbformat.v4.new_code_cell(source, metadata={"tags": ["hide-input"]}) for source in "abc"]
+    cells = [
+        nbformat.v4.new_code_cell(source, metadata={"tags": ["hide-input"]}) for source in "abc"
+    ]
     cells[0].outputs = [nbformat.v4.new_output("stream", text="a machine")]
-    cells[1].outputs = [nbformat.v4.new_output("display_data", {"text/html": '<svg role="img"></svg>'})]
+    cells[1].outputs = [
+        nbformat.v4.new_output("display_data", {"text/html": '<svg role="img"></svg>'})
+    ]
     assert book.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
     _, shown, fold, after = book.figure_first([words, *cells])
     assert notebooks.tags(shown) == ["remove-input"] and "svg" in str(shown.outputs)
@@ -199,6 +223,8 @@ def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
 def test_a_page_that_moved_leads_to_where_it_stands_now(tmp_path):
     for old, new in book.MOVED.items():
         (tmp_path / old).parent.mkdir(parents=True, exist_ok=True)
-        assert not (ROOT / f"{old}.ipynb").exists() and (ROOT / old).with_name(f"{new}.ipynb").exists()
+        assert (
+            not (ROOT / f"{old}.ipynb").exists() and (ROOT / old).with_name(f"{new}.ipynb").exists()
+        )
     book.redirect(tmp_path)
     assert 'url=fast_forward.html"' in (tmp_path / "book/ed/forward_at_once.html").read_text()

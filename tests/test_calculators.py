@@ -1,4 +1,6 @@
-"""The page of calculators: its formulas are the package's, and it answers in words whatever is typed."""
+"""The page of calculators: its formulas are the package's, and it answers in words whatever is
+typed.
+"""
 
 import random
 
@@ -23,8 +25,12 @@ def pipeline(devices, microbatches, schedule, chunks):
     parts = chunks if schedule == "interleaved" else 1
     chosen = schedules.interleaved(chunks) if parts > 1 else schedules.SCHEDULES[schedule]
     split = {"backward_input": 1, "backward_weight": 1}
-    found = simulate(chosen, devices, microbatches, split | {"forward": 1 / parts, "backward": 2 / parts})
-    return {"seconds": found.seconds, "busy": found.busy} | {f"live {n}": m for n, m in enumerate(found.live)}
+    found = simulate(
+        chosen, devices, microbatches, split | {"forward": 1 / parts, "backward": 2 / parts}
+    )
+    return {"seconds": found.seconds, "busy": found.busy} | {
+        f"live {n}": m for n, m in enumerate(found.live)
+    }
 
 
 def roofline(bytes, flops, bandwidth, rate):
@@ -49,18 +55,40 @@ def drawn(name, at):
     p, v, kind = at.randint(2, 6), at.randint(2, 4), few("gpipe", "1f1b", "interleaved", "zb_h1")
     devices, numbers = 2 ** at.randint(0, 12), {"parameters": round(size(3, 15)), "devices": p}
     return {
-        "memory": numbers | {
-            "format": few("mixed", "float32"), "stage": few(0, 1, 2, 3), "layers": at.randint(1, 200),
-            "hidden": 128 * at.randint(1, 99), "heads": few(1, 16, 128), "tokens": at.randint(1, 10**6),
-            "sequences": at.randint(1, 64), "recompute": few("none", "selective", "full")},
-        "pipeline": {"schedule": kind, "devices": p, "chunks": v,
-                     "microbatches": at.randint(1, 4) * p if kind == "interleaved" else at.randint(1, 20)},
-        "roofline": {"bytes": size(0, 15), "flops": size(0, 18),
-                     "bandwidth": size(9, 13), "rate": size(9, 16)},
-        "traffic": numbers | {
-            "itemsize": few(1, 2, 4), "devices": devices, "server": min(devices, few(1, 8, 64)),
-            "alpha": size(-7, -3), "inside": size(9, 12), "between": size(8, 11), "rate": size(12, 15)},
-    }[name]  # fmt: skip
+        "memory": numbers
+        | {
+            "format": few("mixed", "float32"),
+            "stage": few(0, 1, 2, 3),
+            "layers": at.randint(1, 200),
+            "hidden": 128 * at.randint(1, 99),
+            "heads": few(1, 16, 128),
+            "tokens": at.randint(1, 10**6),
+            "sequences": at.randint(1, 64),
+            "recompute": few("none", "selective", "full"),
+        },
+        "pipeline": {
+            "schedule": kind,
+            "devices": p,
+            "chunks": v,
+            "microbatches": at.randint(1, 4) * p if kind == "interleaved" else at.randint(1, 20),
+        },
+        "roofline": {
+            "bytes": size(0, 15),
+            "flops": size(0, 18),
+            "bandwidth": size(9, 13),
+            "rate": size(9, 16),
+        },
+        "traffic": numbers
+        | {
+            "itemsize": few(1, 2, 4),
+            "devices": devices,
+            "server": min(devices, few(1, 8, 64)),
+            "alpha": size(-7, -3),
+            "inside": size(9, 12),
+            "between": size(8, 11),
+            "rate": size(12, 15),
+        },
+    }[name]
 
 
 @pytest.fixture
@@ -76,7 +104,9 @@ def page(tab, site):
 def test_the_page_computes_what_the_package_does(page, formula):
     name, at = formula.__name__, random.Random(0)
     inputs = [drawn(name, at) for _ in range(N)]
-    without_events = f"inputs => inputs.map(given => ({{ ...formulas.{name}(given), events: undefined }}))"
+    without_events = (
+        f"inputs => inputs.map(given => ({{ ...formulas.{name}(given), events: undefined }}))"
+    )
     answers = page.evaluate(without_events, inputs)
     for given, answer in zip(inputs, answers, strict=True):
         answer.pop("events", None)

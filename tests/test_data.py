@@ -1,4 +1,6 @@
-"""ed_lib.data: on a tiny data set and a loopback server; on the published files where ED_DATA names them."""
+"""ed_lib.data: on a tiny data set and a loopback server; on the published files where ED_DATA names
+them.
+"""
 
 import gzip
 import hashlib
@@ -18,8 +20,12 @@ from ed_lib import data
 pytest.importorskip("pooch")
 REAL = os.environ.get("ED_DATA")  # read before the fixture below hides it
 SAYS = "to be, or not to be"
-ROWS = [("1", "a dog", "a cat", "3.0", "NEUTRAL"), ("4", "it rains", "it pours", "4.5", "ENTAILMENT"),
-        ("9", "up", "down", "2.0", "CONTRADICTION"), ("8", "down", "up", "2.5", "NEUTRAL")]  # fmt: skip
+ROWS = [
+    ("1", "a dog", "a cat", "3.0", "NEUTRAL"),
+    ("4", "it rains", "it pours", "4.5", "ENTAILMENT"),
+    ("9", "up", "down", "2.0", "CONTRADICTION"),
+    ("8", "down", "up", "2.5", "NEUTRAL"),
+]
 
 
 def idx(array):
@@ -39,17 +45,25 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def arrays():
     draw = np.random.default_rng(0).integers
-    return [draw(0, top, shape, np.uint8) for n in (6, 3) for top, shape in ((256, (n, 28, 28)), (10, n))]
+    return [
+        draw(0, top, shape, np.uint8)
+        for n in (6, 3)
+        for top, shape in ((256, (n, 28, 28)), (10, n))
+    ]
 
 
 @pytest.fixture
 def tiny(arrays, monkeypatch):
-    """Files published as "mnist", "tinyshakespeare" and "sick", at addresses where nobody answers."""
+    """Files published as "mnist", "tinyshakespeare" and "sick", at addresses where nobody
+    answers.
+    """
     mnist = {file: idx(each) for file, each in zip(data.SETS["mnist"][1], arrays, strict=True)}
     text = {"input.txt": SAYS.encode()}
     pairs = {"SICK.txt": "\n".join(map("\t".join, [("pair_ID", "", "", "", ""), *ROWS])).encode()}
     for name, contents in {"mnist": mnist, "tinyshakespeare": text, "sick": pairs}.items():
-        files = {file: (len(raw), hashlib.sha256(raw).hexdigest()) for file, raw in contents.items()}
+        files = {
+            file: (len(raw), hashlib.sha256(raw).hexdigest()) for file, raw in contents.items()
+        }
         address = "http://127.0.0.1:9/{}.gz" if name == "mnist" else "http://127.0.0.1:9/{}"
         monkeypatch.setitem(data.SETS, name, (address, files))
     return mnist | text | pairs
@@ -87,7 +101,9 @@ def server(tiny, tmp_path, monkeypatch):
 
 def assert_tiny(found, arrays):
     for got, wanted in zip(found[:4], arrays, strict=True):
-        assert got.dtype == np.uint8 and got.flags.writeable  # torch.from_numpy warns of read-only arrays
+        assert (
+            got.dtype == np.uint8 and got.flags.writeable
+        )  # torch.from_numpy warns of read-only arrays
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -102,7 +118,11 @@ def real(monkeypatch):
 def test_mnist_and_fashion_mnist_are_as_published(real):
     mnist, fashion = data.load("mnist"), data.load("fashion-mnist")
     for found, mean in ((mnist, 0.1307), (fashion, 0.2860)):  # by which everybody normalises them
-        assert found.train_images.shape == (60000, 28, 28) and found.test_images.shape == (10000, 28, 28)
+        assert found.train_images.shape == (60000, 28, 28) and found.test_images.shape == (
+            10000,
+            28,
+            28,
+        )
         assert data.as_inputs(found.train_images, "float64").mean().round(4) == mean
     assert data.as_inputs(mnist.train_images, "float64").std().round(4) == 0.3081
     assert mnist.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
@@ -120,7 +140,9 @@ def test_tiny_shakespeare_and_sick_are_as_published(real):
     text = data.text()
     assert len(text.characters) == 65 and len(text.train) + len(text.held_out) == 1_115_394
     train, held_out = data.sick()
-    pairs = [set(map(frozenset, zip(part.first, part.second, strict=True))) for part in (train, held_out)]
+    pairs = [
+        set(map(frozenset, zip(part.first, part.second, strict=True))) for part in (train, held_out)
+    ]
     assert [(train.labels + held_out.labels).count(k) for k in range(3)] == [1459, 2857, 5611]
     assert not pairs[0] & pairs[1] and 0.18 < len(held_out.labels) / 9927 < 0.22
     assert data.minilm("tokenizer.json").is_file()
@@ -137,21 +159,31 @@ def test_ed_data_comes_first_then_the_cache(tiny, arrays, cache, tmp_path, monke
     monkeypatch.setenv("ED_DATA", str(tmp_path))
     assert_tiny(data.load("mnist"), arrays)
     monkeypatch.setenv("ED_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="ED_DATA is .*nowhere.*; wanted a folder that holds mnist/"):
+    with pytest.raises(
+        FileNotFoundError, match="ED_DATA is .*nowhere.*; wanted a folder that holds mnist/"
+    ):
         data.load("mnist")
 
 
-def test_what_the_cache_lacks_is_downloaded_once_and_what_is_wrong_leaves_no_file(server, arrays, cache):
+def test_what_the_cache_lacks_is_downloaded_once_and_what_is_wrong_leaves_no_file(
+    server, arrays, cache
+):
     folder, asked = server
     file = folder / "train-labels-idx1-ubyte.gz"
     sound = file.read_bytes()
     file.write_bytes(b"<html>")
-    with pytest.raises(data.DataError, match="http://127.0.0.1.*train-labels.*gz is not the published file"):
+    with pytest.raises(
+        data.DataError, match="http://127.0.0.1.*train-labels.*gz is not the published file"
+    ):
         data.load("mnist")
     file.unlink()
-    with pytest.raises(ConnectionError, match=r"No download of mnist/train-labels.* \(HTTPError\), and no"):
+    with pytest.raises(
+        ConnectionError, match=r"No download of mnist/train-labels.* \(HTTPError\), and no"
+    ):
         data.load("mnist")
-    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["train-images-idx3-ubyte.gz"]
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == [
+        "train-images-idx3-ubyte.gz"
+    ]
     file.write_bytes(sound)
     asked.clear()
     for _ in range(2):
@@ -167,9 +199,15 @@ def test_no_network_and_no_copy_is_an_error_that_says_what_to_do(tiny, cache):
 
 
 SPOILT = {  # what becomes of a file's bytes, and what is said of it
-    "altered": (lambda raw: gzip.compress(raw[:-1] + bytes([raw[-1] ^ 1])), "is not the published file"),
+    "altered": (
+        lambda raw: gzip.compress(raw[:-1] + bytes([raw[-1] ^ 1])),
+        "is not the published file",
+    ),
     "truncated": (lambda raw: gzip.compress(raw)[:-20], "cannot be decompressed"),
-    "overwritten": (lambda raw: gzip.compress(raw)[:12] + b"????" + gzip.compress(raw)[16:], "cannot be"),
+    "overwritten": (
+        lambda raw: gzip.compress(raw)[:12] + b"????" + gzip.compress(raw)[16:],
+        "cannot be",
+    ),
     "empty": (lambda raw: b"", "is not the published file"),
     "one byte more": (lambda raw: raw + b"\0", "is longer than the published file"),
     "one byte less": (lambda raw: raw[:-1], "is not the published file"),
@@ -178,7 +216,9 @@ SPOILT = {  # what becomes of a file's bytes, and what is said of it
 
 
 @pytest.mark.parametrize("damage", SPOILT)
-def test_a_spoilt_file_is_an_error_and_stays_and_costs_nothing(tiny, server, tmp_path, monkeypatch, damage):
+def test_a_spoilt_file_is_an_error_and_stays_and_costs_nothing(
+    tiny, server, tmp_path, monkeypatch, damage
+):
     spoil, said = SPOILT[damage]
     write(tmp_path, tiny)
     file, raw = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", tiny["t10k-labels-idx1-ubyte"]
@@ -206,7 +246,9 @@ def test_a_text_is_the_numbers_of_its_characters(tiny, cache):
 def test_stretches_are_the_text_and_what_follows():
     numbers = torch.arange(20)
     for x, wanted in (next(data.stretches(numbers, 50, 19, seed=seed)) for seed in range(3)):
-        assert x.shape == (19, 50) and torch.equal(wanted, x + 1) and torch.equal(x[1:], wanted[:-1])
+        assert (
+            x.shape == (19, 50) and torch.equal(wanted, x + 1) and torch.equal(x[1:], wanted[:-1])
+        )
     first, again = (next(data.stretches(numbers, 3, 5, seed=1))[0] for _ in range(2))
     assert torch.equal(first, again)
     starts = next(data.stretches(numbers, 500, 18, seed=0))[0][0]
@@ -217,7 +259,9 @@ def test_pairs_are_the_files_and_a_pair_that_stands_turned_stays_in_one_part(tin
     write(cache, tiny, "sick", "")
     parts = data.sick()
     found = [row for part in parts for row in zip(part.first, part.second, *part[2:], strict=True)]
-    assert sorted(found) == sorted((a, b, data.SICK_LABELS.index(k), float(r)) for _, a, b, r, k in ROWS)
+    assert sorted(found) == sorted(
+        (a, b, data.SICK_LABELS.index(k), float(r)) for _, a, b, r, k in ROWS
+    )
     assert any({"up", "down"} <= set(part.first) for part in parts)
 
 
@@ -232,7 +276,9 @@ def test_digits_look_like_mnist(capsys):
         assert not images[:, :4].any() and not images[:, :, -4:].any()  # the frame
     np.testing.assert_array_equal(digits.test_images, again.test_images)
     # Images and labels still belong together: the nearest neighbour mostly has the right label.
-    classifier = KNeighborsClassifier(1).fit(data.as_inputs(digits.train_images), digits.train_labels)
+    classifier = KNeighborsClassifier(1).fit(
+        data.as_inputs(digits.train_images), digits.train_labels
+    )
     assert classifier.score(data.as_inputs(digits.test_images), digits.test_labels) > 0.9
 
 
@@ -240,7 +286,9 @@ def test_digits_look_like_mnist(capsys):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_inputs_are_the_pixels_over_255(arrays, dtype):
     inputs = data.as_inputs(arrays[0], dtype)
-    assert inputs.dtype == dtype and inputs[2, 28 * 3 + 5] == arrays[0][2, 3, 5] / np.dtype(dtype).type(255)
+    assert inputs.dtype == dtype and inputs[2, 28 * 3 + 5] == arrays[0][2, 3, 5] / np.dtype(
+        dtype
+    ).type(255)
     np.testing.assert_array_equal(inputs, arrays[0].reshape(6, 784) / np.dtype(dtype).type(255))
     x, y = data.tensors(*arrays[:2], dtype)
     assert x.shape == (6, 1, 28, 28) and y.dtype == torch.int64 and y.tolist() == arrays[1].tolist()
@@ -266,10 +314,14 @@ def test_pick_numbers_the_classes_in_the_order_given():
     assert numbered.tolist() == [1, 0, 0, 1] and numbered.dtype == np.uint8
 
 
-@pytest.mark.parametrize("n, size, sizes", [(10, 3, [3, 3, 3, 1]), (6, 3, [3, 3]), (2, 5, [2]), (1, 1, [1])])
+@pytest.mark.parametrize(
+    "n, size, sizes", [(10, 3, [3, 3, 3, 1]), (6, 3, [3, 3]), (2, 5, [2]), (1, 1, [1])]
+)
 def test_batches_cover_everything_once_in_an_order_by_the_seed(n, size, sizes):
     parts = list(data.batches(n, size, seed=0))
     assert [len(part) for part in parts] == sizes and all(part.dtype == np.int64 for part in parts)
     assert sorted(np.concatenate(parts)) == list(range(n))
-    first, again, other = (np.concatenate([*data.batches(100, 7, seed=seed)]).tolist() for seed in (1, 1, 2))
+    first, again, other = (
+        np.concatenate([*data.batches(100, 7, seed=seed)]).tolist() for seed in (1, 1, 2)
+    )
     assert first == again != other and first != list(range(100))

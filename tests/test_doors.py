@@ -1,13 +1,15 @@
-"""Bad input at the doors, one table: what is called, the kind of error, and the words that its message holds.
+"""Bad input at the doors, one table: what is called, the kind of error, and the words that its
+message holds.
 
-A door is what a reader calls from a cell. Its error names the argument, what came and what was wanted.
+A door is what a reader calls from a cell. Its error names the argument, what came and what was
+wanted.
 """
 
 import numpy as np
 import pytest
 import torch
 
-from ed_lib import data, figures, machine, models, notebook, roofline, timing, training
+from ed_lib import chapter, data, figures, machine, models, roofline, timing, training
 from ed_lib.roofline import Ceilings
 from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
@@ -15,58 +17,129 @@ from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
 from tools import repository
 
-# Each entry: (what it is, a function that makes the call, the error, words of the message, in their order)
+# Each entry: (what it is, a function that makes the call, the error, words of the message, in their
+# order)
 
 TWO = np.eye(2), np.arange(2)  # images and labels
 
 GROUND = [
-    ("data: unknown", lambda: data.load("MNIST"), ValueError, "name is 'MNIST'; wanted one of 'mnist'"),
+    (
+        "data: unknown",
+        lambda: data.load("MNIST"),
+        ValueError,
+        "name is 'MNIST'; wanted one of 'mnist'",
+    ),
     ("text: unknown", lambda: data.text("hamlet"), ValueError, "name is 'hamlet'; wanted one of"),
-    ("inputs: floats", lambda: data.as_inputs(np.zeros((2, 28, 28))), TypeError, "wanted a NumPy array"),
+    (
+        "inputs: floats",
+        lambda: data.as_inputs(np.zeros((2, 28, 28))),
+        TypeError,
+        "wanted a NumPy array",
+    ),
     ("inputs: a list", lambda: data.as_inputs([[[0]]]), TypeError, "images is a list"),
-    ("inputs: flat", lambda: data.as_inputs(np.zeros((2, 784), np.uint8)), ValueError, "(2, 784); wanted (N"),
+    (
+        "inputs: flat",
+        lambda: data.as_inputs(np.zeros((2, 784), np.uint8)),
+        ValueError,
+        "(2, 784); wanted (N",
+    ),
     ("one_hot: ten", lambda: data.one_hot([0, 10]), ValueError, "labels has [0, 10]; wanted"),
     ("one_hot: below", lambda: data.one_hot([-1, 0]), ValueError, "labels has [-1, 0]"),
-    ("one_hot: floats", lambda: data.one_hot([0.0, 1.0]), ValueError, "labels has [0.0, 1.0]; wanted"),
+    (
+        "one_hot: floats",
+        lambda: data.one_hot([0.0, 1.0]),
+        ValueError,
+        "labels has [0.0, 1.0]; wanted",
+    ),
     ("pick: twice", lambda: data.pick(*TWO, [0, 0]), ValueError, "classes is [0, 0]; wanted"),
     ("pick: other", lambda: data.pick(*TWO, [5]), ValueError, "classes is [5]; wanted"),
     ("pick: none", lambda: data.pick(*TWO, []), ValueError, "classes is []; wanted"),
-    ("stretches: short", lambda: next(data.stretches(torch.arange(20), 1, 20, seed=0)), ValueError,
-     "steps is 20; wanted fewer than the text's 20"),
-    ("train: labels", lambda: training.train(models.mlp(), None, torch.ones(3, 784), torch.zeros(2).long()),
-     ValueError, "there are 3 images and 2 labels; wanted a label for each"),
-    ("encoder: heads", lambda: models.Encoder(hidden=10, heads=3), ValueError, "hidden is 10 and heads is 3"),
+    (
+        "stretches: short",
+        lambda: next(data.stretches(torch.arange(20), 1, 20, seed=0)),
+        ValueError,
+        "steps is 20; wanted fewer than the text's 20",
+    ),
+    (
+        "train: labels",
+        lambda: training.train(models.mlp(), None, torch.ones(3, 784), torch.zeros(2).long()),
+        ValueError,
+        "there are 3 images and 2 labels; wanted a label for each",
+    ),
+    (
+        "encoder: heads",
+        lambda: models.Encoder(hidden=10, heads=3),
+        ValueError,
+        "hidden is 10 and heads is 3",
+    ),
     ("encoder: layers", lambda: models.Encoder(layers=0), ValueError, "layers is 0"),
-    ("gpt: recompute", lambda: models.GPT(5, 5, recompute="some"), ValueError, "recompute is 'some'; wanted"),
+    (
+        "gpt: recompute",
+        lambda: models.GPT(5, 5, recompute="some"),
+        ValueError,
+        "recompute is 'some'; wanted",
+    ),
     ("mlp: one", lambda: models.mlp((5,)), ValueError, "widths is (5,); wanted at least two"),
     ("mlp: nothing", lambda: models.mlp((5, 0, 2)), ValueError, "widths is 0; wanted at least 1"),
     ("lenet: seed", lambda: models.lenet(seed=1.5), TypeError, "seed is 1.5"),
-]  # fmt: skip
+]
 
 MEASURE = [
-    *((f"machine: {device!r}", lambda device=device: machine.memory(device), ValueError, "wanted")
-      for device in ("tpu", "cuda:99", "cuda:x", None, 0)),
-    ("machine: no GPU", lambda: machine.name("cuda:99"), ValueError, "device is 'cuda:99'; wanted a GPU"),
+    *(
+        (f"machine: {device!r}", lambda device=device: machine.memory(device), ValueError, "wanted")
+        for device in ("tpu", "cuda:99", "cuda:x", None, 0)
+    ),
+    (
+        "machine: no GPU",
+        lambda: machine.name("cuda:99"),
+        ValueError,
+        "device is 'cuda:99'; wanted a GPU",
+    ),
     ("floor: below 0", lambda: ROOF.floor(-1, 0), ValueError, "bytes is -1; wanted a"),
     ("floor: NaN", lambda: ROOF.floor(0, float("nan")), ValueError, "flops is nan; wanted a"),
     ("floor: text", lambda: ROOF.floor("1", 0), TypeError, "bytes is '1'; wanted a"),
     ("ceilings: 0", lambda: Ceilings("x", "float32", 0, 1), ValueError, "bandwidth is 0"),
     ("ceilings: device", lambda: roofline.probe("tpu"), ValueError, "device is 'tpu'; wanted"),
-    ("ceilings: dtype", lambda: roofline.probe(dtype="int8"), ValueError, "dtype is 'int8'; wanted"),
+    (
+        "ceilings: dtype",
+        lambda: roofline.probe(dtype="int8"),
+        ValueError,
+        "dtype is 'int8'; wanted",
+    ),
     ("ceilings: seconds", lambda: roofline.probe(seconds=0), ValueError, "seconds is 0; wanted"),
     ("compare: rounds", lambda: timing.compare({}, rounds=0), ValueError, "rounds is 0"),
     ("compare: half a round", lambda: timing.compare({}, rounds=2.5), TypeError, "rounds is 2.5"),
-    ("measure: no time", lambda: timing.measure(int, min_seconds=0), ValueError, "min_seconds is 0; wanted"),
-    ("apart: text", lambda: timing.apart(int, min_seconds="1"), TypeError, "min_seconds is '1'; wanted"),
-    ("apart: runs", lambda: timing.apart(int, min_runs=0), ValueError, "min_runs is 0; wanted at least 1"),
+    (
+        "measure: no time",
+        lambda: timing.measure(int, min_seconds=0),
+        ValueError,
+        "min_seconds is 0; wanted",
+    ),
+    (
+        "apart: text",
+        lambda: timing.apart(int, min_seconds="1"),
+        TypeError,
+        "min_seconds is '1'; wanted",
+    ),
+    (
+        "apart: runs",
+        lambda: timing.apart(int, min_runs=0),
+        ValueError,
+        "min_runs is 0; wanted at least 1",
+    ),
     ("figure: no text", lambda: figures.to_html(None, "  "), ValueError, "alt is empty"),
-    ("table: no rows", lambda: notebook.table([], "nothing"), ValueError, "rows is empty"),
-]  # fmt: skip
+    ("table: no rows", lambda: chapter.table([], "nothing"), ValueError, "rows is empty"),
+]
 ROOF = Ceilings("a machine", "float32", bandwidth=1e9, rate=4e9)
 
 URLS = "", "github.com/a/b", "https://github.com", 'https://github.com/a/b" # x', "git@host:a/b"
 TOOLS = [
-    (f"URL: {url!r}", lambda url=url: repository.change(url), ValueError, "wanted an address like https://")
+    (
+        f"URL: {url!r}",
+        lambda url=url: repository.change(url),
+        ValueError,
+        "wanted an address like https://",
+    )
     for url in URLS
 ]
 

@@ -1,4 +1,6 @@
-"""Exercises' checks against wrong answers: the stub, 0, None, NaN, up to twelve mutants of each solution."""
+"""Exercises' checks against wrong answers: the stub, 0, None, NaN, up to twelve mutants of each
+solution.
+"""
 
 import ast
 import contextlib
@@ -13,7 +15,14 @@ from tools import notebooks
 from tools.notebooks import ROOT, code_cells, tags
 
 SWAPS = {"Add": ast.Sub, "Sub": ast.Add, "Mult": ast.Div, "Div": ast.Mult, "FloorDiv": ast.Mult}
-SWAPS |= {"Lt": ast.GtE, "GtE": ast.Lt, "Gt": ast.LtE, "LtE": ast.Gt, "Eq": ast.NotEq, "USub": ast.UAdd}
+SWAPS |= {
+    "Lt": ast.GtE,
+    "GtE": ast.Lt,
+    "Gt": ast.LtE,
+    "LtE": ast.Gt,
+    "Eq": ast.NotEq,
+    "USub": ast.UAdd,
+}
 MUTANTS = 12  # of a solution at most
 SECONDS = 30  # for a statement that an exercise needs of its chapter, and for its solution; a mutant has one
 ANEW = ast.Assign | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # define for sure
@@ -38,7 +47,9 @@ def symbols(*nodes):
         tables += table.get_children()
         wanted = [one for one in table.get_symbols() if one.is_referenced()]
         needed |= {one.get_name() for one in wanted if table is top or one.is_global()}
-    return needed, {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
+    return needed, {
+        one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()
+    }
 
 
 def behind(wanted, before):
@@ -63,13 +74,17 @@ def exercises():
                 continue
             body = [node for node in ast.parse(cell.source).body if not isinstance(node, ast.Expr)]
             if "solution" in tags(cell):
-                yield pytest.param(path, *checks.pop(0), body, id=f"{path.stem} {cell.source.split()[3]}")
+                yield pytest.param(
+                    path, *checks.pop(0), body, id=f"{path.stem} {cell.source.split()[3]}"
+                )
             checks += [(before[:], body)] * ("exercise-check" in tags(cell))
             before += body
 
 
 def mutants(body):
-    """The statements with one operation, or one whole number by one, changed: at most MUTANTS of them."""
+    """The statements with one operation, or one whole number by one, changed: at most MUTANTS of
+    them.
+    """
     found = []
     for place, node in enumerate(ast.walk(tree := ast.Module(body, []))):
         at = [*ast.walk(new := copy.deepcopy(tree))][place]
@@ -111,11 +126,15 @@ def test_a_check_fails_what_is_wrong(path, before, check, solution, monkeypatch)
     passes = lambda answer, **of: "solved" in said(chapter[by], answer, **of)  # noqa: E731
     if name not in chapter or by not in chapter or not passes(chapter[name]):
         lacks = notebooks.missing(notebooks.read(ROOT / path))
-        pytest.skip(lacks) if lacks else pytest.fail(f"it needs more: {said(chapter[by], chapter.get(name))}")
+        pytest.skip(lacks) if lacks else pytest.fail(
+            f"it needs more: {said(chapter[by], chapter.get(name))}"
+        )
     wrong = [n for n in (..., 0, None, float("nan")) if passes(lambda *_, n=n, **__: n)]
     for mutant in mutants(solution):
         if not run(mutant) and passes(chapter[name], seconds=1):
-            right, text = (ast.unparse(tree).split("\n") for tree in (ast.Module(solution, []), mutant))
+            right, text = (
+                ast.unparse(tree).split("\n") for tree in (ast.Module(solution, []), mutant)
+            )
             changed = [line for line in text if line not in right]
             wrong += [line for line in changed if not any(like in line for like in ALIKE)]
     assert wrong == []

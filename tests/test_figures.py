@@ -1,4 +1,6 @@
-"""Figures as inline SVG: a text, the page's colour, the same file for the same drawing, room to shrink."""
+"""Figures as inline SVG: a text, the page's colour, the same file for the same drawing, room to
+shrink.
+"""
 
 import base64
 import re
@@ -42,7 +44,11 @@ def test_a_drawing_has_its_text_as_its_name_the_pages_ink_and_room_to_shrink():
     assert "<figcaption>What a &lt; b costs.<" in figures.to_html(draw(), TEXT, "What a < b costs.")
     assert "currentColor" in drawn and figures.INK not in drawn
     assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", drawn)
-    assert "width:100%" in svg.get("style") and svg.get("viewBox") and not {"width", "height"} & {*svg.keys()}
+    assert (
+        "width:100%" in svg.get("style")
+        and svg.get("viewBox")
+        and not {"width", "height"} & {*svg.keys()}
+    )
     assert drawn == figures.to_html(draw(), TEXT), "the same each time"
 
 
@@ -51,8 +57,14 @@ def test_a_notebook_gets_a_picture_and_the_book_a_drawing(monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     figures.show(draw(), "a line")
     (bundle,) = shown
-    assert bundle.keys() == {figures.FOR_THE_PAGE, "image/png", "text/plain"} and "text/html" not in bundle
-    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG") and bundle["text/plain"] == "a line"
+    assert (
+        bundle.keys() == {figures.FOR_THE_PAGE, "image/png", "text/plain"}
+        and "text/html" not in bundle
+    )
+    assert (
+        base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+        and bundle["text/plain"] == "a line"
+    )
 
 
 def test_two_drawings_on_a_page_share_no_id():
@@ -78,7 +90,9 @@ def contrast(a, b):
 @pytest.mark.oracle
 @pytest.mark.parametrize("page", ["#ffffff", "#121212"])
 def test_every_colour_stands_out_in_both_themes(page):
-    assert all(contrast(colour, page) >= 2.9 for colour in figures.COLOURS)  # WCAG asks 3 of graphics
+    assert all(
+        contrast(colour, page) >= 2.9 for colour in figures.COLOURS
+    )  # WCAG asks 3 of graphics
 
 
 def test_what_the_data_show_is_said_with_the_text():

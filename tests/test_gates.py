@@ -1,4 +1,6 @@
-"""The gates, with planted bad numbers: what is refused where outputs are made, and said elsewhere."""
+"""The gates, with planted bad numbers: what is refused where outputs are made, and said
+elsewhere.
+"""
 
 import pytest
 

@@ -18,7 +18,9 @@ CPU = "vendor_id\t: {}\ncpu family\t: {}\nmodel\t: {}\nmodel name\t: {}\nflags\t
 
 @pytest.fixture
 def proc(tmp_path, monkeypatch):
-    """write(text) for a made-up description of the processor, on a machine of Linux with two threads."""
+    """write(text) for a made-up description of the processor, on a machine of Linux with two
+    threads.
+    """
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(machine, "threads", lambda: 2)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -22,13 +22,19 @@ def torchs_layer(layer):
     pairs = {"self_attn.in_proj_": layer.queries_keys_values, "self_attn.out_proj.": layer.out,
              "linear1.": layer.wide, "linear2.": layer.narrow,
              "norm1.": layer.norm1, "norm2.": layer.norm2}  # fmt: skip
-    state = {name + kind: getattr(part, kind) for name, part in pairs.items() for kind in ("weight", "bias")}
+    state = {
+        name + kind: getattr(part, kind)
+        for name, part in pairs.items()
+        for kind in ("weight", "bias")
+    }
     theirs.load_state_dict(state)
     return theirs
 
 
 def shaken(net, seed=0):
-    """The network in float64, with every parameter moved at random: as made, biases of LayerNorm are zero."""
+    """The network in float64, with every parameter moved at random: as made, biases of LayerNorm
+    are zero.
+    """
     net.double()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -39,7 +45,9 @@ def shaken(net, seed=0):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("how", ["bert", *models.RECOMPUTE])
-@pytest.mark.parametrize(("hidden", "heads", "B", "T"), [(24, 3, 5, 7), (16, 1, 1, 1), (32, 8, 2, 11)])
+@pytest.mark.parametrize(
+    ("hidden", "heads", "B", "T"), [(24, 3, 5, 7), (16, 1, 1, 1), (32, 8, 2, 11)]
+)
 def test_a_block_is_torchs(how, hidden, heads, B, T):
     """BERT's, and GPT's whatever it computes again."""
     if how == "bert":
@@ -55,7 +63,9 @@ def test_a_block_is_torchs(how, hidden, heads, B, T):
     y.backward(g)
     wanted.backward(g)
     torch.testing.assert_close(mine.grad, yours.grad)
-    torch.testing.assert_close(ours.queries_keys_values.weight.grad, theirs.self_attn.in_proj_weight.grad)
+    torch.testing.assert_close(
+        ours.queries_keys_values.weight.grad, theirs.self_attn.in_proj_weight.grad
+    )
 
 
 @pytest.mark.oracle
@@ -83,13 +93,17 @@ def test_the_encoder_is_embeddings_torchs_layers_and_a_pooler():
 
 @pytest.mark.oracle
 def test_sizes_are_those_of_the_sources():
-    """BERT-base without its classes (the count of Devlin et al.'s published checkpoint), and d2l's LeNet."""
+    """BERT-base without its classes (the count of Devlin et al.'s published checkpoint), and d2l's
+    LeNet.
+    """
     with torch.device("meta"):
         count = {name: p.numel() for name, p in models.Encoder().named_parameters()}
     classes = count.pop("classes.weight") + count.pop("classes.bias")
     assert sum(count.values()) == 109_482_240 and classes == 3 * 768 + 3
     assert sum(p.numel() for p in models.lenet().parameters()) == 129_068
-    assert sum(p.numel() for p in models.mlp().parameters()) == 784 * 256 + 256 + 256 * 257 + 10 * 257
+    assert (
+        sum(p.numel() for p in models.mlp().parameters()) == 784 * 256 + 256 + 256 * 257 + 10 * 257
+    )
     assert models.lenet()(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
     assert models.mlp((7, 5, 2))(torch.zeros(4, 7)).shape == (4, 2)
     assert [type(m) for m in models.mlp((7, 5, 2))] == [nn.Linear, nn.ReLU, nn.Linear]
@@ -102,7 +116,9 @@ def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
     one, other = make(seed=3), make(seed=4)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    for p, same, another in zip(*(net.parameters() for net in (one, make(seed=3), other)), strict=True):
+    for p, same, another in zip(
+        *(net.parameters() for net in (one, make(seed=3), other)), strict=True
+    ):
         assert torch.equal(p, same)
         assert p.dim() == 1 or not torch.equal(p, another)  # LayerNorm's are alike under any seed
 

@@ -43,9 +43,13 @@ def test_the_table_of_contents_holds_every_notebook_and_every_page_is_there_or_m
 def test_the_file_is_canonical_executed_and_of_no_machine(path, nb):
     nbformat.validate(nb)
     assert (ROOT / path).read_text() == nbformat.writes(notebooks.canonical(nb)).rstrip("\n") + "\n"
-    assert not re.search(r"/(home|root|tmp|work|Users|opt|mnt)/\w", (ROOT / path).read_text()), "a local path"
+    assert not re.search(r"/(home|root|tmp|work|Users|opt|mnt)/\w", (ROOT / path).read_text()), (
+        "a local path"
+    )
     made = nb.metadata.get("ed_lib")
-    assert made and made.machine.startswith("CPU: ") and made.versions, "run python -m tools.notebooks"
+    assert made and made.machine.startswith("CPU: ") and made.versions, (
+        "run python -m tools.notebooks"
+    )
     for cell in code_cells(nb):
         assert cell.execution_count, f"never executed: {cell.source[:80]}"
         for output in cell.outputs:
@@ -63,21 +67,29 @@ def test_the_manner_of_a_chapter(nb):
     assert {"## Summary", "## Exercises", "## References"} <= set(text.splitlines())
     assert 1 <= re.search(r"## Summary.*?(?=\n## |\Z)", text, re.S)[0].count("\n- ") <= 6
     assert any("claim" in tags(cell) for cell in code_cells(nb)) and "{cite" not in text
-    words = re.sub(r"<[^>]+>|\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$", " ", text, flags=re.DOTALL)  # read as text
+    words = re.sub(
+        r"<[^>]+>|\]\([^)]*\)|\$\$.*?\$\$|\$[^$]*\$", " ", text, flags=re.DOTALL
+    )  # read as text
     found = {"words": len(re.findall(r"[^\W\d_][\w’'-]*", words)), "cells": len(nb.cells)}
     assert all(found[what] <= most for what, most in LIMITS.items()), found
 
 
 @chapters
 def test_the_reading_time_that_a_chapter_states_is_the_one_counted(nb):
-    """A minute for 200 words, and half a minute for a cell of code that is not folded; no exercises."""
+    """A minute for 200 words, and half a minute for a cell of code that is not folded; no
+    exercises.
+    """
     minutes, folded = 0, {"claim", *notebooks.FOLDED}
     for cell in nb.cells:
-        minutes += len(cell.source.split("## Exercises")[0].split()) / 200 * (cell.cell_type == "markdown")
+        minutes += (
+            len(cell.source.split("## Exercises")[0].split()) / 200 * (cell.cell_type == "markdown")
+        )
         if "## Exercises" in cell.source:
             break
         minutes += 0.5 * (cell.cell_type == "code" and not folded & set(tags(cell)))
-    assert abs(5 * -(-minutes // 5) - int(re.search(r"\*\*Time:\*\* (\d+) min", prose_of(nb))[1])) <= 5
+    assert (
+        abs(5 * -(-minutes // 5) - int(re.search(r"\*\*Time:\*\* (\d+) min", prose_of(nb))[1])) <= 5
+    )
 
 
 @chapters
@@ -91,7 +103,9 @@ def test_code_cells_are_short_introduced_and_folded_alike_in_page_and_colab(nb):
             folded = bool(notebooks.FOLDED & set(tags(cell)))
             assert folded or previous == "markdown", f"no sentence before: {cell.source[:80]}"
             assert folded or not {"gpu", "setup"} & set(tags(cell)), "one line in the page"
-            assert max(map(len, lines)) <= (110 if folded else 88), f"too wide: {max(lines, key=len)}"
+            assert max(map(len, lines)) <= (110 if folded else 88), (
+                f"too wide: {max(lines, key=len)}"
+            )
         previous = cell.cell_type
 
 
@@ -101,7 +115,9 @@ def smallest_text(svg):
     texts = re.split(r'<g [^>]*transform="[^"]*scale\(([\d.]+) -[\d.]+\)">', svg)  # points / 100
     sizes = [10.0]
     for size, glyphs in zip(texts[1::2], texts[2::2], strict=True):
-        smaller = [float(s) for s in re.findall(r'<use [^>]*transform="[^"]*scale\(([\d.]+)\)', glyphs)]
+        smaller = [
+            float(s) for s in re.findall(r'<use [^>]*transform="[^"]*scale\(([\d.]+)\)', glyphs)
+        ]
         sizes.append(100 * float(size) * min([1.0, *smaller]))
     return min(sizes) * PHONE / width
 
@@ -110,11 +126,16 @@ def smallest_text(svg):
 def test_figures_are_a_drawing_a_picture_and_a_text_with_letters_for_a_phone(nb):
     for cell in code_cells(nb):
         for data in (output.get("data", {}) for output in cell.outputs):
-            svg, pictures = data.get(figures.FOR_THE_PAGE), {"image/png", "image/jpeg", "image/svg+xml"}
+            svg, pictures = (
+                data.get(figures.FOR_THE_PAGE),
+                {"image/png", "image/jpeg", "image/svg+xml"},
+            )
             assert bool(svg) == bool(pictures & set(data)), "shown without figures.show"
             assert not svg or (len(data["text/plain"]) >= 20 and data["image/png"])
             assert not svg or smallest_text(svg) >= 8, data["text/plain"]
-            assert "<svg" not in data.get("text/html", ""), "GitHub and Colab take drawings out of HTML"
+            assert "<svg" not in data.get("text/html", ""), (
+                "GitHub and Colab take drawings out of HTML"
+            )
 
 
 @chapters
@@ -135,7 +156,10 @@ def test_exercises_fail_as_stubs_and_pass_with_their_solutions(nb):
 
 
 def test_the_set_up_cell_is_the_same_everywhere():
-    cells = [[c.source for c in code_cells(notebooks.read(ROOT / p)) if "setup" in tags(c)] for p in CHAPTERS]
+    cells = [
+        [c.source for c in code_cells(notebooks.read(ROOT / p)) if "setup" in tags(c)]
+        for p in CHAPTERS
+    ]
     assert all(len(found) == 1 for found in cells) and len({found[0] for found in cells}) == 1
 
 
@@ -155,13 +179,20 @@ def test_the_hash_sees_code_and_modules_but_neither_prose_nor_comments(tmp_path,
 
 
 def test_a_notebook_is_canonical_and_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path, nb = tmp_path / "a" / "chapter.ipynb", nbformat.v4.new_notebook(metadata={"widgets": {"state": 1}})
-    nb.cells = [nbformat.v4.new_code_cell("1 + 1", metadata={"tags": ["hide-input"], "execution": {}})]
+    path, nb = (
+        tmp_path / "a" / "chapter.ipynb",
+        nbformat.v4.new_notebook(metadata={"widgets": {"state": 1}}),
+    )
+    nb.cells = [
+        nbformat.v4.new_code_cell("1 + 1", metadata={"tags": ["hide-input"], "execution": {}})
+    ]
     made = notebooks.canonical(nb)
     assert made.cells[0].metadata == {"tags": ["hide-input"], "cellView": "form"}
     assert "widgets" not in made.metadata
     notebooks.write(made, path)
-    monkeypatch.setattr(notebooks.os, "replace", lambda *paths: pytest.fail("killed before the end"))
+    monkeypatch.setattr(
+        notebooks.os, "replace", lambda *paths: pytest.fail("killed before the end")
+    )
     with pytest.raises(pytest.fail.Exception):
         notebooks.write(nb, path)
     assert notebooks.read(path) == made

@@ -1,4 +1,6 @@
-"""What a reader does with a page, by mouse and by keyboard: its buttons, folds, and what scrolls."""
+"""What a reader does with a page, by mouse and by keyboard: its buttons, folds, and what
+scrolls.
+"""
 
 import pytest
 
@@ -42,7 +44,9 @@ def press(page, button, how):
         page.keyboard.press(how)
 
 
-@pytest.mark.parametrize("bar, width", [(BOOK, PHONE), (BOOK, 768), (PAGE, PHONE), (PAGE, 768), (PAGE, 1024)])
+@pytest.mark.parametrize(
+    "bar, width", [(BOOK, PHONE), (BOOK, 768), (PAGE, PHONE), (PAGE, 768), (PAGE, 1024)]
+)
 def test_side_bar_opens_as_a_dialog(reader, bar, width):
     widen(reader, width)
     dialog, button = reader.locator(f"{bar}-modal"), BUTTON[bar]
@@ -91,7 +95,9 @@ def test_focus_is_seen(tab, site):
 
 
 def test_a_phone_goes_from_the_front_page_to_a_chapter_and_back_by_the_menu(browser, site):
-    phone = browser.new_context(viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True)
+    phone = browser.new_context(
+        viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True
+    )
     page = phone.new_page()
     page.goto(f"{site}index.html")
     page.locator("article").get_by_role("link", name="Mixed precision", exact=True).first.tap()

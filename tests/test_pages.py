@@ -1,5 +1,7 @@
-"""The rendered book in a real browser with the network cut: what a reader sees, on a phone and on a desk, in
-both themes. The pages are those of _toc.yml, so that a new chapter is covered with no change here."""
+"""The rendered book in a real browser with the network cut: what a reader sees, on a phone and on a
+desk, in both themes. The pages are those of _toc.yml, so that a new chapter is covered with no
+change here.
+"""
 
 import re
 import urllib.error
@@ -108,7 +110,9 @@ def reader(browser, site):
 
 @pytest.fixture(scope="module", params=PAGES)
 def page(request, reader, site):
-    """Each page of the book in turn, loaded once, with its formulas set and all that is folded opened."""
+    """Each page of the book in turn, loaded once, with its formulas set and all that is folded
+    opened.
+    """
     reader.name = request.param
     if not reader.goto(f"{site}{reader.name}.html").ok:
         pytest.fail(f"{reader.name}.html is not in _build/html: run make book first")
@@ -129,7 +133,9 @@ def status_and_ids(url):
 
 
 def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
-    assert page.evaluate(FORMULAS) == [] and page.locator('mjx-container[tabindex="0"]').count() == 0
+    assert (
+        page.evaluate(FORMULAS) == [] and page.locator('mjx-container[tabindex="0"]').count() == 0
+    )
     assert page.evaluate(WORDLESS) == []
     ids = page.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
     assert sorted({one for one in ids if ids.count(one) > 1}) == []
@@ -168,13 +174,17 @@ def axe_finds(page, **options):
         "color-contrast": {"enabled": False},  # test_text_stands_out measures all text, far faster
     }
     options = {"rules": rules, "preload": False, "resultTypes": ["violations"]} | options
-    formulas = {"exclude": [["th:has(mjx-container)"]]}  # axe takes a formula in a header for nothing
+    formulas = {
+        "exclude": [["th:has(mjx-container)"]]
+    }  # axe takes a formula in a header for nothing
     found = axe.run(page, context=formulas, options=options).response["violations"]
     return [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]]
 
 
 def test_axe_finds_no_fault(page):
-    """Figures and code are looked at above. An icon may be drawn late, and would bring its title with it."""
+    """Figures and code are looked at above. An icon may be drawn late, and would bring its title
+    with it.
+    """
     show(page, "light", DESK)
     page.evaluate("""document.querySelectorAll(".theme-switch").forEach(icon => {
         icon.innerHTML += "<title>Drawn late</title>";
@@ -212,7 +222,10 @@ def test_previews_of_links_are_told_title_and_question(tab, site):
     tab.goto(f"{site}book/ed/error_diffusion.html")
     ask = "all => all.map(one => [one.getAttribute('property') ?? one.name, one.content])"
     said = dict(tab.eval_on_selector_all("meta", ask))
-    assert said["og:title"].startswith("Error diffusion") and "Why training code" in said["og:site_name"]
+    assert (
+        said["og:title"].startswith("Error diffusion")
+        and "Why training code" in said["og:site_name"]
+    )
     assert said["og:description"].startswith("Can a network learn when every weight in it is told")
     assert said["description"] and said.get("og:image", "https://").startswith("https://")
 

@@ -1,4 +1,6 @@
-"""The project's own files: requirements, the address that stands in several places, the Makefile."""
+"""The project's own files: requirements, the address that stands in several places, the
+Makefile.
+"""
 
 import ast
 import re
@@ -23,7 +25,9 @@ def requirements(lines):
     return {package.lower().replace("_", "-"): bounds for package, bounds in found}
 
 
-BOOK, TESTED = (requirements((ROOT / f"{name}.txt").open()) for name in ("requirements", "constraints"))
+BOOK, TESTED = (
+    requirements((ROOT / f"{name}.txt").open()) for name in ("requirements", "constraints")
+)
 PACKAGE = requirements(PROJECT["project"]["dependencies"])
 TESTS = requirements(PROJECT["project"]["optional-dependencies"]["test"])
 
@@ -37,7 +41,12 @@ def test_requirements_agree_have_lower_bounds_and_tested_versions_and_no_address
 
 
 PACKAGES = {"sklearn": "scikit-learn", "yaml": "pyyaml", "cupy": "cupy-cuda13x", "PIL": "pillow"}
-COME_WITH = {"triton": "torch", "d2l": "a line of the Makefile", "PIL": "matplotlib", "IPython": "jupyterlab"}
+COME_WITH = {
+    "triton": "torch",
+    "d2l": "a line of the Makefile",
+    "PIL": "matplotlib",
+    "IPython": "jupyterlab",
+}
 
 
 @pytest.mark.parametrize("folder", ["ed_lib", "benchmarks", "tools", "tests"])
@@ -45,7 +54,9 @@ def test_whatever_is_imported_is_declared(folder):
     declared = BOOK.keys() | (TESTS.keys() if folder != "ed_lib" else set())
     ours = {"ed_lib", "benchmarks", "tools", "tests", "conftest"}
     for path in (ROOT / folder).rglob("*.py"):
-        for name in set(top_level_imports(path)) - set(sys.stdlib_module_names) - ours - set(COME_WITH):
+        for name in (
+            set(top_level_imports(path)) - set(sys.stdlib_module_names) - ours - set(COME_WITH)
+        ):
             assert PACKAGES.get(name, name.lower()).replace("_", "-") in declared, f"{path}: {name}"
 
 
@@ -81,7 +92,9 @@ for name in ("scipy", "threadpoolctl", "pandas"): del sys.modules[name]
 
 def test_importing_needs_only_what_a_bare_machine_with_a_gpu_has():
     files = [*ROOT.glob("ed_lib/**/*.py"), *ROOT.glob("benchmarks/*.py")]
-    modules = [".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files]
+    modules = [
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in files
+    ]
     code = f"absent = {ABSENT.split()}{BARE}import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -100,11 +113,15 @@ def test_one_command_changes_the_address_everywhere(tmp_path, monkeypatch):
     for path in notebooks.chapters():
         now, then = (notebooks.read(root / path).cells for root in (tmp_path, ROOT))
         changed = [old for new, old in zip(now, then, strict=True) if new != old]
-        assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], "the outputs became stale"
+        assert [notebooks.tags(cell)[0] for cell in changed] == ["setup"], (
+            "the outputs became stale"
+        )
 
 
 def untyped(path):
-    """The public functions and methods of a module without all their types; Triton and Numba have theirs."""
+    """The public functions and methods of a module without all their types; Triton and Numba have
+    theirs.
+    """
     text = path.read_text()
     body = ast.parse(text).body
     classes = [one for one in body if isinstance(one, ast.ClassDef) and one.name[0] != "_"]
@@ -119,5 +136,7 @@ def untyped(path):
 
 
 def test_public_functions_say_their_types():
-    found = {p.relative_to(ROOT).as_posix(): list(untyped(p)) for p in (ROOT / "ed_lib").rglob("*.py")}
+    found = {
+        p.relative_to(ROOT).as_posix(): list(untyped(p)) for p in (ROOT / "ed_lib").rglob("*.py")
+    }
     assert {path: names for path, names in found.items() if names} == {}

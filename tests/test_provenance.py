@@ -1,4 +1,6 @@
-"""What a record says of itself, which code it stands for, and that it is made on a quiet machine."""
+"""What a record says of itself, which code it stands for, and that it is made on a quiet
+machine.
+"""
 
 import platform
 import sys
@@ -10,15 +12,25 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import provenance, quiet
+from benchmarks.shared import provenance, quiet
 from conftest import ROOT
 from ed_lib import gates, machine, records, roofline
 from tools import notebooks, status
 
 
-def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or_folder(monkeypatch):
+def test_facts_name_libraries_and_kernels_and_what_is_forced_but_no_host_user_or_folder(
+    monkeypatch,
+):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    words = ["/opt/x/python", "-m", "benchmarks", "--out", "/home/me 2/deep/records", f"--b={ROOT}/c", "a/b"]
+    words = [
+        "/opt/x/python",
+        "-m",
+        "benchmarks",
+        "--out",
+        "/home/me 2/deep/records",
+        f"--b={ROOT}/c",
+        "a/b",
+    ]
     monkeypatch.setattr(sys, "orig_argv", words)
     made = provenance.facts()
     assert made["command"] == "python -m benchmarks --out records c b"
@@ -45,7 +57,9 @@ def machines(monkeypatch):
     return set
 
 
-@pytest.mark.parametrize("load, share, words", [(0.9, 1.0, "0.90 of its"), (0.0, 0.5, "50 of the 100 GFL")])
+@pytest.mark.parametrize(
+    "load, share, words", [(0.9, 1.0, "0.90 of its"), (0.0, 0.5, "50 of the 100 GFL")]
+)
 def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, words):
     said = []
     machines(load, share)
@@ -97,4 +111,6 @@ def test_status_lists_what_other_code_has_made(monkeypatch):
     monkeypatch.setattr(notebooks, "fingerprint", lambda nb: nb.metadata.ed_lib.code)
     assert [*status.chapters()] == []
     monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "other")
-    assert [name for name, _ in status.chapters()] == [path.as_posix() for path in notebooks.chapters()]
+    assert [name for name, _ in status.chapters()] == [
+        path.as_posix() for path in notebooks.chapters()
+    ]

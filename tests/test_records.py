@@ -1,4 +1,6 @@
-"""Records: that what is written comes back, that what is wrong is named, and which code it stands for."""
+"""Records: that what is written comes back, that what is wrong is named, and which code it stands
+for.
+"""
 
 import importlib
 import math
@@ -9,16 +11,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import provenance
+from benchmarks.shared import provenance
 from ed_lib import records
 
-MADE = {"benchmark": "ed", "machine": "nvidia-h200", "device": "NVIDIA H200", "code": {"update": "c0de"}}
+MADE = {
+    "benchmark": "ed",
+    "machine": "nvidia-h200",
+    "device": "NVIDIA H200",
+    "code": {"update": "c0de"},
+}
 TIMES = {"seconds": 1.5e-3, "q1": 1.25e-3, "q3": 2e-3, "n": 40}
 ROWS = [
-    {"table": "update", "how": "a, b", "depth": 4096, "wide": True, "sizes": [1, 2], **TIMES, "floor": 1.0},
-    {"table": "update", "how": "loop", "depth": 4096, "wide": False, "rule": "", **TIMES, "curve": [[1.0]]},
-    {"table": "step", "how": "[[7", "depth": 64, **TIMES, "text": "two\nlines, “so”", "epochs": [0.5] * 90},
-]  # fmt: skip
+    {
+        "table": "update",
+        "how": "a, b",
+        "depth": 4096,
+        "wide": True,
+        "sizes": [1, 2],
+        **TIMES,
+        "floor": 1.0,
+    },
+    {
+        "table": "update",
+        "how": "loop",
+        "depth": 4096,
+        "wide": False,
+        "rule": "",
+        **TIMES,
+        "curve": [[1.0]],
+    },
+    {
+        "table": "step",
+        "how": "[[7",
+        "depth": 64,
+        **TIMES,
+        "text": "two\nlines, “so”",
+        "epochs": [0.5] * 90,
+    },
+]
 
 
 @pytest.fixture
@@ -59,8 +89,19 @@ def test_any_value_comes_back_as_it_was(tmp_path_factory, values):
 
 
 def test_seconds_are_rounded_and_numbers_of_numpy_are_numbers(tmp_path):
-    row = {"table": "t", "seconds": 1.23456e-3, "q1": np.float64(1.11119e-3), "q3": 2.5, "n": np.int64(12345)}
-    row |= {"error": 1 / 3, "loss": 1 / 3, "floor_flops": 987654321, "rates": [np.float32(0.5), np.int8(1)]}
+    row = {
+        "table": "t",
+        "seconds": 1.23456e-3,
+        "q1": np.float64(1.11119e-3),
+        "q3": 2.5,
+        "n": np.int64(12345),
+    }
+    row |= {
+        "error": 1 / 3,
+        "loss": 1 / 3,
+        "floor_flops": 987654321,
+        "rates": [np.float32(0.5), np.int8(1)],
+    }
     back = records.read(provenance.write(pd.DataFrame([row]), MADE, tmp_path)).loc[0].tolist()
     assert back == ["t", 1.235e-3, 1.111e-3, 2.5, 12345, 0.3333, 1 / 3, 987654321, [0.5, 1]]
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -70,14 +111,20 @@ def test_seconds_are_rounded_and_numbers_of_numpy_are_numbers(tmp_path):
 def test_rows_are_found_by_part_of_their_case(place):
     record = records.of("ed", "nvidia-h200")
     found = records.rows(record, table="update")
-    assert found.how.tolist() == ["a, b", "loop"] and "text" not in found and found.depth.dtype == "int64"
+    assert (
+        found.how.tolist() == ["a, b", "loop"]
+        and "text" not in found
+        and found.depth.dtype == "int64"
+    )
     assert records.rows(record, sizes=[1, 2], wide=True).index.tolist() == [0]
     assert records.rows(record, wide=None).index.tolist() == [2]
     for case, n in (({"other": None}, 3), ({"other": 1}, 0), ({"how": "none"}, 0)):
         assert len(records.rows(record, **case)) == n
     assert records.row(found, how="loop").curve == [[1.0]]
     assert "sizes" not in records.row(record, rule="")
-    with pytest.raises(LookupError, match="0 rows have {'how': 'magic'} in ed on nvidia-h200.*'loop'"):
+    with pytest.raises(
+        LookupError, match="0 rows have {'how': 'magic'} in ed on nvidia-h200.*'loop'"
+    ):
         records.row(record, how="magic")
     with pytest.raises(LookupError, match="2 rows have {'table': 'update'}.*'a, b'.*'loop'"):
         records.row(record, table="update")
@@ -111,9 +158,13 @@ def test_records_of_all_machines_are_loaded_in_order_and_a_missing_one_is_an_err
     for machine in ("tesla-t4", "apple-m1"):
         provenance.write(pd.DataFrame(ROWS), MADE | {"machine": machine}, place.parents[1])
     assert [*records.by_machine("ed")] == ["apple-m1", "nvidia-h200", "tesla-t4"]
-    with pytest.raises(LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200"):
+    with pytest.raises(
+        LookupError, match="no record of ed on a-cpu; there is one on: apple-m1, nvidia-h200"
+    ):
         records.of("ed", "a-cpu")
-    with pytest.raises(LookupError, match="no record of lstm on tesla-t4; there is one on: no machine"):
+    with pytest.raises(
+        LookupError, match="no record of lstm on tesla-t4; there is one on: no machine"
+    ):
         records.of("lstm", "tesla-t4")
 
 

@@ -1,4 +1,6 @@
-"""Products whose sums stay in registers, of floating-point numbers and of bytes, against NumPy's."""
+"""Products whose sums stay in registers, of floating-point numbers and of bytes, against
+NumPy's.
+"""
 
 import numpy as np
 import pytest

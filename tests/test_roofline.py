@@ -1,4 +1,6 @@
-"""Ceilings and floor: what is counted, what is taken, what is put back. Never how fast a machine is."""
+"""Ceilings and floor: what is counted, what is taken, what is put back. Never how fast a machine
+is.
+"""
 
 import json
 
@@ -36,15 +38,23 @@ def test_ceilings_are_measured_once_kept_and_only_ever_raised(kept):
     file, found = kept
     found += [(5, 50, 3, "MKL"), (7, 40, 2, "oneDNN"), (6, 60, 1, "NumPy"), (1, 1)]
     first = roofline.ceilings()
-    assert first == roofline.ceilings() == roofline.Ceilings("a machine", "float32", 5, 50, 3, "MKL")
+    assert (
+        first == roofline.ceilings() == roofline.Ceilings("a machine", "float32", 5, 50, 3, "MKL")
+    )
     assert roofline.raised() == roofline.Ceilings("a machine", "float32", 7, 50, 3, "MKL")
     assert roofline.raised().library == "NumPy" and roofline.ceilings().rate == 60
     assert roofline.ceilings("cpu", "float64").rate == 1 and not found
     assert [file.name for file in file.parent.iterdir()] == ["ceilings.json"]
 
 
-MALFORMED = ["{broken", "[]", '{"KEY": 7}', '{"KEY": {"device": "x", "rate": 1}}', "\udcff",
-             '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": "1", "rate": 1}}']  # fmt: skip
+MALFORMED = [
+    "{broken",
+    "[]",
+    '{"KEY": 7}',
+    '{"KEY": {"device": "x", "rate": 1}}',
+    "\udcff",
+    '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": "1", "rate": 1}}',
+]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -69,13 +79,19 @@ def test_the_ceilings_name_what_they_were_measured_on(small, dtype):
     threads = torch.get_num_threads()
     found = roofline.probe("cpu", dtype, seconds=0.01)
     assert (found.device, found.dtype) == (machine.name("cpu"), dtype)
-    assert found.bandwidth >= found.reading > 0 and found.rate > 0 and torch.get_num_threads() == threads
+    assert (
+        found.bandwidth >= found.reading > 0
+        and found.rate > 0
+        and torch.get_num_threads() == threads
+    )
     assert found.library in ("PyTorch", "NumPy", "oneDNN") and found.library in str(found)
     assert "GB/s" in str(found) and dtype in str(found)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("copy, scale, read, moved", [(4, 8, 8, 2 / 4), (8, 4, 8, 2 / 4), (8, 8, 2, 1 / 2)])
+@pytest.mark.parametrize(
+    "copy, scale, read, moved", [(4, 8, 8, 2 / 4), (8, 4, 8, 2 / 4), (8, 8, 2, 1 / 2)]
+)
 def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_taken(
     small, monkeypatch, copy, scale, read, moved
 ):
@@ -94,13 +110,20 @@ def test_a_square_product_counts_2n3_and_the_best_size_and_library_are_taken(mon
     monkeypatch.setattr(roofline, "_products", lambda n, device, dtype: {"a": (n, 1), "b": (n, 2)})
     best = lambda of, limit, device: begun.append(of[0]) or seconds[of[0]] / of[1]  # noqa: E731
     monkeypatch.setattr(roofline, "_best", best)
-    assert roofline._rate("cpu", "float32", 60) == (2 * 20**3 / 2, "b") and begun == [10, 10, 20, 20]
+    assert roofline._rate("cpu", "float32", 60) == (2 * 20**3 / 2, "b") and begun == [
+        10,
+        10,
+        20,
+        20,
+    ]
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("dtype, at_least", [("float32", 2), ("float64", 2), ("bfloat16", 1)])
 def test_the_products_of_all_libraries_are_right(dtype, at_least):
-    a, b = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0), dtype=getattr(torch, dtype))
+    a, b = torch.rand(
+        2, 8, 8, generator=torch.Generator().manual_seed(0), dtype=getattr(torch, dtype)
+    )
     products = roofline._products(8, "cpu", dtype)
     assert len(products) >= at_least
     for product in products.values():
@@ -115,7 +138,9 @@ def test_the_fastest_run_is_taken(monkeypatch):
 
 
 def settings():
-    return [backend.matmul.fp32_precision for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    return [
+        backend.matmul.fp32_precision for backend in (torch.backends.cuda, torch.backends.mkldnn)
+    ]
 
 
 @pytest.fixture(params=["highest", "high", "medium", "tf32, by library"])
@@ -132,7 +157,9 @@ def precision(request):
 
 def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, monkeypatch):
     during = []
-    monkeypatch.setattr(roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0)
+    monkeypatch.setattr(
+        roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0
+    )
     roofline.probe(seconds=1000)
     assert settings() == precision and not {"tf32", "bf16"} & set(during[-1])
     monkeypatch.setattr(roofline, "_rate", lambda *arguments: 1 / 0)

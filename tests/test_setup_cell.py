@@ -1,4 +1,6 @@
-"""The set-up cell as Colab runs it: a fresh environment with torch, numpy, matplotlib, and no ed_lib."""
+"""The set-up cell as Colab runs it: a fresh environment with torch, numpy, matplotlib, and no
+ed_lib.
+"""
 
 import importlib.metadata
 import os
@@ -40,7 +42,9 @@ def repository(tmp_path):
 
 @pytest.fixture(scope="module")
 def colab(tmp_path_factory):
-    """The Python of a fresh environment that sees, by links, what this one holds but ed_lib and pooch."""
+    """The Python of a fresh environment that sees, by links, what this one holds but ed_lib and
+    pooch.
+    """
     folder = tmp_path_factory.mktemp("colab")
     (folder / "held").mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -68,7 +72,9 @@ def run(colab, source, folder):
 REPOSITORY = re.compile(r'(?m)^REPOSITORY = ".*"')
 
 
-def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell, repository, tmp_path):
+def test_it_installs_the_package_and_moves_nothing_that_colab_holds(
+    colab, cell, repository, tmp_path
+):
     asked = [colab[0], "-m", "pip", "download", "--no-deps", "-q", "-d", str(tmp_path), "pooch"]
     if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
@@ -78,8 +84,12 @@ def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell,
     assert "CPU: " in said and f"{len(records.by_machine('ed'))} records" in said, said
     assert "restart" not in said
     assert colab[1] in said, "ed_lib was not imported from the fresh environment"
-    installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])}
-    assert installed - {"pip", "setuptools"} == {"ed_lib", "pooch"}, "it would restart Colab's kernel"
+    installed = {
+        dist.metadata["Name"].lower() for dist in importlib.metadata.distributions(path=[colab[1]])
+    }
+    assert installed - {"pip", "setuptools"} == {"ed_lib", "pooch"}, (
+        "it would restart Colab's kernel"
+    )
     left = subprocess.check_output(["git", "status", "-s", "--ignored"], cwd=repository)
     assert left == b"", "left in the clone"
 
@@ -88,7 +98,9 @@ def test_it_installs_the_package_and_moves_nothing_that_colab_holds(colab, cell,
     ("https://github.com/OWNER/REPOSITORY", "RuntimeError: ed_lib is missing"),
     ("file://{}", "pathspec 'v9' did not match"),
 ])  # fmt: skip
-def test_with_no_address_or_no_such_tag_it_says_what_to_do(address, said, colab, cell, repository, tmp_path):
+def test_with_no_address_or_no_such_tag_it_says_what_to_do(
+    address, said, colab, cell, repository, tmp_path
+):
     code = REPOSITORY.sub(f'REPOSITORY = "{address.format(repository)}"', cell)
     code = re.sub(r'(?m)^VERSION = ".*"', 'VERSION = "v9"', code)
     hidden = "import sys; sys.modules['ed_lib'] = None\n"  # whatever the test before has installed

@@ -16,14 +16,19 @@ def as_long_as_asked(monkeypatch):
 
 def test_functions_take_turns_after_a_warm_up_or_one_short_turn_in_the_books_tests(monkeypatch):
     calls = []
-    result = timing.compare({n: lambda n=n: calls.append(n) for n in "ab"}, min_seconds=0.01, rounds=3)
+    result = timing.compare(
+        {n: lambda n=n: calls.append(n) for n in "ab"}, min_seconds=0.01, rounds=3
+    )
     turns = [n for n, before in zip(calls, [None, *calls], strict=False) if n != before]
     assert turns == ["a", "b"] * 4  # a warm-up and three rounds
     for timed in result.values():
         assert timed.n >= 3 and 0 < timed.q1 <= timed.median <= timed.q3
     monkeypatch.setenv("ED_QUICK", "1")
     calls.clear()
-    assert timing.measure(lambda: calls.append(time.sleep(0.03)), min_seconds=1000).n == 1 and len(calls) == 2
+    assert (
+        timing.measure(lambda: calls.append(time.sleep(0.03)), min_seconds=1000).n == 1
+        and len(calls) == 2
+    )
 
 
 def test_quartiles_and_their_units():
@@ -42,7 +47,9 @@ def takes(monkeypatch):
 
 def test_a_long_function_runs_once_to_warm_up_and_once_a_round(takes):
     runs, seconds = [], {"a": 3.0, "b": 0.5}
-    functions = {name: lambda name=name: runs.append(name) or takes(seconds[name]) for name in seconds}
+    functions = {
+        name: lambda name=name: runs.append(name) or takes(seconds[name]) for name in seconds
+    }
     timed = timing.compare(functions, min_seconds=1.5, rounds=3)
     assert runs == ["a", "b"] * 4
     assert timed == {name: timing.Timing(each, each, each, 3) for name, each in seconds.items()}
@@ -67,9 +74,15 @@ def test_runs_until_both_the_time_and_the_number_are_reached(takes, min_seconds,
     (False, False, []), (True, True, [0, 2]), (False, True, ["cupy"]), (None, True, ["cupy"]),
 ])  # fmt: skip
 def test_waits_for_every_gpu_in_use_and_imports_nothing(monkeypatch, torch, cupy, wanted):
-    """torch: whether it is initialized, with three GPUs of which it uses two; None: it is not imported."""
+    """torch: whether it is initialized, with three GPUs of which it uses two; None: it is not
+    imported.
+    """
     waited = []
-    cuda = {"is_initialized": lambda: torch, "device_count": lambda: 3, "synchronize": waited.append}
+    cuda = {
+        "is_initialized": lambda: torch,
+        "device_count": lambda: 3,
+        "synchronize": waited.append,
+    }
     uses = SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index != 1)
     runtime = SimpleNamespace(deviceSynchronize=lambda: waited.append("cupy"))
     fakes = {

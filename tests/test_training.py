@@ -27,11 +27,15 @@ def squares(scores, labels):
 @pytest.mark.parametrize(
     "loss_function, scaled", [(F.cross_entropy, False), (squares, False), (F.cross_entropy, True)]
 )
-def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(digits, loss_function, scaled):
+def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(
+    digits, loss_function, scaled
+):
     """As torch's documentation has it; the scale begins so high that it overflows at first."""
     x, y, test = digits
     ours, same, entered, losses, scales = flat_mlp(), flat_mlp(), [], [], []
-    mine, yours = (torch.amp.GradScaler("cpu", 2.0**24, growth_interval=3, enabled=scaled) for _ in range(2))
+    mine, yours = (
+        torch.amp.GradScaler("cpu", 2.0**24, growth_interval=3, enabled=scaled) for _ in range(2)
+    )
 
     def low():
         entered.append(1)
@@ -41,7 +45,9 @@ def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(digits,
     options = {"context": low, "scaler": mine} if scaled else {}
     options |= {"loss_function": loss_function, "epochs": 2, "batch": 50, "seed": 3}
     history = training.train(ours, optimizer, x, y, test, **options)
-    assert len(entered) == (2 * 5 + 3) * scaled  # steps, and the accuracy before and after each epoch
+    assert (
+        len(entered) == (2 * 5 + 3) * scaled
+    )  # steps, and the accuracy before and after each epoch
     optimizer = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
     for rows in (rows for epoch in range(2) for rows in data.batches(203, 50, seed=3000 + epoch)):
         optimizer.zero_grad()
@@ -57,5 +63,8 @@ def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(digits,
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), same.parameters(), strict=True))
     with low():
         right = (same(test[0]).argmax(1) == test[1]).double().mean().item()
-    assert history.accuracy[-1] == pytest.approx(right) and len(history.accuracy) == len(history.seconds) == 3
+    assert (
+        history.accuracy[-1] == pytest.approx(right)
+        and len(history.accuracy) == len(history.seconds) == 3
+    )
     assert all(seconds > 0 for seconds in history.seconds[1:])

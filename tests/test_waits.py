@@ -1,6 +1,6 @@
-"""How often the host waits for the device, and how many launches it gives it: the rungs of the LSTM's ladder,
-and steps of training with a loss scaler. Without a GPU, and without a number computed on one: PyTorch's fake
-tensors know the device that they would be on.
+"""How often the host waits for the device, and how many launches it gives it: the rungs of the
+LSTM's ladder, and steps of training with a loss scaler. Without a GPU, and without a number
+computed on one: PyTorch's fake tensors know the device that they would be on.
 """
 
 from functools import partial
@@ -16,14 +16,23 @@ from ed_lib import models, training
 from ed_lib.lstm import LSTM, RUNGS, counters
 from ed_lib.precision import autocasting, scaler
 
-ANSWERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # of operators that tell the host
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # their shapes, if an index is a mask
+ANSWERS = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+}  # of operators that tell the host
+INDEXING = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+}  # their shapes, if an index is a mask
 
 
 class Waits(TorchDispatchMode):
-    """How often the host waits: for a number (``item``), for a shape that depends on the data (``nonzero``, a
-    mask as an index), and for a copy between it and a GPU, unless that is ``non_blocking``. In a call with no
-    tensor on a GPU the first two count on the CPU, which stands for one.
+    """How often the host waits: for a number (``item``), for a shape that depends on the data
+    (``nonzero``, a mask as an index), and for a copy between it and a GPU, unless that is
+    ``non_blocking``. In a call with no tensor on a GPU the first two count on the CPU, which stands
+    for one.
     """
 
     def __init__(self):
@@ -33,7 +42,11 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        devices = {t.device.type for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)}
+        devices = {
+            t.device.type
+            for t in tree_leaves((args, kwargs, result))
+            if isinstance(t, torch.Tensor)
+        }
         if devices - {"cpu"} and not self.gpu:
             self.gpu, self.waits = True, 0  # what was seen on the CPU does stay there
         if not function.is_view and (not self.gpu or devices - {"cpu"}):
@@ -47,7 +60,9 @@ class Waits(TorchDispatchMode):
             non_blocking = kwargs.get("non_blocking", name == "copy_" and len(args) > 2 and args[2])
             return len(devices) > 1 and not non_blocking
         if name in INDEXING:
-            return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+            return any(
+                index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+            )
         return not ANSWERS.isdisjoint(function.tags)
 
 
@@ -116,14 +131,19 @@ COPIES = [
 @pytest.mark.oracle
 @pytest.mark.parametrize("copy, waits", COPIES)
 def test_copies_between_the_host_and_a_gpu(copy, waits):
-    with FakeTensorMode(), Answer(0.0):  # where tensors on "cuda" have a shape, and their numbers are zero
+    with (
+        FakeTensorMode(),
+        Answer(0.0),
+    ):  # where tensors on "cuda" have a shape, and their numbers are zero
         cpu, gpu = torch.empty(3), torch.empty(3, device="cuda")
         assert count(lambda: copy(cpu, gpu)).waits == waits
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("rung", RUNGS)
-def test_a_pass_through_an_lstm_waits_for_nothing_and_the_way_back_has_no_more_launches_than_known(rung):
+def test_a_pass_through_an_lstm_waits_for_nothing_and_the_way_back_has_no_more_launches_than_known(
+    rung,
+):
     """Those of the forward pass: tests/lstm/test_counters.py."""
     for T, L in ((1, 1), (9, 1), (8, 3), (5, 5)):
         module = LSTM(5, 4, L, rung=rung)
@@ -132,11 +152,18 @@ def test_a_pass_through_an_lstm_waits_for_nothing_and_the_way_back_has_no_more_l
         forward = count(torch.no_grad()(partial(module, x)))
         back = count(lambda y=y, leaves=leaves: torch.autograd.grad(y, leaves, torch.ones_like(y)))
         assert forward.waits == back.waits == 0, (rung, T, L)
-        assert back.products <= L * (T + 3) and back.pointwise <= L * (23 * T + 5) + 4, (rung, T, L, back)
+        assert back.products <= L * (T + 3) and back.pointwise <= L * (23 * T + 5) + 4, (
+            rung,
+            T,
+            L,
+            back,
+        )
 
 
 def step(device, make_scaler, answer=0.0, optimizer=torch.optim.SGD, **options):
-    """The counts of the second step of an MLP with six parameters, whose device answers with this number."""
+    """The counts of the second step of an MLP with six parameters, whose device answers with this
+    number.
+    """
     model = models.mlp((16, 32, 32, 10)).to(device)
     x, labels = torch.rand(8, 16, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     update, scaling = optimizer(model.parameters(), 1e-3, **options), make_scaler()
@@ -163,7 +190,9 @@ SCALERS = {  # the scaler, what the device answers to go on and to skip, launche
 @pytest.mark.parametrize("name", SCALERS)
 def test_a_step_with_a_scaler_waits_once_for_its_device(name, optimizer):
     make, go_on, skip, more = SCALERS[name]
-    plain = step("meta", lambda: None, optimizer=optimizer)  # "meta": not the CPU, and without numbers
+    plain = step(
+        "meta", lambda: None, optimizer=optimizer
+    )  # "meta": not the CPU, and without numbers
     found = step("meta", make, go_on, optimizer)
     assert (plain.products, plain.waits) == (8, 0)  # three forward, five back
     assert found.products == 8 and found.pointwise <= plain.pointwise + more
@@ -174,5 +203,7 @@ def test_the_launches_and_waits_of_other_steps():
     assert step("meta", lambda: None, foreach=False).launches <= 45
     assert step("cpu", lambda: None, foreach=False).waits == 0
     assert step("cpu", torchs).waits == 1
-    assert step("cpu", ours).waits <= 2  # 1 / scale in float32, which is a host's number beside a GPU too
+    assert (
+        step("cpu", ours).waits <= 2
+    )  # 1 / scale in float32, which is a host's number beside a GPU too
     assert step("cpu", torchs, optimizer=torch.optim.AdamW, fused=True).waits == 0

@@ -1,4 +1,6 @@
-"""The pages of the package: a page for each part of `ed_lib`, its modules folded, from their docstrings."""
+"""The pages of the package: a page for each part of `ed_lib`, its modules folded, from their
+docstrings.
+"""
 
 from pathlib import Path
 
@@ -27,7 +29,9 @@ def pages():
 
 
 def text(part):
-    """The page of a part: a fold for each of its modules, named by what its docstring begins with."""
+    """The page of a part: a fold for each of its modules, named by what its docstring begins
+    with.
+    """
     folds = []
     for path in sorted((ROOT / "ed_lib" / part).glob("**/*.py" if part else "*.py")):
         if path.stem != "__init__":

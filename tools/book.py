@@ -1,8 +1,8 @@
 """`make book`: executes every chapter on this machine, renders the book, and says where it is.
 
 Copies of the chapters are executed (_build/executed), made into pages (_build/source) and rendered
-(_build/html). One whose code and machine are those of its last execution keeps the outputs it has there; one
-whose data cannot be had is shown with its committed outputs. `make test` only renders.
+(_build/html). One whose code and machine are those of its last execution keeps the outputs it has
+there; one whose data cannot be had is shown with its committed outputs. `make test` only renders.
 """
 
 import argparse
@@ -31,7 +31,10 @@ BUILD = ROOT / "_build"
 EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
-INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}  # there first, in a search
+INDEX = {
+    "when_it_does_not_fit": "! ZeRO, ! FSDP",
+    "mixed_precision": "! bf16",
+}  # there first, in a search
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -41,9 +44,15 @@ BANNER = """\
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m tools.book", description=__doc__.split("\n")[0])
-    parser.add_argument("--need-data", action="store_true", help="stop where a chapter's data cannot be had")
-    parser.add_argument("--render-only", action="store_true", help="execute nothing: committed outputs")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.book", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--need-data", action="store_true", help="stop where a chapter's data cannot be had"
+    )
+    parser.add_argument(
+        "--render-only", action="store_true", help="execute nothing: committed outputs"
+    )
     options = parser.parse_args(arguments)
     try:
         with alone():
@@ -56,7 +65,9 @@ def main(arguments=None):
 
 @contextlib.contextmanager
 def alone():
-    """While one build is at work in _build, a second one leaves at once. The lock ends with its process."""
+    """While one build is at work in _build, a second one leaves at once. The lock ends with its
+    process.
+    """
     BUILD.mkdir(exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         try:
@@ -70,7 +81,9 @@ def build(need_data, render_only):
     """The whole book, or SystemExit with what is in its way."""
     start, chapters = time.monotonic(), notebooks.chapters()
     check_program()
-    problem = next(filter(None, (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)), None)
+    problem = next(
+        filter(None, (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)), None
+    )
     if need_data and problem:
         sys.exit(f"No book: {problem}")
     stage()
@@ -81,24 +94,34 @@ def build(need_data, render_only):
     render()
     if left_out:
         print(f"{left_out} of {len(chapters)} chapters were not executed here. {problem}")
-    print(f"The book is ready ({time.monotonic() - start:.0f} s): {(BUILD / 'html' / 'index.html').as_uri()}")
+    print(
+        f"The book is ready ({time.monotonic() - start:.0f} s): "
+        f"{(BUILD / 'html' / 'index.html').as_uri()}"
+    )
 
 
 def check_program():
     """SystemExit unless Jupyter Book is version 1: version 2 is another program, without Sphinx."""
     version = importlib.metadata.version("jupyter-book")
     if not version.startswith("1."):
-        sys.exit(f"No book: jupyter-book {version} is installed here, and this book needs version 1. Install "
-                 "it with: pip install 'jupyter-book>=1.0.4,<2'")  # fmt: skip
+        sys.exit(
+            f"No book: jupyter-book {version} is installed here, and this book needs version 1. "
+            "Install "
+            "it with: pip install 'jupyter-book>=1.0.4,<2'"
+        )
 
 
 def stage():
-    """Brings _build/source up to date with what the book is made of, chapters apart; keeps files' times."""
+    """Brings _build/source up to date with what the book is made of, chapters apart; keeps files'
+    times.
+    """
     files = [ROOT / "_toc.yml", *ROOT.glob("index*.md"), *(ROOT / "book").rglob("*")]
     files = [path for path in files if path.is_file() and path.suffix != ".ipynb"]
     pages = {path.relative_to(ROOT): path.read_bytes() for path in files}
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
-    made |= {path: pages[path].decode() for path in pages.keys() - made.keys() if path.suffix == ".md"}
+    made |= {
+        path: pages[path].decode() for path in pages.keys() - made.keys() if path.suffix == ".md"
+    }
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
     for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
@@ -131,7 +154,9 @@ def configuration():
 
 
 def prepared(chapters, render_only):
-    """Prepares the chapters, first, by two, those that time nothing → (path, what was done), as each ends."""
+    """Prepares the chapters, first, by two, those that time nothing → (path, what was done), as
+    each ends.
+    """
     by_two = [] if render_only else [path for path in chapters if times_nothing(path)]
     with ThreadPoolExecutor(2) as pool:  # a chapter computes in its kernel, which is a process
         jobs = {pool.submit(prepare, path, OMP_NUM_THREADS="1"): path for path in by_two}
@@ -154,7 +179,9 @@ def times_nothing(path):
 
 
 def prepare(path, render_only=False, **environment):
-    """Puts a chapter into _build/source as a page; executes it if something has changed → what it did."""
+    """Puts a chapter into _build/source as a page; executes it if something has changed → what it
+    did.
+    """
     nb, copy = notebooks.read(ROOT / path), EXECUTED / path
     old = notebooks.read_copy(copy)
     made_on, made_of = machine.card(), notebooks.fingerprint(nb)
@@ -180,10 +207,14 @@ def prepare(path, render_only=False, **environment):
 
 
 def page(nb, path, banner=None):
-    """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one, a banner."""
+    """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one, a
+    banner.
+    """
     for cell in nb.cells:
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](#References ", "](../appendix/references.md ")  # no address
+            cell.source = cell.source.replace(
+                "](#References ", "](../appendix/references.md "
+            )  # no address
         if "claim" in notebooks.tags(cell):
             cell.metadata.setdefault("mystnb", {"code_prompt_show": "Show the check"})
         for output in cell.get("outputs", []):
@@ -191,17 +222,24 @@ def page(nb, path, banner=None):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
     nb.cells = joined(figure_first(nb.cells))
-    nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # cells with ! and %
+    nb.metadata["language_info"] = {
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    }  # cells with ! and %
     if banner:  # under the first screen's figure
         place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
         nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
-    if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:  # the search index forgets what a
+    if (
+        path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb
+    ):  # the search index forgets what a
         notebooks.write(nb, SOURCE / path)  # build does not read anew
 
 
 def figure_first(cells):
     """The cells with the first screen's figure, which folded code makes, before that code."""
-    shown_code = (n for n, cell in enumerate(cells[1:], 1) if "hide-input" not in notebooks.tags(cell))
+    shown_code = (
+        n for n, cell in enumerate(cells[1:], 1) if "hide-input" not in notebooks.tags(cell)
+    )
     code = cells[1 : next(shown_code, None)]
     for n, cell in enumerate(code, 1):
         if 'role="img"' in str(cell.outputs):
@@ -215,12 +253,17 @@ def figure_first(cells):
 
 def joined(cells):
     """The cells of a page: folded code without outputs goes into the folded cell after it."""
-    kept, folded = [], [cell.cell_type == "code" and "hide-input" in notebooks.tags(cell) for cell in cells]
+    kept, folded = (
+        [],
+        [cell.cell_type == "code" and "hide-input" in notebooks.tags(cell) for cell in cells],
+    )
     for cell, before in zip(cells, [False, *folded], strict=False):
         if before and "hide-input" in notebooks.tags(cell) and not kept[-1].outputs:
             cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
             own = cell.metadata.setdefault("mystnb", {})
-            own["code_prompt_show"] = re.sub(r", part \d$", "", own.get("code_prompt_show", "Show the code"))
+            own["code_prompt_show"] = re.sub(
+                r", part \d$", "", own.get("code_prompt_show", "Show the code")
+            )
         kept.append(cell)
     return kept
 
@@ -231,7 +274,9 @@ def render():
     program = [Path(sys.executable).with_name("jupyter-book"), "build", SOURCE]
     options = ["--path-output", ROOT, "--builder", "html", "-W", "--keep-going", "-q"]
     try:
-        result = subprocess.run([*program, *options], stdout=-1, stderr=subprocess.STDOUT, text=True)
+        result = subprocess.run(
+            [*program, *options], stdout=-1, stderr=subprocess.STDOUT, text=True
+        )
         if result.returncode:
             sys.exit(f"{result.stdout}\nThe book was not rendered; the reason is above.")
     except BaseException:  # so that the next build passes over neither a fault nor half a page
@@ -244,7 +289,9 @@ def render():
 def redirect(site):
     """Writes, for each page that is no more, one that leads on."""
     for old, new in MOVED.items():
-        (site / f"{old}.html").write_text(f'<meta http-equiv="refresh" content="0; url={new}.html">\n')
+        (site / f"{old}.html").write_text(
+            f'<meta http-equiv="refresh" content="0; url={new}.html">\n'
+        )
 
 
 if __name__ == "__main__":

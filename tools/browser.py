@@ -35,7 +35,9 @@ def main():
     print("No Chromium found; installing one for the tests of the pages.", flush=True)
     if shutil.which("apt-get") and os.geteuid() == 0:
         subprocess.run(["apt-get", "update", "-q"], check=False)
-        subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], check=False)
+        subprocess.run(
+            ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], check=False
+        )
     if not find():
         subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False)
 

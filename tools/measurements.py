@@ -1,7 +1,7 @@
 """The pages of the recorded measurements: one for each record, made of it when the book is built.
 
-A page has a table for each ``table`` of its record. Lists are told by their mean, lowest and highest number;
-longer ones, and curves, stay in the record.
+A page has a table for each ``table`` of its record. Lists are told by their mean, lowest and
+highest number; longer ones, and curves, stay in the record.
 """
 
 import re
@@ -15,18 +15,28 @@ from tools.pages import ROOT, first_sentence
 OVERVIEW = Path("book/appendix/measurements.md")
 HERE = "<!-- records -->"  # where that page lists them
 TIMES = ("seconds", "q1", "q3", "launch", "floor")
-LONG, FEW = 25, 30  # rows, beyond which a table is folded; numbers in a list that a mean may stand for
+LONG, FEW = (
+    25,
+    30,
+)  # rows, beyond which a table is folded; numbers in a list that a mean may stand for
 
 
 def pages():
     """{path in the book: text} of the overview and of every record's page."""
     names = sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")})
-    found = [(place, name, record) for name in names for place, record in records.by_machine(name).items()]
+    found = [
+        (place, name, record)
+        for name in names
+        for place, record in records.by_machine(name).items()
+    ]
     made, lists = {}, {}
     for machine, name, record in sorted(found, key=lambda one: one[:2]):
         made[OVERVIEW.with_suffix("") / machine / f"{name}.md"] = page(record)
         head = f"\n### {record.attrs['device']}\n\nIn `records/{machine}/`:\n"
-        link, about = f"{OVERVIEW.stem}/{machine}/{name}.md", first_sentence(ROOT / f"benchmarks/{name}.py")
+        link, about = (
+            f"{OVERVIEW.stem}/{machine}/{name}.md",
+            first_sentence(ROOT / f"benchmarks/{name}.py"),
+        )
         line = f"- [{name}]({link}), {record.attrs['date']}: {about}."
         lists.setdefault(machine, [head]).append(line)
     lines = "\n".join(line for of_machine in lists.values() for line in of_machine)
@@ -46,7 +56,8 @@ def page(record):
 
 {first_sentence(ROOT / f"benchmarks/{made['benchmark']}.py")}. {made.get("note", "")}
 
-Measured on {made["date"]}. All numbers in full: `records/{made["machine"]}/{made["benchmark"]}.csv`.
+Measured on {made["date"]}. All numbers in full:
+`records/{made["machine"]}/{made["benchmark"]}.csv`.
 [How to read a record](../../measurements.md).
 
 :::{{dropdown}} What made this record
@@ -57,17 +68,27 @@ Measured on {made["date"]}. All numbers in full: `records/{made["machine"]}/{mad
 
 
 def table(rows):
-    """The rows of a table, as csv-table: the columns that differ, under what is the same in all of them."""
+    """The rows of a table, as csv-table: the columns that differ, under what is the same in all of
+    them.
+    """
     if "floor" in rows:
         rows.insert(rows.columns.get_loc("seconds") + 1, "× floor", rows["seconds"] / rows["floor"])
     columns = {key: [cell(key, value) for value in column] for key, column in rows.items()}
     shown = pd.DataFrame(columns).drop(columns=["table", "part"], errors="ignore")
     shown = shown.loc[:, (shown != "").any()]
-    same = {key: column[0] for key, column in shown.items() if len(rows) > 1 and column.nunique() == 1}
-    above = f"In all rows: {'; '.join(f'{key} {value}' for key, value in same.items())}.\n\n" if same else ""
+    same = {
+        key: column[0] for key, column in shown.items() if len(rows) > 1 and column.nunique() == 1
+    }
+    above = (
+        f"In all rows: {'; '.join(f'{key} {value}' for key, value in same.items())}.\n\n"
+        if same
+        else ""
+    )
     lines = shown.drop(columns=list(same)).to_csv(index=False)
     text = f"```{{csv-table}}\n:header-rows: 1\n:class: record\n\n{lines}```"
-    return above + (f"::::{{dropdown}} All {len(rows)} rows\n{text}\n::::" if len(rows) > LONG else text)
+    return above + (
+        f"::::{{dropdown}} All {len(rows)} rows\n{text}\n::::" if len(rows) > LONG else text
+    )
 
 
 def cell(key, value):

@@ -1,9 +1,10 @@
-"""The chapters as files: which there are, what their outputs depend on, how they are executed and written.
+"""The chapters as files: which there are, what their outputs depend on, how they are executed and
+written.
 
 python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
-executes the chapters (all of them, or those named) and writes them back with their outputs. It waits for a
-quiet machine before each, and refuses times that no quiet machine shows.
+executes the chapters (all of them, or those named) and writes them back with their outputs. It
+waits for a quiet machine before each, and refuses times that no quiet machine shows.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from benchmarks import provenance, quiet
+from benchmarks.shared import provenance, quiet
 from ed_lib import data, gates, machine, roofline
 from tools.pages import ROOT, pages
 
 FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
 QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs
-SHARED = 0.5  # of its ceilings: what a shared machine may reach, since a page's cells check their times too
+# Of its ceilings: what a shared machine may reach, since a page's cells check their times too
+SHARED = 0.5
 NEEDED = re.compile(r'data\.(load|text|sick|minilm)\((?:"([\w.-]+)")?')
 
 
@@ -85,20 +87,26 @@ def _why_missing(function, name):
 
 
 def fingerprint(nb):
-    """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they reach.
+    """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they
+    reach.
 
-    Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the book's
-    address stands in it, and changes no output.
+    Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the
+    book's address stands in it, and changes no output.
     """
-    cells = [cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)]
+    cells = [
+        cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)
+    ]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
     with provenance.PARSING:
-        modules = {"ed_lib.notebook"}.union(*map(provenance.imported, cells))
-        return provenance.code_hash(modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells))
+        modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
+        return provenance.code_hash(
+            modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
+        )
 
 
 def execute(nb, path, **environment):
-    """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine gives.
+    """A copy of the notebook ``path`` (relative to the root) with the outputs that this machine
+    gives.
 
     Raises CellExecutionError when a cell fails, DeadKernelError when the kernel does.
     """
@@ -106,7 +114,8 @@ def execute(nb, path, **environment):
         copy.deepcopy(nb),
         timeout=600,  # seconds for a cell; generous, for a machine that is busy
         kernel_name="python3",
-        shutdown_kernel="immediate",  # a kernel that is asked to end in the middle of a cell complains
+        # a kernel that is asked to end in the middle of a cell complains
+        shutdown_kernel="immediate",
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str((ROOT / path).parent)}},
         record_timing=False,
@@ -129,7 +138,9 @@ def canonical(nb):
     """The notebook with nothing in it that depends on who saved it: no metadata but ours."""
     nb = copy.deepcopy(nb)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    wants = {"accelerator": "GPU"} if any("gpu" in tags(cell) for cell in nb.cells) else {}  # of Colab
+    wants = (
+        {"accelerator": "GPU"} if any("gpu" in tags(cell) for cell in nb.cells) else {}
+    )  # of Colab
     made = nb.metadata.get("ed_lib", {})
     about = {"ed_lib": made, "kernelspec": kernel, "language_info": {"name": "python"}}
     nb.metadata = nbformat.from_dict(wants | about)
@@ -137,7 +148,9 @@ def canonical(nb):
         kept = {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
         cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type == "code" and FOLDED & set(tags(cell)) and "gpu" not in tags(cell):
-            cell.metadata["cellView"] = "form"  # folded in Colab, but for what one opens its GPU for
+            cell.metadata["cellView"] = (
+                "form"  # folded in Colab, but for what one opens its GPU for
+            )
     nb.nbformat_minor = 5
     return nb
 
@@ -151,7 +164,9 @@ def write(nb, path):
 
 
 def make(path, patience):
-    """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it gets none."""
+    """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it
+    gets none.
+    """
     for left in (2, 1, 0):
         quiet.wait(patience, SHARED)
         try:
@@ -169,15 +184,21 @@ def raise_ceilings():
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Executes chapters.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.notebooks", description="Executes chapters."
+    )
     parser.add_argument("chapter", nargs="*", help="paths of notebooks; without: all chapters")
-    parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a quiet machine")
+    parser.add_argument(
+        "--patience", type=float, default=600, help="seconds to wait for a quiet machine"
+    )
     options = parser.parse_args(arguments)
     path = None
     try:
         if not options.chapter:  # all pages print the same ones
             raise_ceilings()
-        for path in [Path(name).resolve().relative_to(ROOT) for name in options.chapter] or chapters():
+        for path in [
+            Path(name).resolve().relative_to(ROOT) for name in options.chapter
+        ] or chapters():
             if problem := missing(read(ROOT / path)):
                 print(f"{path}: left as it is. {problem}", flush=True)
                 continue

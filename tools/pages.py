@@ -15,7 +15,9 @@ def pages(root=ROOT):
 
 
 def by_part(root=ROOT):
-    """(the caption of its part, its name) for each page in reading order; the first ones have no part."""
+    """(the caption of its part, its name) for each page in reading order; the first ones have no
+    part.
+    """
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     found = [("", toc["root"])]
     for part in toc["parts"]:
@@ -24,7 +26,9 @@ def by_part(root=ROOT):
 
 
 def _names(entries, root):
-    """The pages of some entries, each followed by its sections; a glob stands for all that it finds."""
+    """The pages of some entries, each followed by its sections; a glob stands for all that it
+    finds.
+    """
     for entry in entries:
         if "glob" in entry:
             found = sorted(root.glob(f"{entry['glob']}.md"))

@@ -1,8 +1,10 @@
-"""`make status`: the chapters and tables of records whose code has changed since: information, no fault."""
+"""`make status`: the chapters and tables of records whose code has changed since: information, no
+fault.
+"""
 
-from benchmarks import provenance
+from benchmarks.shared import provenance
 from ed_lib import records
-from tools import notebooks
+from tools import notebooks, readability
 from tools.pages import ROOT
 
 
@@ -15,7 +17,9 @@ def chapters():
 
 
 def tables():
-    """(benchmark, table and machine; the day of its record) for each that was measured by other code."""
+    """(benchmark, table and machine; the day of its record) for each that was measured by other
+    code.
+    """
     for name in sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")}):
         now = provenance.code_hash([f"benchmarks.{name}"])
         for machine, record in records.by_machine(name).items():
@@ -25,6 +29,8 @@ def tables():
 
 
 if __name__ == "__main__":
+    for folder in ("ed_lib", "benchmarks", "tools"):
+        print(readability.densities(ROOT / folder))
     for kind, found in (("chapters", [*chapters()]), ("tables of records", [*tables()])):
         lines = [f"  {name}: {day}" for name, day in found]
         print(f"{len(found)} {kind} were made by other code", *lines, sep="\n")

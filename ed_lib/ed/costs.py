@@ -1,7 +1,7 @@
 """What a step of ED cannot do without: the bytes it has to move and the operations it has to do.
 
-A byte is counted once however often a program touches it. So these are the least that any program moves when
-weights and activations come from memory and go back there. A cost is (bytes, FLOPs).
+A byte is counted once however often a program touches it. So these are the least that any program
+moves when weights and activations come from memory and go back there. A cost is (bytes, FLOPs).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Numbers in all weights: those, and K 2I 2W and K 2W 2 of the input and the output layer."""
+        """Numbers in all weights: those, and K 2I 2W and K 2W 2 of the input and the output
+        layer.
+        """
         return self.hidden_weights + self.n_outputs * 2 * self.width * (2 * self.n_inputs + 2)
 
     @property

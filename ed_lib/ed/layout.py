@@ -1,12 +1,15 @@
-"""ED's forward pass and update, as in ``rules``, on weights laid out for speed, into arrays that exist.
+"""ED's forward pass and update, as in ``rules``, on weights laid out for speed, into arrays that
+exist.
 
-Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one product. And
-the receiver's sign s_p is multiplied in once, when a weight is stored, and not at every use. With C = 2W
-cells in a layer, the excitatory ones first, in arrays of NumPy, CuPy or PyTorch:
+Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one
+product. And the receiver's sign s_p is multiplied in once, when a weight is stored, and not at
+every use. With C = 2W cells in a layer, the excitatory ones first, in arrays of NumPy, CuPy or
+PyTorch:
 
     weight (..., 2I, 2O): rows (q, i), columns (p, o), holds s_p W[p, q]
-    bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for a pair of bias cells
-    states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d] and writes states[d + 1]
+    bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for two bias cells
+    states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d], and writes
+        states[d + 1]
 """
 
 import math
@@ -19,26 +22,34 @@ from ed_lib.ed import rules
 from ed_lib.ed.space import library
 
 LAYERS = ("input", "hidden", "output")
-GROUP = 2**15  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
+GROUP = (
+    2**15
+)  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
 SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
 
 def fold(weight: np.ndarray) -> np.ndarray:
-    """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy array."""
+    """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy
+    array.
+    """
     *lead, _, q, n_in, n_out = weight.shape
     by_sender = np.moveaxis(weight, -4, -2)  # (..., q, i, p, o)
     return (by_sender * SIGNS).reshape(*lead, q * n_in, 2 * n_out)
 
 
 def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
-    """The inverse of ``fold``: (..., 2I, 2O) → (..., 2, 2, I, O). Free biases have one type of sender, q."""
+    """The inverse of ``fold``: (..., 2I, 2O) → (..., 2, 2, I, O). Free biases have one type of
+    sender, q.
+    """
     *lead, rows, columns = weight.shape
     by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
     return np.ascontiguousarray(np.moveaxis(by_sender, -2, -4))
 
 
 def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
-    """One layer, out = σ(x @ weight + bias): x (K, B, I), weight (K, I, O), bias (K, 1, O), out (K, B, O)."""
+    """One layer, out = σ(x @ weight + bias): x (K, B, I), weight (K, I, O), bias (K, 1, O), out (K,
+    B, O).
+    """
     lib = library(out)
     if lib.__name__ == "torch":
         lib.baddbmm(bias, x, weight, beta=2 / u0, alpha=2 / u0, out=out)
@@ -47,44 +58,59 @@ def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     lib.matmul(x, weight, out=out)
     out += bias
     out *= -2 / u0
-    lib.exp(out, out=out)  # may overflow to infinity, which the next lines turn into the 0 that is meant
+    lib.exp(
+        out, out=out
+    )  # may overflow to infinity, which the next lines turn into the 0 that is meant
     out += 1
     lib.reciprocal(out, out=out)
 
 
 def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
-    """The input layer, whose two types of sender both send x (B, I): weight (K, 2I, O), out (K, B, O)."""
+    """The input layer, whose two types of sender both send x (B, I): weight (K, 2I, O), out (K, B,
+    O).
+    """
     n_inputs = x.shape[-1]
-    weight = weight[:, :n_inputs] + weight[:, n_inputs:]  # (K, I, O): what is sent twice is weighed once
+    weight = (
+        weight[:, :n_inputs] + weight[:, n_inputs:]
+    )  # (K, I, O): what is sent twice is weighed once
     fire(library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """The hidden-to-hidden layers: states[1:] from states[0]; weight (D, K, C, C), bias (D, K, 1, C)."""
+    """The hidden-to-hidden layers: states[1:] from states[0]; weight (D, K, C, C), bias (D, K, 1,
+    C).
+    """
     for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
         fire(x, w, b, u0, out=y)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """All hidden layers, as ``learn``: weight (D, K, C, C), bias (D, K, n, C), states (D + 1, …)."""
+    """All hidden layers, as ``learn``: weight (D, K, C, C), bias (D, K, n, C), states (D + 1,
+    …).
+    """
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
 
 def bias_term(bias: Array, kind: str) -> Array:
-    """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send 0.8."""
+    """What the bias adds to the sums: (..., n, C) → (..., 1, C). kind: "free", or "cells" that send
+    0.8.
+    """
     return bias if kind == "free" else rules.BIAS_CELL * bias.sum(-2, keepdims=True)
 
 
 def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
     """The ED update of N layers at once, in place. No layer waits for another.
 
-    weight (N, K, I, O), bias (N, K, n, O), x (N, K, B, I) what the senders sent, y (N, K, B, O) what the
-    receivers answered; gains (K, 2, B), what the error is to the senders of each type, and bias_gains
-    (K, n, B), what it is to the bias, hold α/B already. One batched product for all layers of a group.
+    weight (N, K, I, O), bias (N, K, n, O), x (N, K, B, I) what the senders sent, y (N, K, B, O)
+    what the receivers answered; gains (K, 2, B), what the error is to the senders of each type, and
+    bias_gains (K, n, B), what it is to the bias, hold α/B already. One batched product for all
+    layers of a group.
     """
     k, batch, senders = x.shape[1:]
     by_type = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
-    of_cells = library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
+    of_cells = (
+        library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
+    )
     for layers in groups(y):
         sent = x[layers] * of_cells  # (n, K, B, I)
         received = slope(y[layers])  # (n, K, B, O)
@@ -93,16 +119,20 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
 
 
 def groups(y: Array) -> list[slice]:
-    """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that two
-    temporaries are no larger than the activations; on a CPU as many as stay in the cache.
+    """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that
+    two temporaries are no larger than the activations; on a CPU as many as stay in the cache.
     """
     half, gpu = (len(y) + 1) // 2, library(y).__name__ == "cupy"
     size = max(1, half if gpu else min(half, GROUP // math.prod(y.shape[1:])))
     return [slice(start, start + size) for start in range(0, len(y), size)]
 
 
-def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array) -> None:
-    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x (B, I)."""
+def learn_input(
+    weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gains: Array
+) -> None:
+    """The same for the input layer, whose two types of sender send the same: weight (K, 2I, O), x
+    (B, I).
+    """
     received = slope(y)  # (K, B, O)
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
     for q in range(2):
@@ -110,18 +140,32 @@ def learn_input(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bi
     bias += bias_gains @ received
 
 
-def forward_all(p: dict[str, Array], biases: Sequence[Array], x: Array, states: Array, out: Array, u0: float,
-                forward: Callable = forward) -> None:  # fmt: skip
-    """A network's forward pass: fills states (D + 1, K, B, C) and out (K, B, 2) from x (B, I). biases: the
-    ``bias_term`` of each of LAYERS; forward: the hidden layers' pass.
+def forward_all(
+    p: dict[str, Array],
+    biases: Sequence[Array],
+    x: Array,
+    states: Array,
+    out: Array,
+    u0: float,
+    forward: Callable = forward,
+) -> None:
+    """A network's forward pass: fills states (D + 1, K, B, C) and out (K, B, 2) from x (B, I).
+    biases: the ``bias_term`` of each of LAYERS; forward: the hidden layers' pass.
     """
     fire_input(x, p["input.weight"], biases[0], u0, out=states[0])
     forward(states, p["hidden.weight"], biases[1], u0)
     fire(states[-1], p["output.weight"], biases[2], u0, out=out)
 
 
-def learn_all(p: dict[str, Array], x: Array, states: Array, out: Array, gains: Array, bias_gains: Array,
-              update: Callable = update) -> None:  # fmt: skip
+def learn_all(
+    p: dict[str, Array],
+    x: Array,
+    states: Array,
+    out: Array,
+    gains: Array,
+    bias_gains: Array,
+    update: Callable = update,
+) -> None:
     """The update of those layers that ``p`` holds, in place; update: that of the hidden ones."""
     if "input.weight" in p:
         learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
@@ -133,9 +177,11 @@ def learn_all(p: dict[str, Array], x: Array, states: Array, out: Array, gains: A
 
 def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
                   bias: str, learn_all: Callable = learn_all) -> None:  # fmt: skip
-    """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in place.
+    """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in
+    place.
 
-    x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or "cells".
+    x (B, I), states (D + 1, K, B, C), out (K, B, 2), error (B, K) times α/B; bias: "free" or
+    "cells".
     """
     gains = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
     bias_gains = gains * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
@@ -159,7 +205,9 @@ def add_product(total: Array, a: Array, b: Array) -> None:
 
 
 def signs_hold(weight: Array) -> bool:
-    """True when all of (..., 2I, 2O) have their signs: ≥ 0 between cells of one type, ≤ 0 between types."""
+    """True when all of (..., 2I, 2O) have their signs: ≥ 0 between cells of one type, ≤ 0 between
+    types.
+    """
     i, o = weight.shape[-2] // 2, weight.shape[-1] // 2
     own, other = weight[..., :i, :], weight[..., i:, :]
     hold = own[..., :o] >= 0, own[..., o:] <= 0, other[..., :o] <= 0, other[..., o:] >= 0

@@ -18,12 +18,14 @@ Images = tuple[np.ndarray, np.ndarray]  # inputs (N, n_inputs), labels (N,)
 
 
 class Learner:
-    """Trains an EDNetwork of the backend "torch", or a network like it, one batch at a time, by ``step``.
+    """Trains an EDNetwork of the backend "torch", or a network like it, one batch at a time, by
+    ``step``.
 
-    method: "ed", the direction of the network's rule; "squared" or "cross_entropy", the negative gradient of
-    that loss by backpropagation, see :class:`ed_lib.ed.rivals.Backprop`. optimizer: "sgd" (with "ed" and
-    α = ``rate`` this is ``net.step``) or "adam", both PyTorch's. rate: the step. steps: after so many steps
-    the rate has fallen to zero, along half a cosine; None: it is constant. layers: which of LAYERS learn.
+    method: "ed", the direction of the network's rule; "squared" or "cross_entropy", the negative
+    gradient of that loss by backpropagation, see :class:`ed_lib.ed.rivals.Backprop`. optimizer:
+    "sgd" (with "ed" and α = ``rate`` this is ``net.step``) or "adam", both PyTorch's. rate: the
+    step. steps: after so many steps the rate has fallen to zero, along half a cosine; None: it is
+    constant. layers: which of LAYERS learn.
     """
 
     def __init__(self, net: Any, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
@@ -55,13 +57,14 @@ class Learner:
         return output
 
 
-# A step's products are too small to share: a second BLAS thread makes each slower on a busy machine.
+# A step's products are too small to share: a second BLAS thread makes each slower on a busy
+# machine.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000) -> float:
-    """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,): whether the output
-    is above ½, or which of several is the largest.
+    """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,): whether
+    the output is above ½, or which of several is the largest.
     """
     parts = [net.forward(net.asarray(inputs[n : n + batch])) for n in range(0, len(inputs), batch)]
     out = np.concatenate([to_numpy(part) for part in parts])  # (N, K)
@@ -73,16 +76,19 @@ def fit(learner: Any, train_set: Images, test_set: Images, *, epochs: int = 1, b
         every: int = 50, seed: int = 0) -> training.History:  # fmt: skip
     """Trains a network in batches and looks at the test set on the way → ``training.History``.
 
-    learner: an EDNetwork, or a :class:`Learner` of one. Each set is (inputs (N, n_inputs), labels (N,)). One
-    output learns the label itself (0 or 1), K outputs one class each. The loss is ½ Σ_k (t − o)², a mean over
-    the batch. Learners with one ``seed`` see the same batches in the same order.
+    learner: an EDNetwork, or a :class:`Learner` of one. Each set is (inputs (N, n_inputs), labels
+    (N,)). One output learns the label itself (0 or 1), K outputs one class each. The loss is ½ Σ_k
+    (t − o)², a mean over the batch. Learners with one ``seed`` see the same batches in the same
+    order.
     """
     net = getattr(learner, "net", learner)
     for name, images in {"train_set": train_set, "test_set": test_set}.items():
         check.shape(f"{name}'s inputs", np.shape(images[0]), ("N", net.n_inputs))
         check.shape(f"{name}'s labels", np.shape(images[1]), (len(images[0]),))
     inputs, labels = train_set
-    targets = labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)  # (N, K)
+    targets = (
+        labels[:, None] if net.n_outputs == 1 else data.one_hot(labels, net.n_outputs)
+    )  # (N, K)
 
     def step(rows: np.ndarray) -> float:
         target = net.asarray(targets[rows])  # (B, K)
@@ -90,4 +96,6 @@ def fit(learner: Any, train_set: Images, test_set: Images, *, epochs: int = 1, b
         return (error**2).sum() / (2 * len(rows))
 
     look = partial(accuracy, net, *test_set)
-    return training.loop(step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed)
+    return training.loop(
+        step, len(inputs), look, epochs=epochs, batch=batch, every=every, seed=seed
+    )

@@ -1,8 +1,7 @@
-"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, in any library.
-Its weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
+"""A stack of cell pairs that learns from one broadcast error: Kaneko's network, batched, in any
+library. Its weights are kept folded, see :mod:`ed_lib.ed.layout`: a layer is one matrix.
 """
 
-import importlib
 import math
 from typing import Any
 
@@ -10,44 +9,69 @@ import numpy as np
 
 from ed_lib import check, machine
 from ed_lib.arrays import Array
-from ed_lib.ed import gpu, layout, rules
+from ed_lib.ed import ed_on_gpu, layout, rules
 from ed_lib.ed.layout import LAYERS
 from ed_lib.ed.space import Space, space, to_numpy
 
 INITS = ("uniform", "half_normal", "fan_in")
-# On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and narrow,
-# since the BLAS shares larger products among threads better than the kernel shares tiles.
+# On a CPU "auto" takes the kernel for networks that are deep, since compiling it takes seconds, and
+# narrow, since the BLAS shares larger products among threads better than the kernel shares tiles.
 DEEP, NARROW = 16, 64
 
 
 class EDNetwork:
     """K independent ED networks of one shape, held in the same arrays.
 
-    A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1). ``depth``
-    counts the hidden-to-hidden layers, of depth + 2 in all. Each output is a network of its own.
+    A layer has ``width`` pairs of cells, one excitatory (type 0) and one inhibitory (type 1).
+    ``depth`` counts the hidden-to-hidden layers, of depth + 2 in all. Each output is a network of
+    its own.
 
-    rule: "kaneko" (inputs are ≥ 0, as what cells send; no weight shrinks) or "signed". init, the law
-    of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same divided
-    by √senders. bias: "free", one number per cell; "cells", a pair of cells with the constant output 0.8 that
-    sends to every layer. alpha: the step. u0: the width of the sigmoid. seed: the same start on every
-    backend. backend, device, dtype: see :func:`ed_lib.ed.space.space`. path, how the hidden layers are
-    computed: "layers", a few calls of the library for each; "kernel", one compiled function for all of them
-    (Numba's on a CPU, CUDA's for CuPy); "auto", one of the two.
+    rule: "kaneko" (inputs are ≥ 0, as what cells send; no weight shrinks) or "signed". init, the
+    law of the magnitudes: "uniform", U[0, 1); "half_normal", that of N(0, 1); "fan_in", the same
+    divided by √senders. bias: "free", one number per cell; "cells", a pair of cells with the
+    constant output 0.8 that sends to every layer. alpha: the step. u0: the width of the sigmoid.
+    seed: the same start on every backend. backend, device, dtype: see
+    :func:`ed_lib.ed.space.space`. path, how the hidden layers are computed: "layers", a few calls
+    of the library for each; "kernel", one compiled function for all of them (Numba's on a CPU,
+    CUDA's for CuPy); "auto", one of the two.
 
-    What cannot be done is refused before any weight changes. Values on a GPU are not looked at (it waits).
+    What cannot be done is refused before any weight changes. Values on a GPU are not looked at (it
+    waits).
     """
 
-    def __init__(self, n_inputs: int, width: int, depth: int, n_outputs: int = 1, *, rule: str = "kaneko",
-                 init: str = "uniform", bias: str = "free", alpha: float = 0.8, u0: float = 0.4,
-                 seed: int = 0, device: str = "cpu", backend: str = "numpy", dtype: str = "float32",
-                 path: str = "auto"):  # fmt: skip
+    def __init__(
+        self,
+        n_inputs: int,
+        width: int,
+        depth: int,
+        n_outputs: int = 1,
+        *,
+        rule: str = "kaneko",
+        init: str = "uniform",
+        bias: str = "free",
+        alpha: float = 0.8,
+        u0: float = 0.4,
+        seed: int = 0,
+        device: str = "cpu",
+        backend: str = "numpy",
+        dtype: str = "float32",
+        path: str = "auto",
+    ):
         self.n_inputs, self.width = check.count("n_inputs", n_inputs), check.count("width", width)
-        self.depth, self.n_outputs = check.count("depth", depth, least=0), check.count("n_outputs", n_outputs)
+        self.depth, self.n_outputs = (
+            check.count("depth", depth, least=0),
+            check.count("n_outputs", n_outputs),
+        )
         check.choice("rule", rule, rules.RULES)
         check.choice("init", init, INITS)
         check.choice("bias", bias, ("free", "cells"))
         self.alpha, self.u0 = check.positive("alpha", alpha), check.positive("u0", u0)
-        seed, self.rule, self.bias, self.device = check.count("seed", seed, least=0), rule, bias, device
+        seed, self.rule, self.bias, self.device = (
+            check.count("seed", seed, least=0),
+            rule,
+            bias,
+            device,
+        )
         self.space = space(backend, device, dtype)
         self.asarray = self.space.asarray
         self.path = choose(path, self.space, width, depth)
@@ -61,12 +85,17 @@ class EDNetwork:
         """The module whose ``forward_all`` and ``learn_all`` compute the layers."""
         if self.path == "layers":
             return layout
-        return gpu if self.device == "cuda" else importlib.import_module("ed_lib.ed.cpu")
+        if self.device == "cuda":
+            return ed_on_gpu
+        from ed_lib.ed import ed_on_cpu  # only here, since it imports Numba, which takes a second
+
+        return ed_on_cpu
 
     @np.errstate(over="ignore")  # see layout.fire
     def forward(self, x: Array) -> Array:
-        """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations for
-        ``update``; ``x`` and the outputs are among them, not copied, so write into neither before it.
+        """The outputs of all K networks: x (B, n_inputs) → (B, K), in (0, 1). Keeps the activations
+        for ``update``; ``x`` and the outputs are among them, not copied, so write into neither
+        before it.
         """
         x, p, u0 = check_input(self, x), self.parameters, self.u0
         if self.states is None or self.states.shape[2] != len(x):
@@ -74,46 +103,63 @@ class EDNetwork:
             shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
             self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
             self.states = self.space.empty(shape)
-        out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)  # of both types
+        out = self.space.library.empty(
+            (self.n_outputs, len(x), 2), dtype=self.states.dtype
+        )  # of both types
         biases = [layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS]
         self.compute.forward_all(p, biases, x, self.states, out, u0)
         self.activations = x, out
         return out[..., 0].T  # (K, B) → (B, K)
 
     def update(self, error: Array) -> None:
-        """One ED step for every weight, from error = target − output (B, K) of the last ``forward``."""
+        """One ED step for every weight, from error = target − output (B, K) of the last
+        ``forward``.
+        """
         if self.activations is None:
-            raise RuntimeError("update() needs the activations of a forward(x) before it; there was none")
+            raise RuntimeError(
+                "update() needs the activations of a forward(x) before it; there was none"
+            )
         error = self.space.check("error", error, (len(self.activations[0]), self.n_outputs))
         self.add_direction(self.parameters, error, self.alpha)
 
     def step(self, x: Array, target: Array) -> Array:
-        """Both: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update, (B, K)."""
+        """Both: x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the update, (B,
+        K).
+        """
         target = check_target(self, target, len(x))
         output = self.forward(x)
         self.add_direction(self.parameters, target - output, self.alpha)
         return output
 
     def add_direction(self, p: dict[str, Array], error: Array, alpha: float) -> None:
-        """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the parameters, whose
-        values make no difference; error (B, K) is target − output.
+        """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the
+        parameters, whose values make no difference; error (B, K) is target − output.
         """
         (x, out), error = self.activations, error * (alpha / len(error))
-        layout.add_direction(p, x, self.states, out, error, self.rule, self.bias, self.compute.learn_all)
+        layout.add_direction(
+            p, x, self.states, out, error, self.rule, self.bias, self.compute.learn_all
+        )
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
 
-        ``input.weight`` (K, 2, 2, n_inputs, W), ``hidden.weight`` (depth, K, 2, 2, W, W), ``output.weight``
-        (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to cell o of type p. With free
-        biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells (K, 2, 2, 1, W).
+        ``input.weight`` (K, 2, 2, n_inputs, W), ``hidden.weight`` (depth, K, 2, 2, W, W),
+        ``output.weight`` (K, 2, 2, W, 1): [k, p, q, i, o] is the weight from cell i of type q to
+        cell o of type p. With free biases ``input.bias`` (K, 2, 1, W) and so on; with bias cells
+        (K, 2, 2, 1, W).
         """
-        return {name: self._unfolded(name, to_numpy(value)) for name, value in self.parameters.items()}
+        return {
+            name: self._unfolded(name, to_numpy(value)) for name, value in self.parameters.items()
+        }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Takes over parameters in the layout of ``state_dict``; all are checked before any is replaced."""
+        """Takes over parameters in the layout of ``state_dict``; all are checked before any is
+        replaced.
+        """
         if set(state) != set(self.parameters):
-            raise ValueError(f"state has the keys {sorted(state)}; wanted {sorted(self.parameters)}")
+            raise ValueError(
+                f"state has the keys {sorted(state)}; wanted {sorted(self.parameters)}"
+            )
         new = {}
         for name, shape in self._shapes().items():
             check.shape(what := f"state[{name!r}]", np.shape(state[name]), shape)
@@ -121,14 +167,20 @@ class EDNetwork:
             if not np.isfinite(value).all():
                 raise ValueError(f"{what} holds NaN or infinity; wanted finite numbers")
             if self.rule == "kaneko" and not self._is_free(name) and not layout.signs_hold(value):
-                raise ValueError(f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]")
+                raise ValueError(
+                    f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]"
+                )
             new[name] = self.space.asarray(value)
         self.parameters, self.states, self.activations = new, None, None
 
     def _shapes(self):
         """The shapes in ``state_dict``."""
         k, w, senders = self.n_outputs, self.width, (2,) if self.bias == "free" else (2, 2)
-        sizes = {"input": ((k,), self.n_inputs, w), "hidden": ((self.depth, k), w, w), "output": ((k,), w, 1)}
+        sizes = {
+            "input": ((k,), self.n_inputs, w),
+            "hidden": ((self.depth, k), w, w),
+            "output": ((k,), w, 1),
+        }
         shapes = {}
         for layer, (lead, n_in, n_out) in sizes.items():
             shapes[f"{layer}.weight"] = (*lead, 2, 2, n_in, n_out)
@@ -136,7 +188,9 @@ class EDNetwork:
         return shapes
 
     def _draw(self, init, rng):
-        """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥ 0."""
+        """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥
+        0.
+        """
         draw = rng.random if init == "uniform" else lambda shape: np.abs(rng.standard_normal(shape))
         params = {}
         for name, shape in self._shapes().items():
@@ -150,7 +204,11 @@ class EDNetwork:
         return layout.fold(value[..., None, :, :] if self._is_free(name) else value)
 
     def _unfolded(self, name, value):
-        return layout.unfold(value, types=1)[..., 0, :, :] if self._is_free(name) else layout.unfold(value)
+        return (
+            layout.unfold(value, types=1)[..., 0, :, :]
+            if self._is_free(name)
+            else layout.unfold(value)
+        )
 
     def _is_free(self, name):
         return name.endswith("bias") and self.bias == "free"
@@ -162,7 +220,9 @@ class EDNetwork:
 
 
 def choose(path: str, space: Space, width: int, depth: int) -> str:
-    """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster one."""
+    """The path to take: ``path`` itself, ValueError if it is not possible, or for "auto" the faster
+    one.
+    """
     check.choice("path", path, ("auto", "layers", "kernel"))
     reason = obstacle(space, width)
     if path == "kernel" and reason:
@@ -172,23 +232,36 @@ def choose(path: str, space: Space, width: int, depth: int) -> str:
 
 
 def obstacle(space: Space, width: int) -> str | None:
-    """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if it is."""
+    """Why the path "kernel" is not possible for these arrays and layers of ``width`` pairs; None if
+    it is.
+    """
     if space.device == "cuda":
-        return f"takes up to {gpu.BLOCK // 2} pairs of cells, not {width}" if 2 * width > gpu.BLOCK else None
-    return f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
+        most = ed_on_gpu.BLOCK // 2
+        return f"takes up to {most} pairs of cells, not {width}" if width > most else None
+    return (
+        f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
+    )
 
 
 def check_input(net: Any, x: Array) -> Array:
-    """``x`` (B, n_inputs) in the dtype of ``net``; TypeError or ValueError unless its rule can take it."""
+    """``x`` (B, n_inputs) in the dtype of ``net``; TypeError or ValueError unless its rule can take
+    it.
+    """
     x = net.space.check("x", x, ("B", net.n_inputs))
     if net.rule == "kaneko" and net.device == "cpu" and bool((x < 0).any()):
-        raise ValueError("x has values below 0; the rule 'kaneko' wants what cells send, at least 0")
+        raise ValueError(
+            "x has values below 0; the rule 'kaneko' wants what cells send, at least 0"
+        )
     return x
 
 
 def check_target(net: Any, target: Array, batch: int) -> Array:
-    """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0, 1]."""
+    """``target`` (batch, K) in the dtype of ``net``; TypeError or ValueError unless it lies in [0,
+    1].
+    """
     target = net.space.check("target", target, (batch, net.n_outputs))
     if net.device == "cpu" and bool(((target < 0) | (target > 1)).any()):
-        raise ValueError("target has values outside [0, 1]; wanted what an output in (0, 1) can approach")
+        raise ValueError(
+            "target has values outside [0, 1]; wanted what an output in (0, 1) can approach"
+        )
     return target

@@ -1,5 +1,5 @@
-"""What ED is compared with: the article's network, call for call, and a log of its calls; backpropagation by
-hand and by autograd; and the optimizers of both.
+"""What ED is compared with: the article's network, call for call, and a log of its calls;
+backpropagation by hand and by autograd; and the optimizers of both.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,19 +19,25 @@ OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 class ArticleNetwork:
-    """The source article's network: the calls of its listing, one for one and in its order, in our words.
+    """The source article's network: the calls of its listing, one for one and in its order, in our
+    words.
 
-    Takes over weights and dtype (the article's is float64) of ``net``, an EDNetwork with one output, free
-    biases and the rule "signed", in NumPy or CuPy. Unlike there, the step α is the same in all layers.
+    Takes over weights and dtype (the article's is float64) of ``net``, an EDNetwork with one
+    output, free biases and the rule "signed", in NumPy or CuPy. Unlike there, the step α is the
+    same in all layers.
     """
 
     def __init__(self, net: EDNetwork):
         if (net.n_outputs, net.bias, net.rule) != (1, "free", "signed"):
-            raise ValueError("net is unlike the article's; wanted one output, free biases, the rule 'signed'")
+            raise ValueError(
+                "net is unlike the article's; wanted one output, free biases, the rule 'signed'"
+            )
         self.net, self.u0, self.alpha = net, net.u0, net.alpha
         state = {name: net.asarray(value) for name, value in net.state_dict().items()}
         # (2, 2, I, O) and (2, 1, O); of the hidden layers (D, 2, 2, W, W) and (D, 2, 1, W)
-        self.state = {name: value[:, 0] if "hidden" in name else value[0] for name, value in state.items()}
+        self.state = {
+            name: value[:, 0] if "hidden" in name else value[0] for name, value in state.items()
+        }
         self.signs = net.asarray(np.array([[[1.0]], [[-1.0]]]))  # of the receivers, (2, 1, 1)
 
     def forward(self, x: Array) -> Array:
@@ -59,7 +65,9 @@ class ArticleNetwork:
         return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
 
     def update(self, error: Array) -> None:
-        """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the mean."""
+        """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the
+        mean.
+        """
         einsum = library(error).einsum
         for name, x in self.senders.items():
             y = self.answers[name]
@@ -70,9 +78,9 @@ class ArticleNetwork:
 
 
 class Logged(np.ndarray):
-    """A NumPy array that writes down each call that works on it, in ``Logged.calls``: its name, and the shape
-    of what it made. Each is a launch on a GPU, and has a price on a CPU. What is made is such an array again;
-    ``array.view(Logged)`` makes the first one.
+    """A NumPy array that writes down each call that works on it, in ``Logged.calls``: its name, and
+    the shape of what it made. Each is a launch on a GPU, and has a price on a CPU. What is made is
+    such an array again; ``array.view(Logged)`` makes the first one.
     """
 
     __module__ = "numpy"  # ed_lib asks which library an array comes from
@@ -99,12 +107,13 @@ class Logged(np.ndarray):
 
 
 class Backprop:
-    """Backpropagation by hand for the weights of ``net``, with its folded layout: the fair opponent of ED.
+    """Backpropagation by hand for the weights of ``net``, with its folded layout: the fair opponent
+    of ED.
 
-    ``net.forward`` first; then ``chain(error)``, the deltas of all layers, one layer after another; then
-    ``learn()``, the update of all weights from them, as much at once as ED's. Gradient descent with the step
-    ``rate`` on the ``loss``, a sum over k of means over b: "squared", ½ (t − o)², or "cross_entropy",
-    −t log o − (1 − t) log(1 − o).
+    ``net.forward`` first; then ``chain(error)``, the deltas of all layers, one layer after another;
+    then ``learn()``, the update of all weights from them, as much at once as ED's. Gradient descent
+    with the step ``rate`` on the ``loss``, a sum over k of means over b: "squared", ½ (t − o)², or
+    "cross_entropy", −t log o − (1 − t) log(1 − o).
     """
 
     def __init__(self, net: EDNetwork, rate: float = 0.1, loss: str = "squared"):
@@ -115,11 +124,17 @@ class Backprop:
         self.deltas: Array = None  # (depth + 1, K, B, C), allocated by ``chain``
 
     def chain(self, error: Array) -> None:
-        """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output, (B, K)."""
+        """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output,
+        (B, K).
+        """
         net, states, (x, out) = self.net, self.net.states, self.net.activations
         if self.deltas is None or self.deltas.shape != states.shape:
             self.deltas = net.space.empty(states.shape)
-        deltas, slopes, weight = self.deltas, sigmoid_slope(states, net.u0), net.parameters["hidden.weight"]
+        deltas, slopes, weight = (
+            self.deltas,
+            sigmoid_slope(states, net.u0),
+            net.parameters["hidden.weight"],
+        )
         matmul, self.last = net.space.library.matmul, sigmoid_slope(out, net.u0)  # (K, B, 2)
         if self.loss == "cross_entropy":  # whose derivative by o has o(1 − o) below the line
             self.last[...] = 2 / net.u0
@@ -132,18 +147,23 @@ class Backprop:
             deltas[d] *= slopes[d]
 
     def learn(self, p: dict[str, Array] | None = None, rate: float | None = None) -> None:
-        """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, the parameters or arrays like
-        them: in groups of layers, as ``layout.learn``.
+        """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, the parameters or
+        arrays like them: in groups of layers, as ``layout.learn``.
         """
         p, rate = p or self.net.parameters, rate or self.rate
         (x, _), states, deltas = self.net.activations, self.net.states, self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
-        for rows in (slice(None, x.shape[-1]), slice(x.shape[-1], None)):  # both types of sender send x
+        for rows in (
+            slice(None, x.shape[-1]),
+            slice(x.shape[-1], None),
+        ):  # both types of sender send x
             p["input.weight"][:, rows] += change
         p["input.bias"] += rate * deltas[0].sum(-2, keepdims=True)
         for group in layout.groups(states[1:]):
             received = rate * deltas[1:][group]  # (n, K, B, C)
-            layout.add_product(p["hidden.weight"][group], states[:-1][group].swapaxes(-1, -2), received)
+            layout.add_product(
+                p["hidden.weight"][group], states[:-1][group].swapaxes(-1, -2), received
+            )
             p["hidden.bias"][group] += received.sum(-2, keepdims=True)
         p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
@@ -157,9 +177,12 @@ def sigmoid_slope(y: Array, u0: float) -> Array:
     return slope
 
 
-def loss(layers: list[tuple[Any, Any]], u0: float, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """½ Σ_k mean_b (t − o)² as PyTorch's autograd wants it: x (B, n_inputs), target (B, K) → a scalar with
-    its graph. layers: ``by_layer`` of an EDNetwork's parameters, of the backend "torch" with free biases.
+def loss(
+    layers: list[tuple[Any, Any]], u0: float, x: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    """½ Σ_k mean_b (t − o)² as PyTorch's autograd wants it: x (B, n_inputs), target (B, K) → a
+    scalar with its graph. layers: ``by_layer`` of an EDNetwork's parameters, of the backend "torch"
+    with free biases.
     """
     y, scale = x.expand(target.shape[1], *x.shape), 2 / u0  # (K, B, I)
     for n, (weight, bias) in enumerate(layers):
@@ -170,15 +193,22 @@ def loss(layers: list[tuple[Any, Any]], u0: float, x: torch.Tensor, target: torc
 
 
 def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> list[tuple[Any, Any]]:
-    """The (weight, bias) of each of the depth + 2 layers of parameters, or of a ``state_dict``, converted."""
-    first, hidden, last = ((p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("input", "hidden", "output"))
-    return [(convert(weight), convert(bias)) for weight, bias in (first, *zip(*hidden, strict=True), last)]
+    """The (weight, bias) of each of the depth + 2 layers of parameters, or of a ``state_dict``,
+    converted.
+    """
+    first, hidden, last = (
+        (p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("input", "hidden", "output")
+    )
+    return [
+        (convert(weight), convert(bias))
+        for weight, bias in (first, *zip(*hidden, strict=True), last)
+    ]
 
 
 def optimizer(parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
               **options: bool) -> torch.optim.Optimizer:  # fmt: skip
-    """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to zero along
-    half a cosine; None: it is constant. options: PyTorch's.
+    """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to
+    zero along half a cosine; None: it is constant. options: PyTorch's.
     """
     check.choice("optimizer", kind, OPTIMIZERS)
     made = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)

@@ -1,11 +1,14 @@
-"""ED learning as formulas: how a layer of cells fires, and how its weights learn from one broadcast error.
+"""ED learning as formulas: how a layer of cells fires, and how its weights learn from one broadcast
+error.
 
-Axes, by letter: k network (one per output), p type of the receiving cell, q type of the sending cell (0 =
-excitatory, 1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for any leading axes,
-so that a stack of layers is updated by the same formula as one. Arrays of NumPy, PyTorch or CuPy.
+Axes, by letter: k network (one per output), p type of the receiving cell, q type of the sending
+cell (0 = excitatory, 1 = inhibitory), b sample of the batch, i sender, o receiver. "..." stands for
+any leading axes, so that a stack of layers is updated by the same formula as one. Arrays of NumPy,
+PyTorch or CuPy.
 
-What trains a network are the same formulas laid out for speed, in ``layout``, ``gpu`` and ``cpu``; tests hold
-them to these. Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page and his C program.
+What trains a network are the same formulas laid out for speed, in ``layout``, ``gpu`` and ``cpu``;
+tests hold them to these. Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page
+and his C program.
 """
 
 from ed_lib.arrays import Array
@@ -35,8 +38,9 @@ def layer(x: Array, weight: Array, bias: Array, u0: float) -> Array:
 def gains(error: Array, rule: str) -> Array:
     """What the broadcast error becomes at the sending cells: g_q, (B, K) → (K, 2, B, 1).
 
-    "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones when it is
-    too high. "signed": g = (d, d): both learn from both (Kaneko's "weight decrement", the article's rule).
+    "kaneko": g = (d⁺, −d⁻): excitatory senders learn when the output is too low, inhibitory ones
+    when it is too high. "signed": g = (d, d): both learn from both (Kaneko's "weight decrement",
+    the article's rule).
     """
     d = error.T[..., None]  # (B, K) → (K, B, 1)
     pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]  # d.clip(max=0) is −d⁻
@@ -44,10 +48,12 @@ def gains(error: Array, rule: str) -> Array:
 
 
 def weight_update(x: Array, y: Array, error: Array, alpha: float, rule: str) -> Array:
-    """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ), f′(y) = y(1 − y): σ′ but for Kaneko's 2/u0.
+    """ΔW[p, q] = α · mean_b( g_q[b] · f′(y_p[b]) · x_q[b] ), f′(y) = y(1 − y): σ′ but for Kaneko's
+    2/u0.
 
-    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered, error (B,
-    K) is target − output → (..., K, 2, 2, I, O). Nothing comes from another layer: "..." may be all layers.
+    x (..., K, 2, B, I) is what the senders sent, y (..., K, 2, B, O) what the receivers answered,
+    error (B, K) is target − output → (..., K, 2, 2, I, O). Nothing comes from another layer: "..."
+    may be all layers.
     """
     sent = (x * gains(error, rule)).swapaxes(-1, -2)  # (..., K, 2, I, B)
     received = y * (1 - y) * (alpha / y.shape[-2])  # (..., K, 2, B, O)

@@ -18,7 +18,9 @@ LINE = 64  # bytes of a cache line, which a vector should not straddle
 
 @dataclass(frozen=True)
 class Space:
-    """Where arrays live: a library, a device ("cuda" for CuPy, else "cpu") and a floating type, by name."""
+    """Where arrays live: a library, a device ("cuda" for CuPy, else "cpu") and a floating type, by
+    name.
+    """
 
     backend: str
     device: str
@@ -36,7 +38,9 @@ class Space:
         return copy
 
     def empty(self, shape: tuple[int, ...]) -> Array:
-        """An array of this space whose values are not set; NumPy's begins with a line of the cache."""
+        """An array of this space whose values are not set; NumPy's begins with a line of the
+        cache.
+        """
         if self.backend != "numpy":
             return self.library.empty(shape, dtype=getattr(self.library, self.precision))
         size = math.prod(shape) * np.dtype(self.precision).itemsize
@@ -44,8 +48,8 @@ class Space:
         return memory[-memory.ctypes.data % LINE :][:size].view(self.precision).reshape(shape)
 
     def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
-        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and shape (as
-        in check.shape), of real numbers, and finite: on a GPU that is not looked at.
+        """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and
+        shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
         """
         kind = self.library.Tensor if self.backend == "torch" else self.library.ndarray
         if not isinstance(array, kind):
@@ -61,8 +65,8 @@ class Space:
 
 
 def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -> Space:
-    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does not fit,
-    and, saying what to install, where CuPy is missing.
+    """The :class:`Space` of a library, a device and a dtype. ValueError for what is unknown or does
+    not fit, and, saying what to install, where CuPy is missing.
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
@@ -80,7 +84,9 @@ def library(array: Array) -> ModuleType:
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """The values of an array of any library, on any device, as a NumPy array. Waits for the device."""
+    """The values of an array of any library, on any device, as a NumPy array. Waits for the
+    device.
+    """
     if hasattr(array, "get"):  # CuPy
         return array.get()
     return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)

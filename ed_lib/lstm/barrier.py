@@ -1,4 +1,6 @@
-"""A barrier of threads in compiled code: none goes on before all have come, and what each wrote is seen."""
+"""A barrier of threads in compiled code: none goes on before all have come, and what each wrote is
+seen.
+"""
 
 from numba import njit, types
 from numba.extending import intrinsic
@@ -8,7 +10,9 @@ from ed_lib.registers import FAST
 
 @njit(**FAST)
 def barrier(n, step, counters, patience):
-    """Says that thread n has done ``step``, and waits until all have; False if one does not come."""
+    """Says that thread n has done ``step``, and waits until all have; False if one does not
+    come.
+    """
     store_release(counters[n], step)
     for other in range(len(counters)):
         looks = 0

@@ -1,5 +1,5 @@
-"""What a rung of the ladder gives the device to do: products, pointwise launches, and the bytes they touch.
-Counted by watching PyTorch's dispatcher, from no formula.
+"""What a rung of the ladder gives the device to do: products, pointwise launches, and the bytes
+they touch. Counted by watching PyTorch's dispatcher, from no formula.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ class Counts:
 def count_work(function: Callable) -> Counts:
     """The :class:`Counts` of one call of ``function()``.
 
-    A launch is an operator of PyTorch's that computes; one of ours, such as ``ed_lib::lstm_cell``, is one,
-    whatever it runs here.
+    A launch is an operator of PyTorch's that computes; one of ours, such as ``ed_lib::lstm_cell``,
+    is one, whatever it runs here.
     """
     with _Watch() as watch:
         function()
@@ -54,8 +54,9 @@ class _Watch(TorchDispatchMode):
 
 
 def _touched(function, args, kwargs, result):
-    """Bytes that an operator reads and writes, by its schema. An argument that is changed in place is both;
-    one that is only written stands among the keywords, as ``out`` does, or is the target of a copy.
+    """Bytes that an operator reads and writes, by its schema. An argument that is changed in place
+    is both; one that is only written stands among the keywords, as ``out`` does, or is the target
+    of a copy.
     """
     read, written = [], []
     for n, argument in enumerate(function._schema.arguments):

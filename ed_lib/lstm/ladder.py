@@ -1,10 +1,11 @@
-"""The rungs of NVIDIA's ladder, six for one layer and one over several: each differs from the one before in
-one thing. After Appleyard, Kočiský and Blunsom, "Optimizing performance of recurrent neural networks on GPUs"
-(2016), and the program that goes with it.
+"""The rungs of NVIDIA's ladder, six for one layer and one over several: each differs from the one
+before in one thing. After Appleyard, Kočiský and Blunsom, "Optimizing performance of recurrent
+neural networks on GPUs" (2016), and the program that goes with it.
 
-Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o. Everything
-is written into memory allocated before; none of it is recorded by autograd (``module`` goes back by hand).
-Memory that streams work on lives until they join: the allocator knows only the stream it was made on.
+Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o.
+Everything is written into memory allocated before; none of it is recorded by autograd (``module``
+goes back by hand). Memory that streams work on lives until they join: the allocator knows only the
+stream it was made on.
 """
 
 import functools
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ed_lib.lstm import gpu
+from ed_lib.lstm import lstm_on_gpu
 
-# GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one layer but for
-# the last, which is of four. The paper, and the blog of the same year.
+# GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one
+# layer but for the last, which is of four. The paper, and the blog of the same year.
 PUBLISHED = {
     "baseline": 349,
     "combined_gemms": 724,
@@ -184,7 +185,9 @@ def run_block(layer: Layer, block: range, weights: Pair, inputs: Any, recurrence
 
 
 def slots(blocks: int, layers: int) -> list[list[tuple[int, int]]]:
-    """The schedule: blocks + layers − 1 slots, each a list of (layer, block) that may run at once."""
+    """The schedule: blocks + layers − 1 slots, each a list of (layer, block) that may run at
+    once.
+    """
     return [
         [(layer, slot - layer) for layer in range(layers) if 0 <= slot - layer < blocks]
         for slot in range(blocks + layers - 1)
@@ -192,14 +195,16 @@ def slots(blocks: int, layers: int) -> list[list[tuple[int, int]]]:
 
 
 def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
-    """Rung 7: all layers, from the lowest, each with two streams of its own, in blocks of ``combine`` steps.
-    A layer can take a block once the layer below has, and itself the block before; so those with the same
-    layer + block run at once.
+    """Rung 7: all layers, from the lowest, each with two streams of its own, in blocks of
+    ``combine`` steps. A layer can take a block once the layer below has, and itself the block
+    before; so those with the same layer + block run at once.
     """
     blocks = layers[0].blocks(combine)
     done: dict[tuple[int, int], Any] = {}  # events: when a layer has finished a block
     with fork(layers[0].x.device, *[0, -1] * len(layers)) as streams:
-        pairs = list(zip(streams[::2], streams[1::2], strict=True))  # (inputs, recurrence) of each layer
+        pairs = list(
+            zip(streams[::2], streams[1::2], strict=True)
+        )  # (inputs, recurrence) of each layer
         weights = [transposed(layer, *pair) for layer, pair in zip(layers, pairs, strict=True)]
         for n, block in sum(slots(len(blocks), len(layers)), []):
             if n:
@@ -217,8 +222,9 @@ def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
 
 @contextmanager
 def fork(device: torch.device, *priorities: int) -> Iterator[list[Any]]:
-    """Streams that start after the current stream's work; what that is given later waits for theirs. Those of
-    priority −1 go before those of 0. On a CPU they are PyTorch's, which do nothing.
+    """Streams that start after the current stream's work; what that is given later waits for
+    theirs. Those of priority −1 go before those of 0. On a CPU they are PyTorch's, which do
+    nothing.
     """
     if device.type == "cpu":
         yield [torch.cpu.Stream() for _ in priorities]
@@ -269,12 +275,16 @@ def separate_cell(layer: Layer, t: int) -> None:
 def fused_cell(layer: Layer, t: int) -> None:
     """The same in one launch."""
     written = {"c_after": layer.cells[t + 1], "h": layer.hidden[t + 1], "output": layer.output[t]}
-    gpu.cell(layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[t], **written)
+    lstm_on_gpu.cell(
+        layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[t], **written
+    )
 
 
 @dataclass(frozen=True)
 class LSTMRun:
-    """The sizes of a run in float32; the defaults are those of the published measurements. L layers."""
+    """The sizes of a run in float32; the defaults are those of the published measurements. L
+    layers.
+    """
 
     steps: int = 100
     batch: int = 64
@@ -284,12 +294,17 @@ class LSTMRun:
 
     @property
     def weights(self) -> int:
-        """Numbers in all weights and biases: 4H (I + H + 2) for each layer, where I is H above the first."""
-        return 4 * self.hidden * (self.inputs + self.hidden * (2 * self.layers - 1) + 2 * self.layers)
+        """Numbers in all weights and biases: 4H (I + H + 2) for each layer, where I is H above the
+        first.
+        """
+        return (
+            4 * self.hidden * (self.inputs + self.hidden * (2 * self.layers - 1) + 2 * self.layers)
+        )
 
     @property
     def flops(self) -> int:
-        """Of a forward pass' products: two for each weight, step and sample, biases among the weights. With
-        NVIDIA's times and rates this agrees to a per cent; whether biases, 0.2 %, are in, that does not tell.
+        """Of a forward pass' products: two for each weight, step and sample, biases among the
+        weights. With NVIDIA's times and rates this agrees to a per cent; whether biases, 0.2 %, are
+        in, that does not tell.
         """
         return 2 * self.steps * self.batch * self.weights

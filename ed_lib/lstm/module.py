@@ -8,22 +8,30 @@ from torch.autograd.function import once_differentiable
 
 from ed_lib import check
 from ed_lib.lstm import ladder
+from ed_lib.lstm.doors import check_input, check_module
 
 RUNGS = tuple(ladder.PUBLISHED)  # NVIDIA's, in order
-REFUSED = {"batch_first": False, "bias": True, "dropout": 0.0, "bidirectional": False, "proj_size": 0}
 
 
 class LSTM(torch.nn.LSTM):
     """A ``torch.nn.LSTM`` that computes as ``rung`` says; its parameters are drawn as those.
 
-    rung: one of RUNGS. combine: of how many steps the last two compute the input products at once. device,
-    dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers. Under autocast nothing is cast.
+    rung: one of RUNGS. combine: of how many steps the last two compute the input products at once.
+    device, dtype: as in ``torch.nn.LSTM``. All rungs compute the same numbers. Under autocast
+    nothing is cast.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rung: str = "combined_gemms",
-        combine: int = 2, device: Any = None, dtype: torch.dtype | None = None,
-    ):  # fmt: skip
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        rung: str = "combined_gemms",
+        combine: int = 2,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
         sizes = {name: check.count(name, size) for name, size in sizes.items()}
         check.choice("rung", rung, RUNGS)
@@ -31,13 +39,18 @@ class LSTM(torch.nn.LSTM):
         self.rung, self.combine = rung, check.count("combine", combine)
 
     @classmethod
-    def from_torch(cls, module: torch.nn.LSTM, *, rung: str = "combined_gemms", combine: int = 2) -> "LSTM":
-        """An LSTM with copies of the weights of a ``torch.nn.LSTM`` that has nothing that no rung has: no
-        batch_first, dropout, second direction or projections, and biases.
+    def from_torch(
+        cls, module: torch.nn.LSTM, *, rung: str = "combined_gemms", combine: int = 2
+    ) -> "LSTM":
+        """An LSTM with copies of the weights of a ``torch.nn.LSTM`` that has nothing that no rung
+        has: no batch_first, dropout, second direction or projections, and biases.
         """
         check_module(module)
         like: Any
-        like, sizes = module.all_weights[0][0], (module.input_size, module.hidden_size, module.num_layers)
+        like, sizes = (
+            module.all_weights[0][0],
+            (module.input_size, module.hidden_size, module.num_layers),
+        )
         made = cls(*sizes, rung=rung, combine=combine, device=like.device, dtype=like.dtype)
         made.load_state_dict(module.state_dict())
         return made
@@ -45,9 +58,11 @@ class LSTM(torch.nn.LSTM):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """x (T, B, I), state (h0, c0), (L, B, H) each, or None for zeros → output (T, B, H), (h_n, c_n)."""
+        """x (T, B, I), state (h0, c0), (L, B, H) each, or None for zeros → output (T, B, H), (h_n,
+        c_n).
+        """
         weights = self.all_weights  # W_ih, W_hh and two biases of each layer
-        x, state = checked(x, state, weights[0][0], (len(weights), self.hidden_size))
+        x, state = check_input(x, state, weights[0][0], (len(weights), self.hidden_size))
         flat = (weight.contiguous() for layer in weights for weight in layer)
         output, h, c = _Run.apply((self.rung, self.combine), x, *state, *flat)
         return output, (h, c)
@@ -70,7 +85,9 @@ class _Run(torch.autograd.Function):
         size, grads, starts = len(ladder.Kept._fields), [], []
         for n in reversed(range(len(dh))):
             kept = ladder.Kept(*ctx.saved_tensors[n * size : (n + 1) * size])
-            dy, *found, dh_0, dc_0 = layer_backward(kept, dy, dh[n], dc[n])  # dy (T, B, H) of the layer below
+            dy, *found, dh_0, dc_0 = layer_backward(
+                kept, dy, dh[n], dc[n]
+            )  # dy (T, B, H) of the layer below
             grads = [*found, *grads]
             starts.insert(0, (dh_0, dc_0))
         return None, dy, *map(torch.stack, zip(*starts, strict=True)), *grads
@@ -80,12 +97,16 @@ def run(
     rung: str, combine: int, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor,
     weights: Sequence[ladder.Weights],
 ) -> list[ladder.Layer]:  # fmt: skip
-    """Runs all layers by a rung: x (T, B, I), h0, c0 (L, B, H), and each layer's (w_ih, w_hh, b_ih, b_hh)."""
+    """Runs all layers by a rung: x (T, B, I), h0, c0 (L, B, H), and each layer's (w_ih, w_hh, b_ih,
+    b_hh).
+    """
     layers: list[ladder.Layer] = []
     for n, group in enumerate(weights):
         layers.append(ladder.Layer(layers[-1].output if n else x, *group, h0[n], c0[n]))
         if rung != "wavefront":
-            getattr(ladder, rung)(layers[-1], **({"combine": combine} if rung == "combined_inputs" else {}))
+            getattr(ladder, rung)(
+                layers[-1], **({"combine": combine} if rung == "combined_inputs" else {})
+            )
     if rung == "wavefront":
         ladder.wavefront(layers, combine)
     return layers
@@ -94,9 +115,9 @@ def run(
 def layer_backward(
     kept: ladder.Kept, dy: torch.Tensor, dh: torch.Tensor, dc: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """One layer on the way back: dy (T, B, H), dh and dc (B, H), the gradients of the output and of the last
-    state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights' gradients wait for the
-    end, and are one product each.
+    """One layer on the way back: dy (T, B, H), dh and dc (B, H), the gradients of the output and of
+    the last state → those of x, w_ih, w_hh, b_ih, b_hh and of the first state. All weights'
+    gradients wait for the end, and are one product each.
     """
     dgates, dh, dc = chain_backward(kept, dy, dh, dc)
     flat = dgates.flatten(0, 1)  # (T · B, 4H)
@@ -127,8 +148,9 @@ def cell_backward(
 ) -> None:  # fmt: skip
     """The pointwise work of a step backwards; σ' = σ(1 − σ) and tanh' = 1 − tanh².
 
-    gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of c_after that
-    came from later steps before, that of c_before after. dgates (B, 4H) is written: the gradient of a.
+    gates (B, 4H) activated; c_before, c_after, dh (B, H) are read. dc (B, H): the gradient of
+    c_after that came from later steps before, that of c_before after. dgates (B, 4H) is written:
+    the gradient of a.
     """
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
@@ -139,27 +161,3 @@ def cell_backward(
     torch.mul(dc * i, 1 - g * g, out=dg)
     torch.mul(dc * c_before, f * (1 - f), out=df)
     dc.mul_(f)
-
-
-def check_module(module: torch.nn.LSTM) -> None:
-    """TypeError unless ``module`` is a torch.nn.LSTM, ValueError if it has what no rung has."""
-    if not isinstance(module, torch.nn.LSTM):
-        raise TypeError(f"module is a {type(module).__name__}; wanted a torch.nn.LSTM")
-    for name, wanted in REFUSED.items():
-        if (found := getattr(module, name)) != wanted:
-            raise ValueError(f"module has {name}={found}; wanted {name}={wanted}")
-
-
-def checked(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, int]) -> tuple:
-    """x (T, B, I), contiguous, and the state, once it is known that they fit: to W_ih, and (L, H)."""
-    if state is not None and (not isinstance(state, tuple | list) or len(state) != 2):
-        raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
-    for name, tensor in zip(("x", "h0", "c0"), (x, *(state or ())), strict=False):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-        wanted = ("T", "B", w_ih.shape[1]) if name == "x" else (sizes[0], x.shape[1], sizes[1])
-        check.shape(name, tuple(tensor.shape), wanted)
-        check.choice(f"{name}.dtype", tensor.dtype, (w_ih.dtype,))
-        check.choice(f"{name}.device", tensor.device, (w_ih.device,))
-    shape = sizes[0], x.shape[1], sizes[1]
-    return x.contiguous(), state or (torch.zeros(shape, dtype=x.dtype, device=x.device),) * 2

@@ -1,9 +1,9 @@
-"""A linear recurrence, h_t = a_t h_{t−1} + b_t, by any scan, with its gradient; and minGRU, whose gates do
-not look at the state, so that its recurrence is one: "Were RNNs all we needed?" (L. Feng and others, 2024),
-without its logarithms.
+"""A linear recurrence, h_t = a_t h_{t−1} + b_t, by any scan, with its gradient; and minGRU, whose
+gates do not look at the state, so that its recurrence is one: "Were RNNs all we needed?" (L. Feng
+and others, 2024), without its logarithms.
 
-A scan takes a and b (T, …), elementwise, and h (…), the state before the first step → all states, (T, …).
-Letters: T time steps, B batch, I inputs, H hidden.
+A scan takes a and b (T, …), elementwise, and h (…), the state before the first step → all states,
+(T, …). Letters: T time steps, B batch, I inputs, H hidden.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,14 @@ from torch.autograd.function import once_differentiable
 
 
 def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there is."""
+    """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there
+    is.
+    """
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
-    flat = (x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy() for x in (a, b, h, states))
+    flat = (
+        x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy()
+        for x in (a, b, h, states)
+    )
     scan_blocks(*flat)
     return states
 
@@ -63,23 +68,25 @@ class Recurrence(torch.autograd.Function):
 def solve(a: Tensor, b: Tensor, h: Tensor, scan: Callable = compiled) -> Tensor:
     """All states of h_t = a_t h_{t−1} + b_t by a function ``scan``, with gradients.
 
-    a, b (T, …), h (…): floats of one dtype, for ``compiled`` float32 or float64 on a CPU. ValueError where
-    shapes or dtypes do not fit, or T is 0.
+    a, b (T, …), h (…): floats of one dtype, for ``compiled`` float32 or float64 on a CPU.
+    ValueError where shapes or dtypes do not fit, or T is 0.
     """
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")
     for kind in {(x.dtype, x.device.type) for x in (a, b, h)} if scan is compiled else ():
         if kind not in ((torch.float32, "cpu"), (torch.float64, "cpu")):
-            raise ValueError(f"a, b, h are {kind[0]} on {kind[1]}; wanted float32 or float64 on a CPU")
+            raise ValueError(
+                f"a, b, h are {kind[0]} on {kind[1]}; wanted float32 or float64 on a CPU"
+            )
     return Recurrence.apply(a, b, h, scan)
 
 
 class MinGRU(nn.Module):
     """h_t = (1 − z_t) h_{t−1} + z_t h̃_t, with z = σ(W_z x + b_z) and h̃ = W_h x + b_h.
 
-    Called as ``torch.nn.GRU`` is, sequence first: x (T, B, I), h0 (1, B, H) or None for zeros → output
-    (T, B, H) and h_n (1, B, H). scan: how its states are computed.
+    Called as ``torch.nn.GRU`` is, sequence first: x (T, B, I), h0 (1, B, H) or None for zeros →
+    output (T, B, H) and h_n (1, B, H). scan: how its states are computed.
     """
 
     gates = 2
@@ -90,7 +97,9 @@ class MinGRU(nn.Module):
         self.inputs = nn.Linear(input_size, self.gates * hidden_size)
 
     def forward(self, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        a, b = self.recurrence(self.inputs(x))  # (T, B, H) each, from one matrix product for all steps
+        a, b = self.recurrence(
+            self.inputs(x)
+        )  # (T, B, H) each, from one matrix product for all steps
         h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0[0]
         states = solve(a, b, h, self.scan)
         return states, states[-1:]

@@ -1,8 +1,9 @@
-"""The order of the gates in an LSTM's or GRU's weights, library by library, and the way to ONNX and back.
+"""The order of the gates in an LSTM's or GRU's weights, library by library, and the way to ONNX and
+back.
 
 PyTorch's parameters are {"weight_ih_l0": (G·H, I), "weight_hh_l0": (G·H, H), "bias_ih_l0": (G·H,),
-"bias_hh_l0": (G·H,), …}, the gates stacked; a second direction's names end in "_reverse". I inputs, H hidden,
-G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
+"bias_hh_l0": (G·H,), …}, the gates stacked; a second direction's names end in "_reverse". I inputs,
+H hidden, G gates: i, f, g, o in an LSTM (g is the candidate, c elsewhere), r, z, n in a GRU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,8 @@ def reorder(cell: str, stacked: torch.Tensor, source: str, target: str) -> torch
 
 
 def from_onnx(cell: str, weights: Sequence[np.ndarray], layer: int = 0) -> dict[str, torch.Tensor]:
-    """Parameters of one layer from the W, R and B of ONNX's operator LSTM or GRU, or from W and R alone. A
-    GRU's has to have ``linear_before_reset=1``: cuDNN has no other.
+    """Parameters of one layer from the W, R and B of ONNX's operator LSTM or GRU, or from W and R
+    alone. A GRU's has to have ``linear_before_reset=1``: cuDNN has no other.
     """
     w, r, *bias = (torch.as_tensor(array) for array in weights)
     check.shape("R", tuple(r.shape), ("D", len(ORDERS["onnx"][cell]) * r.shape[-1], "H"))
@@ -49,7 +50,9 @@ def from_onnx(cell: str, weights: Sequence[np.ndarray], layer: int = 0) -> dict[
 
 
 def to_onnx(cell: str, parameters: Mapping[str, torch.Tensor], layer: int = 0) -> list[np.ndarray]:
-    """[W, R, B] for ONNX's operator, of all directions of one layer: the inverse of :func:`from_onnx`."""
+    """[W, R, B] for ONNX's operator, of all directions of one layer: the inverse of
+    :func:`from_onnx`.
+    """
     of = []  # W, R and two biases, each (D, …)
     for kind in KINDS:
         names = [f"{kind}_l{layer}{way}" for way in ("", "_reverse")]

@@ -1,9 +1,11 @@
-"""Training without a barrier, and with one: parameter servers, a run's log, a virtual clock, local SGD.
+"""Training without a barrier, and with one: parameter servers, a run's log, a virtual clock, local
+SGD.
 
-A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of that batch
-at those parameters, and pushes it. P parameters stand in one flat tensor. :func:`simulate_workers` drives a
-server on a virtual clock: gradients are really computed, the time that they take is made up, and the same
-arguments give the same run, bit by bit. The chapter *Asynchronous* drives it with processes.
+A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of
+that batch at those parameters, and pushes it. P parameters stand in one flat tensor.
+:func:`simulate_workers` drives a server on a virtual clock: gradients are really computed, the time
+that they take is made up, and the same arguments give the same run, bit by bit. The chapter
+*Asynchronous* drives it with processes.
 """
 
 import heapq
@@ -21,8 +23,9 @@ from ed_lib import check, models
 
 @dataclass(frozen=True)
 class Span:
-    """A worker at work on a task, in seconds since the start, and its gradient's way: the version of the
-    parameters that it ``read``, and the version to which it was ``applied``. ``loss`` is what it found.
+    """A worker at work on a task, in seconds since the start, and its gradient's way: the version
+    of the parameters that it ``read``, and the version to which it was ``applied``. ``loss`` is
+    what it found.
     """
 
     worker: int
@@ -42,8 +45,9 @@ class Span:
 class ParameterServer:
     """Parameters that anyone may read, and move by a gradient, at any time: asynchronous SGD.
 
-    params: (P,), floats, copied. ``version`` counts the updates. A gradient moves the parameters by lr, or,
-    ``by_staleness``, by lr / max(1, τ): W. Zhang and others, "Staleness-aware async-SGD …" (2016).
+    params: (P,), floats, copied. ``version`` counts the updates. A gradient moves the parameters by
+    lr, or, ``by_staleness``, by lr / max(1, τ): W. Zhang and others, "Staleness-aware async-SGD …"
+    (2016).
     """
 
     per_step = 1  # gradients in an update
@@ -63,8 +67,9 @@ class ParameterServer:
         return self.params.clone(), self.version
 
     def push(self, gradient: torch.Tensor, read: int, task: int = 0) -> None:
-        """Applies a task's gradient (P,), which was computed at the version ``read``. ValueError for one of
-        another shape, FloatingPointError for one with NaN or infinity in it; then nothing has changed.
+        """Applies a task's gradient (P,), which was computed at the version ``read``. ValueError
+        for one of another shape, FloatingPointError for one with NaN or infinity in it; then
+        nothing has changed.
         """
         check.shape("gradient", tuple(gradient.shape), tuple(self.params.shape))
         if not torch.isfinite(gradient).all():
@@ -78,10 +83,11 @@ class ParameterServer:
 
 
 class SynchronousServer(ParameterServer):
-    """The same with a barrier: a step waits for ``per_step`` gradients, and makes one update by their mean.
+    """The same with a barrier: a step waits for ``per_step`` gradients, and makes one update by
+    their mean.
 
-    Tasks 0 … per_step − 1 are the first step, and so on; τ is 0. The mean is formed in the order of the
-    tasks, so no bit of the result depends on who was faster.
+    Tasks 0 … per_step − 1 are the first step, and so on; τ is 0. The mean is formed in the order of
+    the tasks, so no bit of the result depends on who was faster.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
@@ -95,7 +101,9 @@ class SynchronousServer(ParameterServer):
     def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
         self.arrived[task] = gradient.clone()
         if len(self.arrived) == self.per_step:
-            ordered = torch.stack([self.arrived[task] for task in sorted(self.arrived)])  # (per_step, P)
+            ordered = torch.stack(
+                [self.arrived[task] for task in sorted(self.arrived)]
+            )  # (per_step, P)
             self.params.add_(ordered.mean(0), alpha=-self.lr)
             self.arrived.clear()
             self.version += 1
@@ -104,19 +112,23 @@ class SynchronousServer(ParameterServer):
 class Run:
     """Tasks 0 … n_tasks − 1, each applied to the server exactly once, and who did what when.
 
-    A task waits, or is held by one worker, or is done: when its gradient has arrived, whole. The task of a
-    worker that is gone waits again. ``spans`` are the log of the gradients that were applied, ``lost`` the
-    spans of the dead; ``seconds``: when the last gradient came.
+    A task waits, or is held by one worker, or is done: when its gradient has arrived, whole. The
+    task of a worker that is gone waits again. ``spans`` are the log of the gradients that were
+    applied, ``lost`` the spans of the dead; ``seconds``: when the last gradient came.
     """
 
     def __init__(self, server: ParameterServer, n_tasks: int):
         self.server, self.seconds = server, 0.0
-        self.waiting = list(range(check.count("n_tasks", n_tasks)))  # a heap: the smallest goes first
+        self.waiting = list(
+            range(check.count("n_tasks", n_tasks))
+        )  # a heap: the smallest goes first
         self.held: dict[int, tuple[int, int, float]] = {}  # worker → (task, version read, start)
         self.spans: list[Span] = []
         self.lost: list[Span] = []
         if n_tasks % server.per_step:
-            raise ValueError(f"n_tasks is {n_tasks}; wanted a multiple of {server.per_step}, a step's tasks")
+            raise ValueError(
+                f"n_tasks is {n_tasks}; wanted a multiple of {server.per_step}, a step's tasks"
+            )
         if server.version:
             raise ValueError(f"server has made {server.version} updates; wanted a new one")
 
@@ -125,7 +137,9 @@ class Run:
         return len(self.waiting) + len(self.held)
 
     def assign(self, worker: int, now: float) -> tuple[int, torch.Tensor] | None:
-        """→ a task for an idle worker, and the parameters (P,) for it; None when none may start now."""
+        """→ a task for an idle worker, and the parameters (P,) for it; None when none may start
+        now.
+        """
         if not self.waiting or not self.server.allows(self.waiting[0]):
             return None
         params, version = self.server.pull()
@@ -134,7 +148,9 @@ class Run:
         return task, params
 
     def receive(self, worker: int, gradient: torch.Tensor, loss: float, now: float) -> None:
-        """Applies the gradient of the task that the worker holds; one that the server refuses is not done."""
+        """Applies the gradient of the task that the worker holds; one that the server refuses is
+        not done.
+        """
         task, read, start = self.held[worker]
         applied = self.server.version
         self.server.push(gradient, read, task)
@@ -151,14 +167,19 @@ class Run:
 
 
 def simulate_workers(
-    server: ParameterServer, gradient: Callable, n_tasks: int, seconds: Sequence[float], spread: float = 0.0,
+    server: ParameterServer,
+    gradient: Callable,
+    n_tasks: int,
+    seconds: Sequence[float],
+    spread: float = 0.0,
     seed: int = 0,
-) -> Run:  # fmt: skip
-    """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → the :class:`Run`.
+) -> Run:
+    """Runs tasks 0 … n_tasks − 1 on a worker for each entry of ``seconds``, and a server → the
+    :class:`Run`.
 
-    gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient takes each
-    worker. spread: each takes that times exp(spread · z), with z normal. Sending takes no time. Of gradients
-    that come at the same time, the smaller worker's is first.
+    gradient(params, task): params (P,) → the gradient (P,) and the loss. seconds: what a gradient
+    takes each worker. spread: each takes that times exp(spread · z), with z normal. Sending takes
+    no time. Of gradients that come at the same time, the smaller worker's is first.
     """
     for value in seconds:
         check.positive("seconds", value)
@@ -171,7 +192,9 @@ def simulate_workers(
             if (order := run.assign(worker, now)) is not None:
                 takes = seconds[worker] * np.exp(spread * random.standard_normal())
                 heapq.heappush(gradients, (now + takes, worker, *order))
-        now, worker, task, params = heapq.heappop(gradients)  # the next to come, and time jumps to it
+        now, worker, task, params = heapq.heappop(
+            gradients
+        )  # the next to come, and time jumps to it
         found, loss = gradient(params, task)  # (P,)
         run.receive(worker, found, loss, now)
     return run
@@ -181,11 +204,13 @@ def local_sgd(
     start: torch.Tensor, gradient: Callable, workers: int, rounds: int, steps: int, inner: Callable,
     rate: float = 1.0, momentum: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
-    """Workers that each take ``steps`` steps of their own, and then average by how far they moved → (P,).
+    """Workers that each take ``steps`` steps of their own, and then average by how far they moved →
+    (P,).
 
-    inner: from [params], a worker's optimizer, whose state stays. The mean move counts as a gradient for SGD
-    at the rate ``rate`` with Nesterov's momentum: plain averages are local SGD (S. Stich, 2019); with AdamW
-    inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each batch goes to one worker, once.
+    inner: from [params], a worker's optimizer, whose state stays. The mean move counts as a
+    gradient for SGD at the rate ``rate`` with Nesterov's momentum: plain averages are local SGD (S.
+    Stich, 2019); with AdamW inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each
+    batch goes to one worker, once.
     """
     params, copies = start.clone(), [start.clone() for _ in range(workers)]
     outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
@@ -202,8 +227,9 @@ def local_sgd(
 
 
 class Problem:
-    """A network's mean cross-entropy over a batch, and its gradient: called as problem(params, task) → the
-    gradient (P,) and the loss. Task t is a batch drawn, with replacement, by a generator of (seed, t).
+    """A network's mean cross-entropy over a batch, and its gradient: called as problem(params,
+    task) → the gradient (P,) and the loss. Task t is a batch drawn, with replacement, by a
+    generator of (seed, t).
 
     images: (N, I) floats; labels: (N,), from 0 to 9.
     """
@@ -211,7 +237,11 @@ class Problem:
     def __init__(self, images, labels, batch=32, seed=0, hidden=32):
         self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels).long()
         self.net = models.mlp((self.images.shape[1], hidden, 10), seed).to(self.images.dtype)
-        self.batch, self.seed, self.first = batch, seed, parameters_to_vector(self.net.parameters()).detach()
+        self.batch, self.seed, self.first = (
+            batch,
+            seed,
+            parameters_to_vector(self.net.parameters()).detach(),
+        )
 
     def start(self) -> torch.Tensor:
         """Parameters to start from, (P,)."""

@@ -1,9 +1,11 @@
-"""A sharded training state on disk: each rank writes its parts, and a crash at any moment loses nothing.
+"""A sharded training state on disk: each rank writes its parts, and a crash at any moment loses
+nothing.
 
-A checkpoint is a folder ``step-N``: a file for each rank, and a manifest with the SHA-256 of each. It is
-written under another name, brought to the disk, and renamed at last, which a file system does at once or not
-at all. So every ``step-N`` is whole. It has all that training goes on from: weights, what is not trained, and
-the optimizer's state and options. (Not the states of random generators, nor how far the data have been read.)
+A checkpoint is a folder ``step-N``: a file for each rank, and a manifest with the SHA-256 of each.
+It is written under another name, brought to the disk, and renamed at last, which a file system does
+at once or not at all. So every ``step-N`` is whole. It has all that training goes on from: weights,
+what is not trained, and the optimizer's state and options. (Not the states of random generators,
+nor how far the data have been read.)
 """
 
 import hashlib
@@ -27,12 +29,14 @@ MANIFEST, UNFINISHED = "manifest.json", ".unfinished"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not what was written, or is of another model: names the file or the tensor."""
+    """A checkpoint that is not what was written, or is of another model: names the file or the
+    tensor.
+    """
 
 
 def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
-    """Writes the whole state as ``folder/step-N`` → its path. All ranks call it, and have rank 0's buffers
-    from then on. ValueError if there is one of this step already.
+    """Writes the whole state as ``folder/step-N`` → its path. All ranks call it, and have rank 0's
+    buffers from then on. ValueError if there is one of this step already.
     """
     step = check.count("step", step, least=0)
     place, rank, group = Path(folder) / f"step-{step}", sharded.wire.rank, sharded.group
@@ -59,7 +63,9 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Brings bytes to the disk: without fsync they may still be in memory when the machine fails."""
+    """Brings bytes to the disk: without fsync they may still be in memory when the machine
+    fails.
+    """
     with path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -98,7 +104,9 @@ def content(sharded: Stage0, name: str) -> dict[str, Any]:
 
 
 def layout(sharded: Stage0) -> dict[str, str]:
-    """What a model must share with a checkpoint: {name: what it is} of each tensor, and the optimizer."""
+    """What a model must share with a checkpoint: {name: what it is} of each tensor, and the
+    optimizer.
+    """
     names = {id(unit.kept): unit.name for unit in sharded.units}
     units = [[names[id(p)] for p in group["params"]] for group in sharded.optimizer.param_groups]
     return sharded.layout() | {"the optimizer": f"{type(sharded.optimizer).__name__} of {units}"}
@@ -113,7 +121,8 @@ def whole(folder: Path | str) -> list[Path]:
 def load(sharded: Stage0, place: Path | str) -> int:
     """Reads a checkpoint, of any number of ranks and any stage → its step. All ranks call it.
 
-    Everything is checked on every rank before anything is changed on one; if not: :class:`CheckpointError`.
+    Everything is checked on every rank before anything is changed on one; if not:
+    :class:`CheckpointError`.
     """
     problem, files, place = "", [], Path(place)
     try:
@@ -127,7 +136,11 @@ def load(sharded: Stage0, place: Path | str) -> int:
         if not isinstance(first, torch.Tensor) or not first.dim():
             return first
         vector = torch.cat([first, *others])
-        return vector.tensor_split(sharded.wire.size)[sharded.wire.rank] if sharded.is_sharded else vector
+        return (
+            vector.tensor_split(sharded.wire.size)[sharded.wire.rank]
+            if sharded.is_sharded
+            else vector
+        )
 
     sharded.zero_grad()
     weights, state = tree_map(joined, *(file["parts"] for file in files))
@@ -141,12 +154,16 @@ def load(sharded: Stage0, place: Path | str) -> int:
 
 
 def read_all(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
-    """What all ranks wrote, if it is as it was written, here, and of a model that is as ``wanted``."""
+    """What all ranks wrote, if it is as it was written, here, and of a model that is as
+    ``wanted``.
+    """
     hashes, files = json.loads((place / MANIFEST).read_text()), []
     for rank, wanted_hash in enumerate(hashes):
         content = (place / f"rank-{rank}.pt").read_bytes()
         if (found := hashlib.sha256(content).hexdigest()) != wanted_hash:
-            said = f"rank-{rank}.pt is not as it was written, {len(content)} bytes of SHA-256 {found}"
+            said = (
+                f"rank-{rank}.pt is not as it was written, {len(content)} bytes of SHA-256 {found}"
+            )
             raise CheckpointError(f"{said}; wanted {wanted_hash}")
         files.append(torch.load(io.BytesIO(content), "cpu", weights_only=True))
         written = files[-1]["layout"]

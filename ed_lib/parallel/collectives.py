@@ -1,9 +1,10 @@
 """A ring all-reduce and its halves, built from sends and receives between two ranks, and counted.
 
-Every rank of a group (None: of all) calls the same function with a tensor of the same shape and dtype, which
-is changed in place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R. Rabenseifner and W.
-Gropp, "Optimization of collective communication operations in MPICH" (2005); P. Patarasuk and X. Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+Every rank of a group (None: of all) calls the same function with a tensor of the same shape and
+dtype, which is changed in place. What each costs stands in :mod:`.links`. Sources: R. Thakur, R.
+Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005); P.
+Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+(2009).
 """
 
 import hashlib
@@ -18,7 +19,9 @@ from ed_lib.parallel.launcher import device
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank has sent: how many messages, and the bytes in them. ``sum(…, Traffic())`` adds them."""
+    """What one rank has sent: how many messages, and the bytes in them. ``sum(…, Traffic())`` adds
+    them.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -30,8 +33,9 @@ class Traffic:
 def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place, by a ring → what this rank sent.
 
-    tensor: any shape, integers or floats, contiguous or not. Every rank ends with the same bits. If what the
-    ranks were called with differs, all of them get a ValueError, where they would wait for ever.
+    tensor: any shape, integers or floats, contiguous or not. Every rank ends with the same bits. If
+    what the ranks were called with differs, all of them get a ValueError, where they would wait for
+    ever.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
@@ -47,7 +51,9 @@ def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
 
 
 class Wire:
-    """The connection of this rank to the others of a group; counts what was sent. Empty messages are not."""
+    """The connection of this rank to the others of a group; counts what was sent. Empty messages
+    are not.
+    """
 
     def __init__(self, group: Any = None):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
@@ -65,8 +71,9 @@ class Wire:
             request.wait()
 
     def start(self, sent: Any, to: int, received: Any = None, source: int = 0) -> list:
-        """Sends one tensor and receives another, at the same time, or one of them, with None for the other →
-        requests to wait for; until then the tensors must stay."""
+        """Sends one tensor and receives another, at the same time, or one of them, with None for
+        the other → requests to wait for; until then the tensors must stay.
+        """
         operations = []
         if sent is not None and sent.numel():
             operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
@@ -115,10 +122,16 @@ def gathered(mine: Any, group: Any = None) -> list[Any]:
 
 
 def agree(call: str, group: Any = None) -> None:
-    """ValueError, on every rank, unless all ranks of the group pass the same text. A collective itself."""
+    """ValueError, on every rank, unless all ranks of the group pass the same text. A collective
+    itself.
+    """
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
-    ends = torch.tensor([number, -number], device=device())  # will be the largest, and minus the smallest
+    ends = torch.tensor(
+        [number, -number], device=device()
+    )  # will be the largest, and minus the smallest
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
     if ends.sum() != 0:
-        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(gathered(call, group)))
+        listed = "; ".join(
+            f"rank {rank}: {text}" for rank, text in enumerate(gathered(call, group))
+        )
         raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

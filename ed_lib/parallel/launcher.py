@@ -1,8 +1,8 @@
 """One function in several processes that can talk to each other, and what each of them returns.
 
-Each process is a *rank*: it has a number from 0 to p − 1, its own memory, one thread for computing, and, on
-NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the processes already, :func:`launch` starts
-none and joins their group instead, so that one script serves both.
+Each process is a *rank*: it has a number from 0 to p − 1, its own memory, one thread for computing,
+and, on NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the processes already,
+:func:`launch` starts none and joins their group instead, so that one script serves both.
 """
 
 import faulthandler
@@ -28,18 +28,25 @@ from threadpoolctl import threadpool_limits
 
 from ed_lib import check
 
-# A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports PyTorch, for
-# seconds. So a server imports it once, computes nothing, and is forked. (macOS does not bear even that.)
-FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < 70  # where the server's socket fits
+# A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports
+# PyTorch, for seconds. So a server imports it once, computes nothing, and is forked. (macOS does
+# not bear even that.)
+FORKS = (
+    sys.platform == "linux" and len(tempfile.gettempdir()) < 70
+)  # where the server's socket fits
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:  # torch's optimizers import dynamo, which takes as long as all the rest
-    CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"])
+    CONTEXT.set_forkserver_preload(
+        ["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"]
+    )
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
 
 
 class RankError(RuntimeError):
-    """A rank that failed: ``rank`` is its number; the message holds its traceback, or how it ended."""
+    """A rank that failed: ``rank`` is its number; the message holds its traceback, or how it
+    ended.
+    """
 
     def __init__(self, rank: int, message: str):
         super().__init__(message)
@@ -51,10 +58,10 @@ def launch(
 ) -> list[Any]:
     """``fn(*args)`` in ``world_size`` processes → the list of what each rank returned, by rank.
 
-    fn: a function that another process can import; args and results: anything that pickle knows, copied.
-    backend: "gloo" (CPU) or "nccl" (one NVIDIA GPU for each rank). timeout: seconds for all of it.
-    :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does not end, or if,
-    under torchrun, not all ranks come; no process is left then either.
+    fn: a function that another process can import; args and results: anything that pickle knows,
+    copied. backend: "gloo" (CPU) or "nccl" (one NVIDIA GPU for each rank). timeout: seconds for all
+    of it. :class:`RankError`, within the timeout, if a rank raises, ends without a result, or does
+    not end, or if, under torchrun, not all ranks come; no process is left then either.
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
@@ -84,26 +91,38 @@ def device() -> torch.device:
 
 
 def _pickled(fn, args):
-    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what to do."""
+    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what
+    to do.
+    """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; wanted a function")
-    if getattr(fn, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+    if getattr(fn, "__module__", "") == "__main__" and not hasattr(
+        sys.modules["__main__"], "__file__"
+    ):
         name = getattr(fn, "__qualname__", fn)
         raise ValueError(
-            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other process can "
-            f"import it. Write it into a file, with `%%writefile ranks.py` at the top of the cell, and pass "
-            f"`ranks.{name}` after `import ranks`"
+            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other "
+            "process can import it. Write it into a file, with `%%writefile ranks.py` at the top "
+            f"of the cell, and pass `ranks.{name}` after `import ranks`"
         )
     try:
         return pickle.dumps((fn, args))
     except Exception as error:
-        wanted = "wanted a function at a module's top, and arguments that pickle can send to a process"
+        wanted = (
+            "wanted a function at a module's top, and arguments that pickle can send to a process"
+        )
         raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
 
 
 def _results(ranks, folder, end, timeout):
-    """What each rank returned. RankError for the first that failed, or for those that do not end in time."""
-    results, failures, waiting = {}, [], {rank.sentinel: number for number, rank in enumerate(ranks)}
+    """What each rank returned. RankError for the first that failed, or for those that do not end in
+    time.
+    """
+    results, failures, waiting = (
+        {},
+        [],
+        {rank.sentinel: number for number, rank in enumerate(ranks)},
+    )
     while waiting and (now := time.monotonic()) < end:
         for sentinel in connection.wait(waiting, end - now):
             number = waiting.pop(sentinel)
@@ -144,8 +163,9 @@ def _place(file):
 
 
 def _run(variables, folder, rank, world_size, backend, timeout, end):
-    """What a rank's process does, in the environment that its parent has now; the fork server has an older
-    one. Shortly before ``end`` it says where its main thread is."""
+    """What a rank's process does, in the environment that its parent has now; the fork server has
+    an older one. Shortly before ``end`` it says where its main thread is.
+    """
 
     def end_with_the_parent():
         multiprocessing.parent_process().join()
@@ -185,11 +205,14 @@ def _enter(backend, where, timeout):
 
 
 def _join(fn, world_size, args, backend, timeout):
-    """The same where torchrun has started the processes: every one of them gets the list of results. One
-    group, with the first call's timeout, serves all calls."""
+    """The same where torchrun has started the processes: every one of them gets the list of
+    results. One group, with the first call's timeout, serves all calls.
+    """
     rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != started:
-        raise ValueError(f"world_size is {world_size}; wanted {started}, which torchrun has started")
+        raise ValueError(
+            f"world_size is {world_size}; wanted {started}, which torchrun has started"
+        )
     try:
         if not dist.is_initialized():
             _enter(backend, "env://", timeout)

@@ -1,7 +1,7 @@
 """What training holds in memory, and sends, by formula; and the bytes of tensors that are there.
 
-Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S. Rajbhandari and
-others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
+Ψ parameters, p devices, L layers, H hidden, a heads, T tokens in a sequence, b sequences. S.
+Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,9 @@ from ed_lib.models import RECOMPUTE
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes a parameter: of the weights that compute, of gradients, and of what the optimizer keeps."""
+    """Bytes a parameter: of the weights that compute, of gradients, and of what the optimizer
+    keeps.
+    """
 
     weights: float = 2
     gradients: float = 2
@@ -28,7 +30,8 @@ MIXED, FULL = Bytes(), Bytes(4, 4, 8)  # 16-bit training with Adam; float32 with
 def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) -> dict[str, float]:
     """Bytes that a device holds between two steps: {"weights", "gradients", "optimizer"}.
 
-    ZeRO's stage 1 shares the optimizer's state out over p devices, 2 the gradients too, 3 the weights too.
+    ZeRO's stage 1 shares the optimizer's state out over p devices, 2 the gradients too, 3 the
+    weights too.
     """
     check.choice("stage", stage, (0, 1, 2, 3))
     shared_from = {"weights": 3, "gradients": 2, "optimizer": 1}  # this stage on
@@ -37,31 +40,43 @@ def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) ->
 
 
 def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
-    """Numbers that a device sends in a step, for so many parameters: half a ring is (p − 1)/p of them.
+    """Numbers that a device sends in a step, for so many parameters: half a ring is (p − 1)/p of
+    them.
 
-    Stages 0 to 2: a reduce-scatter and an all-gather, 2 halves; stage 3 gathers forward and backward, and
-    scatters: 3. passes: backward passes before a step; stages 2 and 3 send gradients after each of them.
+    Stages 0 to 2: a reduce-scatter and an all-gather, 2 halves; stage 3 gathers forward and
+    backward, and scatters: 3. passes: backward passes before a step; stages 2 and 3 send gradients
+    after each of them.
     """
     half = (p - 1) / p * numbers
     return half * {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}[stage]
 
 
 def activations(
-    tokens: int, sequences: int, hidden: int, heads: int, recompute: str = "none", itemsize: float = 2
+    tokens: int,
+    sequences: int,
+    hidden: int,
+    heads: int,
+    recompute: str = "none",
+    itemsize: float = 2,
 ) -> float:
     """Bytes that one block of :class:`ed_lib.models.GPT` keeps for its backward pass.
 
-    For each token 16 H numbers: the inputs of norms, products and the GELU, and queries, keys and values. And
-    for each head T of softmax, which "selective" recomputation does without; "full" keeps the block's input.
-    The published count, 17 H and 2.5 T at two bytes a number, has dropout as well.
+    For each token 16 H numbers: the inputs of norms, products and the GELU, and queries, keys and
+    values. And for each head T of softmax, which "selective" recomputation does without; "full"
+    keeps the block's input. The published count, 17 H and 2.5 T at two bytes a number, has dropout
+    as well.
     """
     check.choice("recompute", recompute, RECOMPUTE)
-    numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[recompute]
+    numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[
+        recompute
+    ]
     return tokens * sequences * numbers * itemsize
 
 
 def nbytes(values: Iterable) -> int:
     """The bytes of the memory that dense tensors with axes lie in, each counted once."""
-    tensors = [t for t in values if isinstance(t, torch.Tensor) and t.dim() and t.layout is torch.strided]
+    tensors = [
+        t for t in values if isinstance(t, torch.Tensor) and t.dim() and t.layout is torch.strided
+    ]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

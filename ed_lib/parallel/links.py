@@ -1,7 +1,7 @@
 """What sending costs: the α–β model of a link, and of the sums that are built on it.
 
-A message of n bytes takes α + nβ seconds: α is the *latency*, β the time for one byte, 1/β the *bandwidth*
-(R. Thakur and others, as in :mod:`.collectives`, section 3).
+A message of n bytes takes α + nβ seconds: α is the *latency*, β the time for one byte, 1/β the
+*bandwidth* (R. Thakur and others, as in :mod:`.collectives`, section 3).
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,11 @@ class Link:
 
 
 def fit_link(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> Link:
-    """The :class:`Link` that explains the seconds, above 0, that messages of these sizes (bytes) took.
+    """The :class:`Link` that explains the seconds, above 0, that messages of these sizes (bytes)
+    took.
 
-    Least squares of the relative errors, so that short messages count as much as long ones; α and β ≥ 0.
+    Least squares of the relative errors, so that short messages count as much as long ones; α and β
+    ≥ 0.
     """
     from scipy.optimize import nnls
 
@@ -51,7 +53,10 @@ def all_reduce_seconds(bytes: float, p: int, link: Link) -> float:
 
 
 def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Link) -> float:
-    """The seconds of an all-reduce over servers of ``each`` devices, which have a link ``between`` servers
-    each. Rings inside leave every device with 1/each of its server's sum; rings between add those up.
+    """The seconds of an all-reduce over servers of ``each`` devices, which have a link ``between``
+    servers each. Rings inside leave every device with 1/each of its server's sum; rings between add
+    those up.
     """
-    return all_reduce_seconds(bytes, each, inside) + all_reduce_seconds(bytes / each, servers, between)
+    return all_reduce_seconds(bytes, each, inside) + all_reduce_seconds(
+        bytes / each, servers, between
+    )

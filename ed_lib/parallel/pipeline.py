@@ -1,6 +1,7 @@
-"""A pipeline on real processes: rank s is stage s, has a part of the model, and executes the instructions of
-any schedule; ``schedules`` has them, and their bubbles. Of the messages of a kind from one stage to another,
-the n-th is the n-th that its receiver takes. In earnest, use ``torch.distributed.pipelining``.
+"""A pipeline on real processes: rank s is stage s, has a part of the model, and executes the
+instructions of any schedule; ``schedules`` has them, and their bubbles. Of the messages of a kind
+from one stage to another, the n-th is the n-th that its receiver takes. In earnest, use
+``torch.distributed.pipelining``.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +18,22 @@ from ed_lib.parallel.launcher import device
 from ed_lib.parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.simulator import check_schedule
 
-SENDABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of what stages send each other
+SENDABLE = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+)  # of what stages send each other
 TAGS = {"activation": 0, "gradient": 1}  # between two stages, messages of a kind keep their order
 HEADER = 8  # numbers that say of which dtype and shape a message is
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a stage did for one batch: the mean ``loss``, on the last stage; what it ``sent``, {(what, sender,
-    receiver): Traffic}; and the most micro-batches whose activations it kept at one time, ``live``."""
+    """What a stage did for one batch: the mean ``loss``, on the last stage; what it ``sent``,
+    {(what, sender, receiver): Traffic}; and the most micro-batches whose activations it kept at one
+    time, ``live``.
+    """
 
     loss: float | None
     sent: dict[tuple[str, int, int], Traffic]
@@ -35,12 +43,12 @@ class Report:
 class Pipeline:
     """One stage of a model that is cut into a chain, on the rank of the same number.
 
-    parts: of the model in order, one for each rank, or v times as many, of which rank s keeps the parts s,
-    s + p, s + 2p … (others may be None). Each takes a tensor (b, …) and gives one. loss: a function of
-    outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …). microbatches: m, by
-    ``tensor_split``. Where a sample's output depends on that sample alone, the gradients are those of the
-    unsplit model, however uneven the micro-batches. All ranks construct it together. ValueError, on each,
-    for a schedule that cannot run, or where ranks differ.
+    parts: of the model in order, one for each rank, or v times as many, of which rank s keeps the
+    parts s, s + p, s + 2p … (others may be None). Each takes a tensor (b, …) and gives one. loss: a
+    function of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …).
+    microbatches: m, by ``tensor_split``. Where a sample's output depends on that sample alone, the
+    gradients are those of the unsplit model, however uneven the micro-batches. All ranks construct
+    it together. ValueError, on each, for a schedule that cannot run, or where ranks differ.
     """
 
     def __init__(
@@ -51,21 +59,32 @@ class Pipeline:
         self.rank, stages = dist.get_rank(), dist.get_world_size()
         self.shape, m = tuple(shape), check.count("microbatches", microbatches)
         if len(parts) % stages or not parts:
-            raise ValueError(f"parts has {len(parts)} entries; wanted {stages}, one for each rank, or more")
+            raise ValueError(
+                f"parts has {len(parts)} entries; wanted {stages}, one for each rank, or more"
+            )
         if m > self.shape[0]:
-            raise ValueError(f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples")
+            raise ValueError(
+                f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples"
+            )
         check_schedule(schedule, stages, m, len(parts) // stages)
         agree(f"a pipeline for {self.shape} in {m} micro-batches by {schedule.__name__}")
         self.last, self.loss = stages - 1, loss
         own: Any = parts[self.rank :: stages]
         self.modules = [part.to(device()) for part in own]  # one for each chunk
-        self.program = [do for do in schedule(self.rank, stages, m) if do.op != "step"]  # the caller's
+        self.program = [
+            do for do in schedule(self.rank, stages, m) if do.op != "step"
+        ]  # the caller's
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
-        self.samples: dict[tuple, tuple] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
+        self.samples: dict[
+            tuple, tuple
+        ] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
         self.told: set[tuple] = set()  # the (what, chunk) of which the receiver knows that
 
-    def run(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> Report:
-        """Forward and backward for one batch → :class:`Report`; gradients are added to the parameters'.
+    def run(
+        self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None
+    ) -> Report:
+        """Forward and backward for one batch → :class:`Report`; gradients are added to the
+        parameters'.
 
         inputs: (B, …), on the first stage; targets: B of them, on the last.
         """
@@ -90,10 +109,16 @@ class Pipeline:
     def do_forward(self, i: int, do: Instruction) -> None:
         """Keeps what the backward pass needs; at the end of the chain this ends in the loss."""
         at = i, do.chunk
-        x = self.inputs[i] if self._first(do) else self.arrived.pop(("activation", *at)).requires_grad_()
+        x = (
+            self.inputs[i]
+            if self._first(do)
+            else self.arrived.pop(("activation", *at)).requires_grad_()
+        )
         y = self.modules[do.chunk](x.clone())  # (b, …); a part may begin in place
         if self.rank == self.last and do.chunk == len(self.modules) - 1:
-            y = self.loss(y, self.targets[i]) * (self.sizes[i] / self.shape[0])  # its share of the batch's
+            y = self.loss(y, self.targets[i]) * (
+                self.sizes[i] / self.shape[0]
+            )  # its share of the batch's
             self.total += y.detach()
         self.kept[at] = x, y
         self.most = max(self.most, len(self.kept))
@@ -112,25 +137,34 @@ class Pipeline:
         at = i, do.chunk
         x, y = self.kept[at]
         if not self._first(do):
-            torch.autograd.backward(y, self.arrived.get(("gradient", *at)), inputs=[x], retain_graph=True)
+            torch.autograd.backward(
+                y, self.arrived.get(("gradient", *at)), inputs=[x], retain_graph=True
+            )
             self.ready["gradient", *at] = x.grad
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
-        """The gradients of the weights, for which autograd walks back through the stage a second time; the
-        papers' workers keep the gradient of every layer's output from the first walk."""
+        """The gradients of the weights, for which autograd walks back through the stage a second
+        time; the papers' workers keep the gradient of every layer's output from the first walk.
+        """
         at = i, do.chunk
         _, y = self.kept.pop(at)
         gradient = self.arrived.pop(("gradient", *at), None)
-        if weights := [weight for weight in self.modules[do.chunk].parameters() if weight.requires_grad]:
+        if weights := [
+            weight for weight in self.modules[do.chunk].parameters() if weight.requires_grad
+        ]:
             torch.autograd.backward(y, gradient, inputs=weights)
 
     def do_send(self, i: int, do: Instruction) -> None:
-        """Starts to send, and goes on. The tensor is kept until it is known to have been received."""
+        """Starts to send, and goes on. The tensor is kept until it is known to have been
+        received.
+        """
         route, kind = (do.what, self.rank, do.peer), (do.what, do.chunk)
         tensor, tag = self.ready.pop((do.what, i, do.chunk)).contiguous(), TAGS[do.what]
         if kind not in self.told:  # the first message says how large all of them are
             self.told.add(kind)
-            header = torch.tensor([SENDABLE.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]])
+            header = torch.tensor(
+                [SENDABLE.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]]
+            )
             header = nn.functional.pad(header, (0, HEADER - len(header))).to(device())
             self.requests["header", *kind] = dist.isend(header, do.peer, tag=tag), header
         self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, tag=tag), tensor
@@ -139,7 +173,9 @@ class Pipeline:
     def do_receive(self, i: int, do: Instruction) -> None:
         """Waits for what this instruction names."""
         wraps = self.rank == (0 if do.what == "activation" else self.last)
-        chunk = do.chunk + (0 if not wraps else 1 if do.what == "activation" else -1)  # of this rank
+        chunk = do.chunk + (
+            0 if not wraps else 1 if do.what == "activation" else -1
+        )  # of this rank
         self.arrived[do.what, i, chunk] = next(self.inboxes[do.what])
         if do.what == "gradient":  # so the activation that it belongs to has been received
             self.requests.pop(("activation", i, chunk))[0].wait()
@@ -147,7 +183,9 @@ class Pipeline:
     # --- what comes, and in which shape
 
     def _inbox(self, what):
-        """Yields what comes of a kind, in order. One receive is posted ahead: it travels meanwhile."""
+        """Yields what comes of a kind, in order. One receive is posted ahead: it travels
+        meanwhile.
+        """
         todo = [do for do in self.program if do.op == "receive" and do.what == what]
         waiting = None
         for do, following in zip(todo, [*todo[1:], None], strict=True):
@@ -174,14 +212,17 @@ class Pipeline:
         return self.rank == 0 and do.chunk == 0
 
     def _split(self, name, batch, axes):
-        """A batch in micro-batches; ValueError unless its first axes, or all, are those of ``shape``."""
+        """A batch in micro-batches; ValueError unless its first axes, or all, are those of
+        ``shape``.
+        """
         check.shape(name, () if batch is None else tuple(batch.shape[:axes]), self.shape[:axes])
         return batch.detach().to(device()).tensor_split(len(self.sizes))
 
 
 def cut(model: torch.nn.Sequential, parts: int) -> list[torch.nn.Sequential]:
-    """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers, as many in each as
-    in any other, or one more. No two may share a parameter: each would have half of its gradient.
+    """An nn.Sequential as a list of ``parts`` consecutive ones, which share its layers, as many in
+    each as in any other, or one more. No two may share a parameter: each would have half of its
+    gradient.
     """
     if check.count("parts", parts) > (n := len(model)):
         raise ValueError(f"parts is {parts}; wanted at most {n}, the number of layers")

@@ -1,9 +1,10 @@
-"""Data parallelism over processes: every rank holds a replica and a shard, and the gradients are summed.
+"""Data parallelism over processes: every rank holds a replica and a shard, and the gradients are
+summed.
 
-They are kept in a few flat buckets, and a bucket's sum is started while the backward pass still computes the
-next: S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
-Losses are summed over samples, gradients over ranks, and the result is divided by the size of the global
-batch: so shards may be uneven, or empty.
+They are kept in a few flat buckets, and a bucket's sum is started while the backward pass still
+computes the next: S. Li and others, "PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training" (2020). Losses are summed over samples, gradients over ranks, and the result is divided by
+the size of the global batch: so shards may be uneven, or empty.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,15 @@ import torch.distributed as dist
 from ed_lib import check
 from ed_lib.parallel import collectives
 
-BUCKET_BYTES = 25 * 2**20  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
+BUCKET_BYTES = (
+    25 * 2**20
+)  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
 
 
 class Bucket:
-    """Gradients of parameters side by side, ``flat`` (n,), of which each one's ``grad`` is a view."""
+    """Gradients of parameters side by side, ``flat`` (n,), of which each one's ``grad`` is a
+    view.
+    """
 
     def __init__(self, params: Sequence[torch.Tensor]):
         sizes = [p.numel() for p in params]
@@ -34,18 +39,23 @@ class Bucket:
 class Replica:
     """A module that all ranks train together, each on its shard of the batch.
 
-    A step: ``zero_grad()``, the backward pass of a loss *summed* over this rank's samples, ``finish(B)`` with
-    B the samples of all ranks, and then any optimizer's step.
+    A step: ``zero_grad()``, the backward pass of a loss *summed* over this rank's samples,
+    ``finish(B)`` with B the samples of all ranks, and then any optimizer's step.
 
-    It starts from rank 0's parameters and buffers. Gradients lie in ``buckets`` of at most ``bucket_bytes``
-    bytes, or of one larger parameter, from the last parameter to the first. With ``overlap`` a bucket is
-    summed as soon as it is complete and all before it have been started, else in ``finish``. ``calls`` and
-    ``bytes`` count what was summed. If the ranks' parameters differ, every rank gets a ValueError.
+    It starts from rank 0's parameters and buffers. Gradients lie in ``buckets`` of at most
+    ``bucket_bytes`` bytes, or of one larger parameter, from the last parameter to the first. With
+    ``overlap`` a bucket is summed as soon as it is complete and all before it have been started,
+    else in ``finish``. ``calls`` and ``bytes`` count what was summed. If the ranks' parameters
+    differ, every rank gets a ValueError.
     """
 
-    def __init__(self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True):
+    def __init__(
+        self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
+    ):
         named = [*module.named_parameters(), *module.named_buffers()]
-        layout = ", ".join(f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named)
+        layout = ", ".join(
+            f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named
+        )
         collectives.agree(f"Replica({layout}, {bucket_bytes!r}, {overlap!r})")
         check.count("bucket_bytes", bucket_bytes)
         for _, tensor in named:
@@ -70,8 +80,8 @@ class Replica:
     def finish(self, samples: int) -> None:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
-        A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError if a
-        ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
+        A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError
+        if a ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
         while len(self._requests) < len(self.buckets):
             self.start()
@@ -80,8 +90,12 @@ class Replica:
         self._requests = []
         for bucket in self.buckets:
             bucket.awaited = set(bucket.views)
-            if any(p.grad is None or p.grad.data_ptr() != v.data_ptr() for p, v in bucket.views.items()):
-                raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
+            if any(
+                p.grad is None or p.grad.data_ptr() != v.data_ptr() for p, v in bucket.views.items()
+            ):
+                raise RuntimeError(
+                    "a parameter's grad was replaced; use zero_grad() of the Replica"
+                )
             bucket.flat /= samples
 
     def ready(self, parameter: torch.Tensor) -> None:
@@ -90,23 +104,32 @@ class Replica:
         if parameter not in bucket.awaited:
             raise RuntimeError("a second backward pass before finish(); wanted one for each step")
         bucket.awaited.remove(parameter)
-        while len(self._requests) < len(self.buckets) and not self.buckets[len(self._requests)].awaited:
+        while (
+            len(self._requests) < len(self.buckets)
+            and not self.buckets[len(self._requests)].awaited
+        ):
             self.start()
 
     def start(self) -> None:
-        """Starts the sum of the next bucket. All ranks start them in one order, since they meet in it."""
+        """Starts the sum of the next bucket. All ranks start them in one order, since they meet in
+        it.
+        """
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
         self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
 
 
 def local_rows(rows: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a global batch, (B, …) → (b, …). The first ranks may have one row more."""
+    """This rank's part of a global batch, (B, …) → (b, …). The first ranks may have one row
+    more.
+    """
     return rows.tensor_split(dist.get_world_size())[dist.get_rank()]
 
 
 def grouped(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
-    """Cuts parameters into lists, a bucket each: of one dtype and device, and not too large if possible."""
+    """Cuts parameters into lists, a bucket each: of one dtype and device, and not too large if
+    possible.
+    """
     groups: list[list[torch.Tensor]] = []
     for p in params:
         last = groups[-1] if groups else []

@@ -1,12 +1,15 @@
-"""Schedules of a pipeline: in which order a stage works on its micro-batches, and how large the bubble is.
+"""Schedules of a pipeline: in which order a stage works on its micro-batches, and how large the
+bubble is.
 
-A model is cut into a chain of p stages, one on each device, and a batch into m micro-batches. A *schedule* is
-a generator: ``schedule(stage, stages, microbatches)`` yields the instructions of one stage, in order. One
-worker executes them on real processes (:mod:`.pipeline`), a simulator on a clock (:mod:`.simulator`).
+A model is cut into a chain of p stages, one on each device, and a batch into m micro-batches. A
+*schedule* is a generator: ``schedule(stage, stages, microbatches)`` yields the instructions of one
+stage, in order. One worker executes them on real processes (:mod:`.pipeline`), a simulator on a
+clock (:mod:`.simulator`).
 
 Sources: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream" (2019), "Memory-efficient
-pipeline-parallel DNN training" (2021) for 1F1B, and "Efficient large-scale language model training on GPU
-clusters using Megatron-LM" (2021) for interleaving; P. Qi et al., "Zero bubble pipeline parallelism" (2024).
+pipeline-parallel DNN training" (2021) for 1F1B, and "Efficient large-scale language model training
+on GPU clusters using Megatron-LM" (2021) for interleaving; P. Qi et al., "Zero bubble pipeline
+parallelism" (2024).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +21,9 @@ COMPUTING = ("forward", "backward", "backward_input", "backward_weight", "update
 class Instruction(NamedTuple):
     """What a stage does next: ``op`` is one of COMPUTING, "send" or "receive".
 
-    A message is ``what``, an "activation", "gradient" or "error" of a micro-batch, to or from the stage
-    ``peer``. Where a device has several parts of the chain, ``chunk`` is which; of a message, its sender's.
+    A message is ``what``, an "activation", "gradient" or "error" of a micro-batch, to or from the
+    stage ``peer``. Where a device has several parts of the chain, ``chunk`` is which; of a message,
+    its sender's.
     """
 
     op: str
@@ -33,7 +37,9 @@ Schedule = Callable[[int, int, int], Iterator[Instruction]]
 
 
 def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """One micro-batch after the other goes all the way forward and back: one stage works at a time."""
+    """One micro-batch after the other goes all the way forward and back: one stage works at a
+    time.
+    """
     for i in range(microbatches):
         yield from forward(stage, stages, i)
         yield from backward(stage, stages, i)
@@ -41,8 +47,10 @@ def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
 
 def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """All forward, then all backward. Keeps the activations of m micro-batches. The bubble, when a stage is
-    idle: (p − 1) / (m + p − 1) of the time, if all take as long; :func:`.simulator.simulate` finds it."""
+    """All forward, then all backward. Keeps the activations of m micro-batches. The bubble, when a
+    stage is idle: (p − 1) / (m + p − 1) of the time, if all take as long;
+    :func:`.simulator.simulate` finds it.
+    """
     for i in range(microbatches):
         yield from forward(stage, stages, i)
     for i in range(microbatches):
@@ -51,7 +59,9 @@ def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage activations."""
+    """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage
+    activations.
+    """
     ahead = min(microbatches, stages - 1 - stage)  # forward passes before the first backward pass
     for i in range(ahead):
         yield from forward(stage, stages, i)
@@ -65,8 +75,8 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruct
 def interleaved(chunks: int) -> Schedule:
     """1F1B in which a device has ``chunks`` parts of the chain: the stages s, s + p, s + 2p …
 
-    A bubble of (p − 1) / (v m) of the work in place of (p − 1) / m, for v times the messages. Micro-batches
-    go in groups of p, so m has to be a multiple of p.
+    A bubble of (p − 1) / (v m) of the work in place of (p − 1) / m, for v times the messages.
+    Micro-batches go in groups of p, so m has to be a multiple of p.
     """
 
     def schedule(stage, stages, microbatches):
@@ -90,17 +100,23 @@ def interleaved(chunks: int) -> Schedule:
 
 
 def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """1F1B with the backward pass in two: the weights' gradients wait until there would be a bubble."""
+    """1F1B with the backward pass in two: the weights' gradients wait until there would be a
+    bubble.
+    """
     return _in_two(stage, stages, microbatches, ahead=stages - stage, late=stage)
 
 
 def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """More forward passes first, more weights' gradients last: no bubble, for about twice the activations."""
+    """More forward passes first, more weights' gradients last: no bubble, for about twice the
+    activations.
+    """
     return _in_two(stage, stages, microbatches, ahead=2 * (stages - stage) - 1, late=2 * stage)
 
 
 def _in_two(stage, stages, microbatches, ahead, late):
-    """So many forward passes first; the weights' gradients ``late`` micro-batches after the inputs'."""
+    """So many forward passes first; the weights' gradients ``late`` micro-batches after the
+    inputs'.
+    """
     for i in range(min(ahead, microbatches)):
         yield from forward(stage, stages, i)
     for i in range(microbatches + late):
@@ -130,7 +146,9 @@ SCHEDULES: dict[str, Schedule] = {
 }  # fmt: skip
 
 
-def forward(stage: int, stages: int, i: int, chunk: int = 0, chunks: int = 1) -> Iterator[Instruction]:
+def forward(
+    stage: int, stages: int, i: int, chunk: int = 0, chunks: int = 1
+) -> Iterator[Instruction]:
     """Micro-batch i forward through this stage: what comes in, the work, what goes out.
 
     Between two chunks the chain goes from the last device to the first.

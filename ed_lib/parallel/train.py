@@ -1,4 +1,5 @@
-"""Trains a small GPT on tiny Shakespeare over several processes: one script for laptop, notebook, cluster.
+"""Trains a small GPT on tiny Shakespeare over several processes: one script for laptop, notebook,
+cluster.
 
     python -m ed_lib.parallel.train --ranks 2
     torchrun --standalone --nproc-per-node 2 -m ed_lib.parallel.train --ranks 2 --stage 3
@@ -28,19 +29,27 @@ from ed_lib.parallel import checkpoints, launch, zero
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.replica import Replica, local_rows
 
-SMALL_BUCKET = 2**18  # four buckets, of which three can be summed while the backward pass still computes
+SMALL_BUCKET = (
+    2**18
+)  # four buckets, of which three can be summed while the backward pass still computes
 LENGTH = 64  # characters in a sequence
 
 
 def train(
-    stage: int | str | None = None, steps: int = 20, batch: int = 16, rate: float = 1e-3, folder: str = ""
+    stage: int | str | None = None,
+    steps: int = 20,
+    batch: int = 16,
+    rate: float = 1e-3,
+    folder: str = "",
 ) -> dict:
-    """Trains a GPT with Adam, on each rank its part of every batch → a dict, with equal losses and weights.
+    """Trains a GPT with Adam, on each rank its part of every batch → a dict, with equal losses and
+    weights.
 
-    stage: None, as :class:`Replica`; or of ZeRO. batch: sequences, of all ranks. folder: of a stage's
-    checkpoints; it goes on from the newest, and leaves one of its last step. "loss": the mean of each step;
-    "seconds": the median step's; "sha256": of the weights. Of a stage also "held", this rank's bytes at the
-    last step; "peak", the most, seen whenever a gradient arrived; "sent", what it has sent.
+    stage: None, as :class:`Replica`; or of ZeRO. batch: sequences, of all ranks. folder: of a
+    stage's checkpoints; it goes on from the newest, and leaves one of its last step. "loss": the
+    mean of each step; "seconds": the median step's; "sha256": of the weights. Of a stage also
+    "held", this rank's bytes at the last step; "peak", the most, seen whenever a gradient arrived;
+    "sent", what it has sent.
     """
     check.count("steps", steps), check.count("batch", batch), check.positive("rate", rate)
     text, losses, seconds = data.text(), [], []
@@ -55,7 +64,9 @@ def train(
     first = checkpoints.load(model, done[-1]) if done else 0
     for rows in islice(data.stretches(text.train, batch, LENGTH, seed=0), first, steps):
         start = timing.now()
-        x, wanted = (local_rows(each.T.contiguous()).to(device()) for each in rows)  # (T, B) → (b, T)
+        x, wanted = (
+            local_rows(each.T.contiguous()).to(device()) for each in rows
+        )  # (T, B) → (b, T)
         loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
         loss.backward()
         if stage is None:
@@ -84,13 +95,20 @@ def report(results: Sequence[dict]) -> None:
     print("loss:", *(f"{loss:.4f}" for loss in results[0]["loss"]))
     for rank, result in enumerate(results):
         if "held" in result:
-            print(f"rank {rank} holds", ", ".join(f"{what} {n:,}" for what, n in result["held"].items()))
+            print(
+                f"rank {rank} holds",
+                ", ".join(f"{what} {n:,}" for what, n in result["held"].items()),
+            )
     print("weights:", *sorted({result["sha256"] for result in results}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m ed_lib.parallel.train", description=train.__doc__)
-    parser.add_argument("--ranks", type=int, default=1, help="processes in all, on all machines together")
+    parser = argparse.ArgumentParser(
+        prog="python -m ed_lib.parallel.train", description=train.__doc__
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes in all, on all machines together"
+    )
     parser.add_argument("--backend", default="gloo", help="nccl: one GPU for each rank")
     for option in inspect.signature(train).parameters.values():
         kind = int if option.default is None else type(option.default)

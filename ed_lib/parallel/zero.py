@@ -1,9 +1,11 @@
-"""Data parallel training with less and less on each rank: ZeRO's stages, each a change to the one before.
+"""Data parallel training with less and less on each rank: ZeRO's stages, each a change to the one
+before.
 
-Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients as well, 3 the weights. S.
-Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A step, whatever the stage:
-backward passes of losses *summed* over this rank's samples, then ``step(B)`` with B the samples of all ranks.
-With one backward pass all stages form every sum in the same order, and end with the same bits.
+Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients as well, 3 the
+weights. S. Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A
+step, whatever the stage: backward passes of losses *summed* over this rank's samples, then
+``step(B)`` with B the samples of all ranks. With one backward pass all stages form every sum in the
+same order, and end with the same bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,15 +18,19 @@ from torch.utils._pytree import tree_leaves
 from ed_lib import check
 from ed_lib.parallel import collectives, ledger
 from ed_lib.parallel.collectives import Wire, agree
-from ed_lib.parallel.flat_parameters import Unit, units_of
+from ed_lib.parallel.units import Unit, units_of
 
 
 class Stage0:
-    """Everything on every rank: gradients are summed by a ring, and each rank takes the whole step."""
+    """Everything on every rank: gradients are summed by a ring, and each rank takes the whole
+    step.
+    """
 
     is_sharded = False
 
-    def __init__(self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]):
+    def __init__(
+        self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]
+    ):
         self.group: Any = dist.new_group()
         self.wire, self.module, self.units = Wire(self.group), module, units_of(module, units)
         agree(f"shard({self.layout()})", self.group)
@@ -50,7 +56,9 @@ class Stage0:
         return flat
 
     def step(self, samples: int, max_norm: float | None = None) -> None:
-        """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps clipped."""
+        """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps
+        clipped.
+        """
         self.full = self.look()
         if all(p.grad is None for unit in self.units for p in (unit.kept, *unit.parameters)):
             raise RuntimeError("step() came before a backward pass")
@@ -63,12 +71,16 @@ class Stage0:
         self.spread()
 
     def clip(self, max_norm: float) -> None:
-        """Scales the mean gradient, if its norm, over all units and ranks, is above ``max_norm``."""
+        """Scales the mean gradient, if its norm, over all units and ranks, is above
+        ``max_norm``.
+        """
         square = torch.stack([unit.kept.grad.square().sum() for unit in self.units]).sum()
         if self.is_sharded:  # each rank has seen its parts
             dist.all_reduce(square, group=self.group)
         for unit in self.units:
-            unit.kept.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)  # as clip_grad_norm_ has it
+            unit.kept.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(
+                max=1
+            )  # as clip_grad_norm_ has it
 
     def zero_grad(self) -> None:
         """Forgets gradients, as after a backward pass that raised."""
@@ -84,16 +96,22 @@ class Stage0:
 
     def untrained(self) -> dict[str, torch.Tensor]:
         """Frozen parameters and buffers, by name: whole on every rank."""
-        frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        frozen = {
+            name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad
+        }
         return frozen | dict(self.module.named_buffers())
 
     def layout(self) -> dict[str, str]:
-        """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint share."""
+        """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint
+        share.
+        """
         found = {}
         for unit in self.units:
             for n, (name, p) in enumerate(unit.named.items()):
                 found[name] = f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
-        return found | {n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()}
+        return found | {
+            n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()
+        }
 
     def look(self) -> dict[str, int]:
         """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
@@ -106,13 +124,19 @@ class Stage0:
         every = [(unit.weights, unit.kept, *unit.parameters) for unit in self.units]
         return {
             "weights": ledger.nbytes(t for weights, kept, *_ in every for t in (weights, kept)),
-            "gradients": ledger.nbytes(p.grad for _, *ps in every for p in ps if p.grad is not None),
-            "optimizer": ledger.nbytes(t for of in self.optimizer.state.values() for t in of.values()),
+            "gradients": ledger.nbytes(
+                p.grad for _, *ps in every for p in ps if p.grad is not None
+            ),
+            "optimizer": ledger.nbytes(
+                t for of in self.optimizer.state.values() for t in of.values()
+            ),
         }
 
 
 class Stage1(Stage0):
-    """Each rank's optimizer has a part of every unit: it needs that part's sum, and spreads its weights."""
+    """Each rank's optimizer has a part of every unit: it needs that part's sum, and spreads its
+    weights.
+    """
 
     is_sharded = True
 
@@ -135,18 +159,24 @@ class Stage1(Stage0):
 
 
 class Stage2(Stage1):
-    """A unit's gradients are summed once the backward pass has left it, and each rank keeps its part only."""
+    """A unit's gradients are summed once the backward pass has left it, and each rank keeps its
+    part only.
+    """
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.to_come: list[Unit] = []  # units that this backward pass has not left yet, the last first
+        self.to_come: list[
+            Unit
+        ] = []  # units that this backward pass has not left yet, the last first
         for unit in self.units:
             for p in unit.parameters:
                 p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit, p))
 
     def __call__(self, *inputs: Any) -> Any:
         if self.to_come:
-            raise RuntimeError("the last backward pass came to no end; wanted zero_grad() before the next")
+            raise RuntimeError(
+                "the last backward pass came to no end; wanted zero_grad() before the next"
+            )
         return super().__call__(*inputs)
 
     def zero_grad(self) -> None:
@@ -180,7 +210,9 @@ class Stage2(Stage1):
 
 
 class Stage3(Stage2):
-    """A unit's weights are gathered before it computes, forward and backward, and given back after it."""
+    """A unit's weights are gathered before it computes, forward and backward, and given back after
+    it.
+    """
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -204,7 +236,9 @@ class Stage3(Stage2):
             self.fetch(unit)
 
     def leave(self, unit: Unit, outputs: Any) -> None:
-        """A unit has computed its outputs; the first gradient of one of them gathers its weights again."""
+        """A unit has computed its outputs; the first gradient of one of them gathers its weights
+        again.
+        """
 
         def back(_):
             self.way = -1
@@ -225,7 +259,9 @@ class Stage3(Stage2):
     def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
         if not unit.is_here:  # no output of the unit has led to it
             name = next(name for name, p in unit.named.items() if p is parameter)
-            raise RuntimeError(f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit")
+            raise RuntimeError(
+                f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit"
+            )
         super().arrived(unit, parameter)
 
     def scatter(self, unit: Unit) -> None:
@@ -233,7 +269,9 @@ class Stage3(Stage2):
         self.free(unit)
 
     def spread(self) -> None:
-        """The next forward pass gathers; what a pass has left, by an error or for a unit not used, is old."""
+        """The next forward pass gathers; what a pass has left, by an error or for a unit not used,
+        is old.
+        """
         for unit in self.units:
             self.free(unit)
 
@@ -242,14 +280,19 @@ STAGES: dict[Any, type[Stage0]] = {0: Stage0, 1: Stage1, 2: Stage2, 3: Stage3}
 
 
 def shard(
-    module: torch.nn.Module, optimizer: Callable, stage: int | str = 3, units: Sequence[torch.nn.Module] = ()
+    module: torch.nn.Module,
+    optimizer: Callable,
+    stage: int | str = 3,
+    units: Sequence[torch.nn.Module] = (),
 ) -> Stage0:
-    """A module that all ranks train together, by a stage of ZeRO, from rank 0's parameters and buffers on.
+    """A module that all ranks train together, by a stage of ZeRO, from rank 0's parameters and
+    buffers on.
 
-    stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every number by
-    itself, as SGD and Adam do. units: modules within ``module``, in the order in which they compute, of which
-    each one's parameters are sent together; what is in none of them is a unit of its own. What is not trained
-    stays whole on each rank. ValueError for a unit's parameter that another module has, or ranks that differ.
+    stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every
+    number by itself, as SGD and Adam do. units: modules within ``module``, in the order in which
+    they compute, of which each one's parameters are sent together; what is in none of them is a
+    unit of its own. What is not trained stays whole on each rank. ValueError for a unit's parameter
+    that another module has, or ranks that differ.
     """
     check.choice("stage", stage, STAGES)
     return STAGES[stage](module, optimizer, units)

@@ -1,4 +1,6 @@
-"""Training and running networks in fewer bits: number formats, mixed precision, and smaller models."""
+"""Training and running networks in fewer bits: number formats, mixed precision, and smaller
+models.
+"""
 
 from ed_lib.precision.autocasting import autocast
 from ed_lib.precision.scaler import GradScaler

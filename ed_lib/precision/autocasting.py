@@ -1,9 +1,9 @@
-"""Mixed precision by operation: which operations run in few bits, which in float32, and a context that sees
-to it, on a CPU without half-precision arithmetic too.
+"""Mixed precision by operation: which operations run in few bits, which in float32, and a context
+that sees to it, on a CPU without half-precision arithmetic too.
 
-The classes are those of PyTorch's autocast for CUDA (2.15; ``ATen/autocast_mode.h``, ``docs/source/amp.md``),
-under the names that the operations have in Python, with their aliases and what is made of them. CPU autocast
-has other, shorter lists.
+The classes are those of PyTorch's autocast for CUDA (2.15; ``ATen/autocast_mode.h``,
+``docs/source/amp.md``), under the names that the operations have in Python, with their aliases and
+what is made of them. CPU autocast has other, shorter lists.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from ed_lib import check
 LISTS = {
     # few bits: products, which hardware does fast, and adds up in float32
     "low": """
-        conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
+        conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+        convolution prelu
         linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul linalg_vecdot
         linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention
         __matmul__ __rmatmul__ linalg_matmul
@@ -42,28 +43,34 @@ LISTS = {
         """,
     # every input in the widest type among the inputs
     "widest": """
-        addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler grid_sample index_put tensordot scatter_add
+        addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler grid_sample index_put
+        tensordot scatter_add
         arctan2 inner
         """,
     # refused, since its gradient does not fit into few bits
     "banned": "binary_cross_entropy",
 }  # all others follow: they run in the type that the inputs have
-CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}  # by the name in torch
+CLASSES = {
+    name: kind for kind, names in LISTS.items() for name in names.split()
+}  # by the name in torch
 HALVES = (torch.float16, torch.bfloat16)
-OPAQUE = """multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov corrcoef
+OPAQUE = """multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov
+    corrcoef
     matrix_power linalg_matrix_power pinverse linalg_pinv""".split()  # made of several classes
 
 
 class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     """``with autocast(torch.float16):`` runs each operation inside in the type of its class.
 
-    On a CPU a product is emulated: its inputs are rounded to ``dtype``, it is computed in float32, and its
-    result is rounded, as on a GPU. The backward pass needs no context: the gradient of a cast is a cast, so
-    gradients are rounded where their tensors were, and those of float32 parameters arrive in float32.
+    On a CPU a product is emulated: its inputs are rounded to ``dtype``, it is computed in float32,
+    and its result is rounded, as on a GPU. The backward pass needs no context: the gradient of a
+    cast is a cast, so gradients are rounded where their tensors were, and those of float32
+    parameters arrive in float32.
 
-    As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a ``dtype=``
-    is left alone, and so are operations in place. Other than there, nothing is cached, and functions that
-    hide operations of several classes (multi-head attention, whole LSTMs) are refused.
+    As with torch.autocast, what is float64, has no floating type, writes into ``out=`` or names a
+    ``dtype=`` is left alone, and so are operations in place. Other than there, nothing is cached,
+    and functions that hide operations of several classes (multi-head attention, whole LSTMs) are
+    refused.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16):
@@ -75,12 +82,18 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         inputs = [t.dtype for t in pytree.tree_leaves([args, kwargs]) if _eligible(t)]
         if name in OPAQUE and inputs:
-            raise RuntimeError(f"{name} is made of operations of several classes; wanted these one by one")
+            raise RuntimeError(
+                f"{name} is made of operations of several classes; wanted these one by one"
+            )
         kind = CLASSES.get(name, "follows") if inputs else "follows"
         if kind == "banned":
-            raise RuntimeError(f"{name}'s gradient does not fit; wanted binary_cross_entropy_with_logits")
+            raise RuntimeError(
+                f"{name}'s gradient does not fit; wanted binary_cross_entropy_with_logits"
+            )
         left = kwargs.get("out") is not None or kwargs.get("dtype") is not None
-        left |= kwargs.get("mode") == "area"  # interpolation by means is pooling, which is in no list
+        left |= (
+            kwargs.get("mode") == "area"
+        )  # interpolation by means is pooling, which is in no list
         if kind == "follows" or left or (kind == "widest" and torch.float32 not in inputs):
             return func(*args, **kwargs)
         if kind == "low":
@@ -90,7 +103,9 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
     def product(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """A product with all its tensors in ``dtype``."""
         args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
-        if any(t.device.type != "cpu" for t in pytree.tree_leaves([args, kwargs]) if torch.is_tensor(t)):
+        if any(
+            t.device.type != "cpu" for t in pytree.tree_leaves([args, kwargs]) if torch.is_tensor(t)
+        ):
             return func(*args, **kwargs)  # a device that has such products
         return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), self.dtype)
 

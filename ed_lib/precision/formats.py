@@ -1,9 +1,10 @@
-"""Number formats of few bits, and one function that rounds float32 numbers to those that a format has.
+"""Number formats of few bits, and one function that rounds float32 numbers to those that a format
+has.
 
-A number is ± 1.m · 2ᵉ: a sign, an exponent of E bits, a mantissa of M bits. E sets how large and how small it
-can be, M how close the numbers are. Below the smallest normal number they stay equally far apart down to
-zero: the subnormal numbers, ± 0.m · 2ᵉ. Sources: IEEE 754-2019; the OCP specifications of 8-bit floating
-point (2023) and of microscaling formats (2023).
+A number is ± 1.m · 2ᵉ: a sign, an exponent of E bits, a mantissa of M bits. E sets how large and
+how small it can be, M how close the numbers are. Below the smallest normal number they stay equally
+far apart down to zero: the subnormal numbers, ± 0.m · 2ᵉ. Sources: IEEE 754-2019; the OCP
+specifications of 8-bit floating point (2023) and of microscaling formats (2023).
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from ed_lib import check
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format: bits of ``exponent`` and of ``mantissa``; one more is the sign. ``codes``:
-    what the largest exponent means: "ieee", infinity and NaN; "nan", numbers, but for the one code of all
-    ones, which is NaN; "numbers", nothing but numbers.
+    """A floating-point format: bits of ``exponent`` and of ``mantissa``; one more is the sign.
+    ``codes``: what the largest exponent means: "ieee", infinity and NaN; "nan", numbers, but for
+    the one code of all ones, which is NaN; "numbers", nothing but numbers.
     """
 
     name: str
@@ -45,7 +46,9 @@ class Format:
     @property
     def largest(self) -> float:
         """The largest finite number."""
-        lost = {"ieee": 1, "nan": 2, "numbers": 1}[self.codes]  # mantissas, counted from 2 downwards
+        lost = {"ieee": 1, "nan": 2, "numbers": 1}[
+            self.codes
+        ]  # mantissas, counted from 2 downwards
         return (2 - lost * self.epsilon) * (2 if self.codes == "ieee" else 4) / self.smallest_normal
 
 
@@ -66,22 +69,27 @@ FORMATS = {
 
 
 def power(x: Tensor) -> Tensor:
-    """The power of two at or below the magnitude of each number, float32 (…) → (…): its exponent alone."""
+    """The power of two at or below the magnitude of each number, float32 (…) → (…): its exponent
+    alone.
+    """
     return (x.view(torch.int32) & 0x7F800000).view(torch.float32)
 
 
 def nearest(
     x: Tensor, format: str, random: torch.Generator | None = None, *, saturate: bool = True
 ) -> Tensor:
-    """The numbers of a format that are nearest to x, float32 (…) → (…); of two as near, the one whose last
-    bit is 0. ``format``: a key of FORMATS. NaN stays NaN, and a zero keeps its sign.
+    """The numbers of a format that are nearest to x, float32 (…) → (…); of two as near, the one
+    whose last bit is 0. ``format``: a key of FORMATS. NaN stays NaN, and a zero keeps its sign.
 
-    saturate: what is beyond the largest number becomes that; without, infinity, or NaN in e4m3 (a format
-    that has neither saturates). random: up or down with the probability that makes the mean right.
+    saturate: what is beyond the largest number becomes that; without, infinity, or NaN in e4m3 (a
+    format that has neither saturates). random: up or down with the probability that makes the mean
+    right.
     """
     check.choice("format", format, FORMATS)
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
-        raise TypeError(f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32")
+        raise TypeError(
+            f"x is of {getattr(x, 'dtype', type(x).__name__)}; wanted a tensor of float32"
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("x requires a gradient, and rounding has none; wanted x.detach()")
     f = FORMATS[format]
@@ -90,13 +98,17 @@ def nearest(
         return x.clone()
     top = f.largest if saturate else torch.finfo(torch.float32).max
     near = x.clamp(-top, top)
-    spacing = power(near).clamp_(min=f.smallest_normal)  # times epsilon: so far apart is the format here
+    spacing = power(near).clamp_(
+        min=f.smallest_normal
+    )  # times epsilon: so far apart is the format here
     steps = near.div_(spacing).mul_(2.0**f.mantissa)  # x, counted in that
     if random is None:
         rounded = steps.round_()  # ties to even
     else:
         draw, down = torch.rand(x.shape, generator=random).to(x.device), steps.floor()
-        rounded = (down + (draw >= 1 - (steps - down))).copysign_(x)  # up as often as it is nearer to up
+        rounded = (down + (draw >= 1 - (steps - down))).copysign_(
+            x
+        )  # up as often as it is nearer to up
     rounded = rounded.mul_(f.epsilon).mul_(spacing)
     if saturate:
         return rounded
@@ -105,7 +117,9 @@ def nearest(
 
 
 def values(format: str) -> np.ndarray:
-    """All finite numbers of a format from 0 up: float64, in order. Not for float32, which has 2³¹ of them."""
+    """All finite numbers of a format from 0 up: float64, in order. Not for float32, which has 2³¹
+    of them.
+    """
     check.choice("format", format, [*FORMATS][1:])
     f = FORMATS[format]
     mantissas = np.arange(2**f.mantissa) * f.epsilon  # 0.m

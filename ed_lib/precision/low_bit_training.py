@@ -1,13 +1,15 @@
-"""Training with products of 8- and 4-bit numbers: how matrices are scaled and rounded before a product.
+"""Training with products of 8- and 4-bit numbers: how matrices are scaled and rounded before a
+product.
 
-A linear layer multiplies three times a step. With x (N, I), weights w (I, O) and the gradient g (N, O) of
-x w:
+A linear layer multiplies three times a step. With x (N, I), weights w (I, O) and the gradient g (N,
+O) of x w:
 
     x w, summed over I        g wᵀ, summed over O        xᵀ g, summed over N
 
-Numbers that share a scale lie along the axis that is summed over, so that a product of blocks is multiplied
-by its scales once. So each matrix is rounded twice, along one axis and along the other. Hardware that has
-such products sums them in float32; here the rounded numbers are float32 numbers, and so are their products.
+Numbers that share a scale lie along the axis that is summed over, so that a product of blocks is
+multiplied by its scales once. So each matrix is rounded twice, along one axis and along the other.
+Hardware that has such products sums them in float32; here the rounded numbers are float32 numbers,
+and so are their products.
 """
 
 from collections import deque
@@ -31,13 +33,13 @@ LARGEST = torch.finfo(torch.float32).max
 class Scaling:
     """How a matrix is brought into a format of few bits.
 
-    format: a key of FORMATS, "float32" for no rounding.
-    block: (across, along) the axis that is summed over: so many neighbours have a scale; None: one for all.
-    scale: what takes the largest number of a block to the format's largest. "float32": exactly. "floor" and
-    "ceil": a power of two, rounded down (as OCP's MX formats have it, 2023: the largest may saturate) or up
-    (Mishra and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the same, after one scale of
-    float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no scale.
-    history: delayed scaling: the largest of the last so many steps in place of this one's; 0: this one's.
+    format: a key of FORMATS, "float32" for no rounding. block: (across, along) the axis that is
+    summed over: so many neighbours have a scale; None: one for all. scale: what takes the largest
+    number of a block to the format's largest. "float32": exactly. "floor" and "ceil": a power of
+    two, rounded down (as OCP's MX formats have it, 2023: the largest may saturate) or up (Mishra
+    and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the same, after one scale
+    of float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no scale. history: delayed
+    scaling: the largest of the last so many steps in place of this one's; 0: this one's.
     stochastic: rounded up or down at random, so that the mean is right.
     """
 
@@ -51,7 +53,9 @@ class Scaling:
         check.choice("format", self.format, FORMATS)
         check.choice("scale", self.scale, ("none", "float32", "floor", "ceil", "e4m3", "two-level"))
         check.count("history", self.history, least=0)
-        if self.format in ("tf32", "bfloat16") and self.scale != "none":  # which have float32's range
+        if (
+            self.format in ("tf32", "bfloat16") and self.scale != "none"
+        ):  # which have float32's range
             raise ValueError(f"scale is {self.scale!r}; wanted 'none' for {self.format}")
         for size in self.block or ():
             check.count("block", size)
@@ -59,8 +63,9 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How ``x``, ``w`` and ``g`` are scaled. hadamard: for xᵀ g both are first mixed along N, in sixteens, by
-    the same random orthogonal matrix of ± 1/4: the product stays, outliers are spread over their neighbours.
+    """How ``x``, ``w`` and ``g`` are scaled. hadamard: for xᵀ g both are first mixed along N, in
+    sixteens, by the same random orthogonal matrix of ± 1/4: the product stays, outliers are spread
+    over their neighbours.
     """
 
     x: Scaling = Scaling()
@@ -92,10 +97,12 @@ def scaled(
     x: Tensor, how: Scaling, axis: int = 1, *, largest: Tensor | None = None,
     random: torch.Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """A matrix (R, C) of float32 as it comes back from few bits: divided by its scales, rounded, multiplied.
+    """A matrix (R, C) of float32 as it comes back from few bits: divided by its scales, rounded,
+    multiplied.
 
-    axis: the one that products sum over. largest: () in place of the largest of x, where that is finite.
-    random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity make a block NaN.
+    axis: the one that products sum over. largest: () in place of the largest of x, where that is
+    finite. random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity
+    make a block NaN.
     """
     f, draw = FORMATS[how.format], random if how.stochastic else None
     if x.ndim != 2 or x.dtype != torch.float32:
@@ -107,7 +114,9 @@ def scaled(
     across, along = how.block or (x.shape[1 - axis], x.shape[axis])
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
-        raise ValueError(f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}")
+        raise ValueError(
+            f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}"
+        )
     blocks = x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)  # (R, C) → (R / r, r, C / c, c)
     most = blocks.abs().amax(dim=(1, 3), keepdim=True)  # → (R / r, 1, C / c, 1)
     if largest is not None:
@@ -121,20 +130,26 @@ def scaled(
 def _scales(most, f, kind):
     """The largest of each block → what the block is divided by; of a block of zeros 0."""
     if kind == "float32":
-        return torch.where(most == 0, 0.0, (most / f.largest).clamp(min=2.0**-126))  # 1 / scale is finite
+        return torch.where(
+            most == 0, 0.0, (most / f.largest).clamp(min=2.0**-126)
+        )  # 1 / scale is finite
     if kind in ("floor", "ceil"):
         scale = power(most) / power(most.new_tensor(f.largest))
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
-    overall = most.max() / (f.largest * FORMATS["e4m3"].largest) if kind == "two-level" else most.new_ones(())
+    overall = (
+        most.max() / (f.largest * FORMATS["e4m3"].largest)
+        if kind == "two-level"
+        else most.new_ones(())
+    )
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
     return nearest(wanted, "e4m3") * overall
 
 
 def mixed(x: Tensor, signs: Tensor) -> Tensor:
-    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), signs (16,) of ± 1
-    → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
+    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), signs
+    (16,) of ± 1 → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
     """
     H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])  # (16, 16)
     matrix = (H * signs).to(x.device) / HADAMARD**0.5
@@ -142,8 +157,9 @@ def mixed(x: Tensor, signs: Tensor) -> Tensor:
 
 
 class low_bits(TorchFunctionMode):  # lower case, as autocast
-    """``with low_bits(recipe, weights):`` makes each product x @ w inside, and the two of its backward pass,
-    products of few bits, wherever w is one of the ``weights``: {name: matrix (I, O)}. All else stays.
+    """``with low_bits(recipe, weights):`` makes each product x @ w inside, and the two of its
+    backward pass, products of few bits, wherever w is one of the ``weights``: {name: matrix (I,
+    O)}. All else stays.
 
     A delayed scale begins with the first step's own largest number. seed: of what is random.
     """
@@ -161,8 +177,8 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         return func(*args, **(kwargs or {}))
 
     def round(self, name: str, role: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A matrix in a role, "x", "w" or "g", of the weights of this name → it, for a product that sums over
-        its second axis, and for one that sums over its first.
+        """A matrix in a role, "x", "w" or "g", of the weights of this name → it, for a product that
+        sums over its second axis, and for one that sums over its first.
         """
         how, largest = getattr(self.recipe, role), None
         if how.history and x.numel():
@@ -196,11 +212,13 @@ class Product(torch.autograd.Function):
 
 
 class Bfloat16Weights:
-    """Keeps an optimizer's parameters at numbers of bfloat16: from here on each step's sum is rounded.
+    """Keeps an optimizer's parameters at numbers of bfloat16: from here on each step's sum is
+    rounded.
 
-    how: "nearest"; "stochastic": up or down at random, right in the mean; "kahan": to nearest, and what was
-    rounded off is kept, in bfloat16 too, and added at the next step (Kahan summation; P. Zamirai and others,
-    "Revisiting BFloat16 training", arXiv 2010.06192). Bytes a weight: 2, 2 and 4; with a master copy 6.
+    how: "nearest"; "stochastic": up or down at random, right in the mean; "kahan": to nearest, and
+    what was rounded off is kept, in bfloat16 too, and added at the next step (Kahan summation; P.
+    Zamirai and others, "Revisiting BFloat16 training", arXiv 2010.06192). Bytes a weight: 2, 2 and
+    4; with a master copy 6.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, how: str, seed: int = 0):

@@ -1,7 +1,8 @@
 """Where the memory of a training step goes: counted in bytes, tensor by tensor.
 
-Half the bits do not halve the memory. What stays from step to step (parameters, optimizer) and what the
-forward pass leaves for the backward pass (activations, casts) are counted apart: few bits change the latter.
+Half the bits do not halve the memory. What stays from step to step (parameters, optimizer) and what
+the forward pass leaves for the backward pass (activations, casts) are counted apart: few bits
+change the latter.
 """
 
 import weakref
@@ -15,32 +16,42 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. What several tensors share, as views do, is counted once, in the first place that it fits."""
+    """Bytes. What several tensors share, as views do, is counted once, in the first place that it
+    fits.
+    """
 
     parameters: int  # the model's, and its buffers
     gradients: int  # at the end of the backward pass
     optimizer: int  # its state, such as Adam's two averages
     inputs: int  # what the step is given
     activations: int  # what the forward pass made and keeps for the backward pass
-    casts: int  # copies of parameters in another dtype, kept for the backward pass too; autocast makes them
+    # copies of parameters in another dtype, kept for the backward pass too; autocast makes them
+    casts: int
 
     @property
     def total(self) -> int:
-        """The sum: more than is there at any one time, since activations are freed as gradients are made."""
+        """The sum: more than is there at any one time, since activations are freed as gradients are
+        made.
+        """
         return sum(astuple(self))
 
 
-def account(model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable, *inputs: Tensor) -> Memory:
+def account(
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable, *inputs: Tensor
+) -> Memory:
     """Makes one training step of ``model`` with the loss ``run(*inputs)``, and counts its bytes.
 
-    The step is not scaled, and it changes the parameters. What is kept by other means than autograd's is not
-    seen, such as what checkpointing keeps.
+    The step is not scaled, and it changes the parameters. What is kept by other means than
+    autograd's is not seen, such as what checkpointing keeps.
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]
     kept: weakref.WeakSet = weakref.WeakSet()  # by autograd: it forgets what that forgets
     casts = _Casts(own)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor), casts:
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor),
+        casts,
+    ):
         loss = run(*inputs)
     saved = _storages(k.tensor for k in kept)
     for storage in _storages([*own, *inputs]):  # which are counted by themselves
@@ -65,7 +76,9 @@ class _Kept:
     """A tensor that autograd keeps."""
 
     def __init__(self, tensor, registry):
-        self.tensor = tensor.detach()  # else an output would hold its node, and the node the output, for ever
+        self.tensor = (
+            tensor.detach()
+        )  # else an output would hold its node, and the node the output, for ever
         registry.add(self)
 
 
@@ -74,7 +87,10 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self, tensors):
         super().__init__()
-        self.sources, self.made = _storages(tensors), {}  # {storage: tensor}: no other gets its address
+        self.sources, self.made = (
+            _storages(tensors),
+            {},
+        )  # {storage: tensor}: no other gets its address
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -85,6 +101,8 @@ class _Casts(TorchDispatchMode):
 
 
 def _storages(tensors):
-    """{storage: its bytes} of tensors that are alive: what is freed may give its address to another."""
+    """{storage: its bytes} of tensors that are alive: what is freed may give its address to
+    another.
+    """
     storages = ((tensor.device, tensor.untyped_storage()) for tensor in tensors)
     return {(device, storage.data_ptr()): storage.nbytes() for device, storage in storages}

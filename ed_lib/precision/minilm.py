@@ -1,8 +1,9 @@
-"""A pretrained encoder that fits a laptop: all-MiniLM-L6-v2, of BERT's architecture, in the book's own code;
-and its fine-tuning on pairs of sentences, as BERT's authors do it.
+"""A pretrained encoder that fits a laptop: all-MiniLM-L6-v2, of BERT's architecture, in the book's
+own code; and its fine-tuning on pairs of sentences, as BERT's authors do it.
 
-Six layers of 384 cells, 22.7 million parameters; W. Wang and others, "MiniLM" (2020), in the version of the
-sentence-transformers project. T tokens a sentence or pair, cut at the model's 512 positions.
+Six layers of 384 cells, 22.7 million parameters; W. Wang and others, "MiniLM" (2020), in the
+version of the sentence-transformers project. T tokens a sentence or pair, cut at the model's 512
+positions.
 """
 
 import contextlib
@@ -20,18 +21,24 @@ from ed_lib.models import Encoder
 SIZES = {"layers": 6, "hidden": 384, "heads": 12, "vocabulary": 30_522, "positions": 512}
 EPS = 1e-12  # of BERT's layer norms
 NAMES = {  # {our module: theirs, which are joined in it}
-    "tokens": "embeddings.word_embeddings", "positions": "embeddings.position_embeddings",
-    "segments": "embeddings.token_type_embeddings", "norm": "embeddings.LayerNorm", "pooler": "pooler.dense",
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
     # in each layer
     "queries_keys_values": "attention.self.query attention.self.key attention.self.value",
-    "out": "attention.output.dense", "norm1": "attention.output.LayerNorm",
-    "wide": "intermediate.dense", "narrow": "output.dense", "norm2": "output.LayerNorm",
-}  # fmt: skip
+    "out": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "wide": "intermediate.dense",
+    "narrow": "output.dense",
+    "norm2": "output.LayerNorm",
+}
 
 
 def load(classes: int = 3, seed: int = 0) -> Encoder:
-    """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``. Errors:
-    :func:`ed_lib.data.minilm`'s, and ImportError without safetensors.
+    """The encoder with the published weights, and a new layer for ``classes``, drawn by ``seed``.
+    Errors: :func:`ed_lib.data.minilm`'s, and ImportError without safetensors.
     """
     from safetensors.torch import load_file
 
@@ -41,7 +48,8 @@ def load(classes: int = 3, seed: int = 0) -> Encoder:
 
 
 def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
-    """Puts the tensors of a BERT, by the names of ``transformers``, into ``net``, all but its ``classes``.
+    """Puts the tensors of a BERT, by the names of ``transformers``, into ``net``, all but its
+    ``classes``.
 
     ValueError, before anything changes, if tensors are missing or left over or have other shapes.
     """
@@ -51,8 +59,12 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
         *layer, module, kind = name.split(".")  # such as layers.0.wide.weight
         inside = f"encoder.layer.{layer[1]}." if layer else ""
         sources[name] = [f"{inside}{each}.{kind}" for each in NAMES[module].split()]
-    if wrong := sorted({*sum(sources.values(), [])} ^ (theirs.keys() - {"embeddings.position_ids"})):
-        raise ValueError(f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors")
+    if wrong := sorted(
+        {*sum(sources.values(), [])} ^ (theirs.keys() - {"embeddings.position_ids"})
+    ):
+        raise ValueError(
+            f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors"
+        )
     joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
     for name, tensor in joined.items():
         check.shape(", ".join(sources[name]), tuple(tensor.shape), ours[name].shape)
@@ -60,7 +72,9 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
 
 
 def tokenizer() -> Any:
-    """The published tokenizer, which cuts words into pieces of BERT's vocabulary; errors as :func:`load`."""
+    """The published tokenizer, which cuts words into pieces of BERT's vocabulary; errors as
+    :func:`load`.
+    """
     from tokenizers import Tokenizer
 
     made = Tokenizer.from_file(str(data.minilm("tokenizer.json")))
@@ -69,22 +83,30 @@ def tokenizer() -> Any:
     return made
 
 
-def tokenize(tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None) -> tuple[list, list]:
-    """Sentences, or pairs of them → (tokens, segments): of each a tensor (T,) of int64; segments are 0 up to
-    the first sentence's end, 1 after it. ValueError for sides that are not equally long.
+def tokenize(
+    tokenizer: Any, first: Sequence[str], second: Sequence[str] | None = None
+) -> tuple[list, list]:
+    """Sentences, or pairs of them → (tokens, segments): of each a tensor (T,) of int64; segments
+    are 0 up to the first sentence's end, 1 after it. ValueError for sides that are not equally
+    long.
     """
-    found = tokenizer.encode_batch(list(first if second is None else zip(first, second, strict=True)))
+    found = tokenizer.encode_batch(
+        list(first if second is None else zip(first, second, strict=True))
+    )
     return [torch.tensor(one.ids) for one in found], [torch.tensor(one.type_ids) for one in found]
 
 
 @torch.no_grad()
 def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Tensor:
-    """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer over the
-    tokens, as the model's makers have it. The cosine of two says how alike they are in meaning.
+    """Sentences, each as tokens (T,) → their vectors (N, H) of length 1: the mean of the last layer
+    over the tokens, as the model's makers have it. The cosine of two says how alike they are in
+    meaning.
     """
     found = net.classes.weight.new_empty(len(sentences), net.classes.in_features)
     for rows in alike(sentences, batch):
-        tokens, mask = (each.to(found.device) for each in padded([sentences[n] for n in rows]))  # (B, T) both
+        tokens, mask = (
+            each.to(found.device) for each in padded([sentences[n] for n in rows])
+        )  # (B, T) both
         h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
         found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
     return found
@@ -104,7 +126,9 @@ def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class Examples(NamedTuple):
-    """N pairs of sentences as numbers: ``tokens`` and ``segments``, tensors (T,) each; ``labels`` (N,)."""
+    """N pairs of sentences as numbers: ``tokens`` and ``segments``, tensors (T,) each; ``labels``
+    (N,).
+    """
 
     tokens: list[Tensor]
     segments: list[Tensor]
@@ -114,7 +138,9 @@ class Examples(NamedTuple):
         """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
         tokens, mask = padded([self.tokens[row] for row in rows])
         segments, _ = padded([self.segments[row] for row in rows])
-        return [each.to(device) for each in (tokens, segments, mask, self.labels[torch.as_tensor(rows)])]
+        return [
+            each.to(device) for each in (tokens, segments, mask, self.labels[torch.as_tensor(rows)])
+        ]
 
 
 def examples(pairs: data.Pairs, tokenizer: Any) -> Examples:
@@ -123,21 +149,35 @@ def examples(pairs: data.Pairs, tokenizer: Any) -> Examples:
 
 
 def finetune(
-    net: Encoder, train: Examples, test: Examples | None = None, *, rate: float = 5e-5, epochs: int = 3,
-    batch: int = 32, warmup: float = 0.1, decay: float = 0.01, seed: int = 0,
-    context: Callable = contextlib.nullcontext, scaler: Any = None,
-) -> training.History:  # fmt: skip
-    """Trains ``net`` in place by AdamW → ``training.History``; looks at ``test`` at the end of each epoch.
+    net: Encoder,
+    train: Examples,
+    test: Examples | None = None,
+    *,
+    rate: float = 5e-5,
+    epochs: int = 3,
+    batch: int = 32,
+    warmup: float = 0.1,
+    decay: float = 0.01,
+    seed: int = 0,
+    context: Callable = contextlib.nullcontext,
+    scaler: Any = None,
+) -> training.History:
+    """Trains ``net`` in place by AdamW → ``training.History``; looks at ``test`` at the end of each
+    epoch.
 
-    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler: as
-    :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
+    The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler:
+    as :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
     """
     classes, found, n = net.classes.out_features, {0, *train.labels.tolist()}, len(train.labels)
     if not 0 <= min(found) <= max(found) < classes:
         raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
     total = epochs * -(-n // batch)
-    parts = [[p for p in net.parameters() if (p.dim() > 1) == matrices] for matrices in (True, False)]
-    groups = [{"params": some, "weight_decay": by} for some, by in zip(parts, (decay, 0.0), strict=True)]
+    parts = [
+        [p for p in net.parameters() if (p.dim() > 1) == matrices] for matrices in (True, False)
+    ]
+    groups = [
+        {"params": some, "weight_decay": by} for some, by in zip(parts, (decay, 0.0), strict=True)
+    ]
     optimizer = torch.optim.AdamW(groups, rate, fused=True)  # biases and layer norms do not decay
     rising = max(round(warmup * total), 1)
     shape = lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))  # noqa: E731

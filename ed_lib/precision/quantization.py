@@ -1,9 +1,10 @@
 """Quantization: numbers as small whole numbers, the codes, and a scale that says what they mean.
 
-    code = clamp(round(x / scale), −high, high)        x ≈ code · scale        high = 2^(bits − 1) − 1
+    code = clamp(round(x / scale), −high, high)      x ≈ code · scale      high = 2^(bits − 1) − 1
 
-After Jacob et al. (2018) and Krishnamoorthi (2018). Each row of a weight, which makes one output, has a scale
-of its own. A number is rounded to the nearest, ties to even, as ``torch.quantize_per_channel`` does it.
+After Jacob et al. (2018) and Krishnamoorthi (2018). Each row of a weight, which makes one output,
+has a scale of its own. A number is rounded to the nearest, ties to even, as
+``torch.quantize_per_channel`` does it.
 """
 
 import copy
@@ -17,14 +18,18 @@ from torch.func import functional_call
 from ed_lib import check
 
 TYPES = (nn.Conv2d, nn.Linear)  # of layers that have a weight to quantize: products
-LARGEST, TINY = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny  # 1 / TINY is still finite
+LARGEST, TINY = (
+    torch.finfo(torch.float32).max,
+    torch.finfo(torch.float32).tiny,
+)  # 1 / TINY is still finite
 
 
 def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor:
-    """The scale of each row of a float32 weight (C, …), shaped (C, 1, …) so that it broadcasts against it.
+    """The scale of each row of a float32 weight (C, …), shaped (C, 1, …) so that it broadcasts
+    against it.
 
-    span, of what is not clipped: "min-max", all; "mse", those hundredths of a row's largest absolute value
-    that make its squared error least.
+    span, of what is not clipped: "min-max", all; "mse", those hundredths of a row's largest
+    absolute value that make its squared error least.
     """
     check.choice("bits", bits, range(2, 9))
     check.choice("span", span, ("min-max", "mse"))
@@ -37,18 +42,24 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
     scales = [(largest * (share / 100) / _high(bits)).clamp(min=TINY) for share in shares]
     near = (dequantize(_codes(rows, scale, bits), scale) for scale in scales)
     errors = torch.stack([(each - rows).square_().sum(1) for each in near])  # (shares, C)
-    scale = torch.stack(scales)[errors.argmin(0), torch.arange(len(rows))]  # (C, 1); the first of equals
+    scale = torch.stack(scales)[
+        errors.argmin(0), torch.arange(len(rows))
+    ]  # (C, 1); the first of equals
     return scale.view(-1, *[1] * (weight.dim() - 1))
 
 
 def quantize(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """The codes, int8, of float32 numbers, the first or last one for those outside. ValueError for NaN."""
+    """The codes, int8, of float32 numbers, the first or last one for those outside. ValueError for
+    NaN.
+    """
     _check("x", x)
     return _codes(x.detach(), scale, bits).to(torch.int8)
 
 
 def dequantize(codes: Tensor, scale: Tensor) -> Tensor:
-    """The float32 numbers that codes stand for, shaped as they are; finite, where torch's may overflow."""
+    """The float32 numbers that codes stand for, shaped as they are; finite, where torch's may
+    overflow.
+    """
     return (codes * scale).clamp_(-LARGEST, LARGEST)
 
 
@@ -62,17 +73,21 @@ def _codes(x, scale, bits):
 
 def _check(name, x):
     if not (x.numel() and torch.isfinite(x).all()):
-        raise ValueError(f"{name} {tuple(x.shape)} is empty, or holds NaN or infinity; wanted numbers")
+        raise ValueError(
+            f"{name} {tuple(x.shape)} is empty, or holds NaN or infinity; wanted numbers"
+        )
 
 
 class StraightThrough(torch.autograd.Function):
-    """dequantize(quantize(x)), for training. The gradient goes *straight through* the rounding, as if it were
-    not there (Bengio et al., 2013), and is 0 where x was clipped.
+    """dequantize(quantize(x)), for training. The gradient goes *straight through* the rounding, as
+    if it were not there (Bengio et al., 2013), and is 0 where x was clipped.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, bits: int) -> Tensor:
-        ctx.save_for_backward((x * (1 / scale)).round_().abs() <= _high(bits))  # those that are not clipped
+        ctx.save_for_backward(
+            (x * (1 / scale)).round_().abs() <= _high(bits)
+        )  # those that are not clipped
         return dequantize(_codes(x, scale, bits), scale)  # NaN stays NaN
 
     @staticmethod
@@ -81,8 +96,9 @@ class StraightThrough(torch.autograd.Function):
 
 
 class Quantized(nn.Module):
-    """A Conv2d or Linear layer that computes with the numbers of a grid, and trains with them: its float32
-    weights stay, and are rounded at each call. The product is float32's: nothing gets faster by this.
+    """A Conv2d or Linear layer that computes with the numbers of a grid, and trains with them: its
+    float32 weights stay, and are rounded at each call. The product is float32's: nothing gets
+    faster by this.
     """
 
     def __init__(self, layer: nn.Module, scale: Tensor, bits: int):
@@ -100,33 +116,41 @@ class Quantized(nn.Module):
 
 
 def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn.Module:
-    """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, with scales that then stay:
-    used as it is, quantized after training (PTQ); trained, quantization-aware (QAT).
+    """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, with scales that
+    then stay: used as it is, quantized after training (PTQ); trained, quantization-aware (QAT).
 
     ValueError for a model that has no such layer inside, or is quantized.
     """
     model = copy.deepcopy(model)
-    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if name and isinstance(m, TYPES)}
+    layers: dict[str, Any] = {
+        name: m for name, m in model.named_modules() if name and isinstance(m, TYPES)
+    }
     if not layers or any(isinstance(module, Quantized) for module in model.modules()):
-        raise ValueError("model has no Conv2d or Linear layer inside, or is quantized; wanted one in float32")
+        raise ValueError(
+            "model has no Conv2d or Linear layer inside, or is quantized; wanted one in float32"
+        )
     for name, layer in layers.items():
         model.set_submodule(name, Quantized(layer, choose_scale(layer.weight, bits, span), bits))
     return model
 
 
 class W8A8(nn.Module):
-    """A Linear layer whose weights *and* inputs have eight bits, multiplied as such by a CPU: float32
-    (…, I) → (…, O). A row of the weight (O, I) has a scale t, and each token, when it comes, a scale s
-    (dynamic): Σ (q − 128) s · p t = s t (Σ q p − 128 Σ p), with codes q of the inputs and p of the weights.
+    """A Linear layer whose weights *and* inputs have eight bits, multiplied as such by a CPU:
+    float32 (…, I) → (…, O). A row of the weight (O, I) has a scale t, and each token, when it
+    comes, a scale s (dynamic): Σ (q − 128) s · p t = s t (Σ q p − 128 Σ p), with codes q of the
+    inputs and p of the weights.
 
-    oneDNN's operation in PyTorch sums whole numbers: with VNNI four products by one instruction. RuntimeError
-    where there is none, and two products go into 16 bits, which cut off what is too large.
+    oneDNN's operation in PyTorch sums whole numbers: with VNNI four products by one instruction.
+    RuntimeError where there is none, and two products go into 16 bits, which cut off what is too
+    large.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
         if not has_vnni():
-            raise RuntimeError("no sums of 8-bit products that are right here; wanted a CPU of x86 with VNNI")
+            raise RuntimeError(
+                "no sums of 8-bit products that are right here; wanted a CPU of x86 with VNNI"
+            )
         scale = choose_scale(weight)  # (O, 1)
         self.codes, self.scale = nn.Buffer(quantize(weight, scale, 8)), nn.Buffer(scale[:, 0])
         self.bias = None if bias is None else nn.Buffer(bias.detach())
@@ -154,8 +178,12 @@ def _multiplied(codes: Tensor, packed: Any, scale: Tensor) -> Tensor:
 
 @functools.cache
 def has_vnni() -> bool:
-    """Whether this PyTorch has the operation, and this CPU's sums of the largest codes are right."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")):
+    """Whether this PyTorch has the operation, and this CPU's sums of the largest codes are
+    right.
+    """
+    if not (
+        torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")
+    ):
         return False
     largest = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
     sums = _multiplied(torch.full((4, 64), 255, dtype=torch.uint8), largest, torch.ones(16))
@@ -163,9 +191,10 @@ def has_vnni() -> bool:
 
 
 def sizes(weight: Any, bits: int) -> dict[str, int]:
-    """{form: bytes} of a weight (rows, …), whose numbers have so many bits: all numbers ("dense"); a bit for
-    each that says whether it is zero, and the others ("bitmap"); or row starts of 4 bytes, and for each that
-    is not zero its column, of 2 bytes, or 4 from 2¹⁶ on, and itself ("csr").
+    """{form: bytes} of a weight (rows, …), whose numbers have so many bits: all numbers ("dense");
+    a bit for each that says whether it is zero, and the others ("bitmap"); or row starts of 4
+    bytes, and for each that is not zero its column, of 2 bytes, or 4 from 2¹⁶ on, and itself
+    ("csr").
     """
     rows, n, there = len(weight), weight.reshape(-1).shape[0], int((weight != 0).sum())
     values, column = -(-there * bits // 8), 2 if n <= rows * 2**16 else 4
@@ -174,11 +203,14 @@ def sizes(weight: Any, bits: int) -> dict[str, int]:
 
 
 def stored_bytes(model: Any) -> int:
-    """Bytes of a model's parameters: weights in their smallest form, quantized ones as codes with their
-    scales of 4 bytes each, all else as it is.
+    """Bytes of a model's parameters: weights in their smallest form, quantized ones as codes with
+    their scales of 4 bytes each, all else as it is.
     """
     if isinstance(model, Quantized):
-        bias, few = model.layer.bias, min(sizes(model.codes(), int(model.bits)).values()) + model.scale.nbytes
+        bias, few = (
+            model.layer.bias,
+            min(sizes(model.codes(), int(model.bits)).values()) + model.scale.nbytes,
+        )
     elif isinstance(model, TYPES):
         bias, few = model.bias, min(sizes(model.weight, 8 * model.weight.element_size()).values())
     else:

@@ -1,4 +1,6 @@
-"""The counts against arrays of those shapes, and against the figures of the source article's size."""
+"""The counts against arrays of those shapes, and against the figures of the source article's
+size.
+"""
 
 import math
 

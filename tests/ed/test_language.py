@@ -1,4 +1,6 @@
-"""The transformer against PyTorch's modules, and each way of teaching against what it is said to be."""
+"""The transformer against PyTorch's modules, and each way of teaching against what it is said to
+be.
+"""
 
 import copy
 
@@ -31,7 +33,9 @@ class Block(nn.Module):
     def __init__(self, p, n):
         super().__init__()
         self.norm = nn.LayerNorm(C, elementwise_affine=False, dtype=torch.float64)
-        self.attention = nn.MultiheadAttention(C, HEADS, bias=False, batch_first=True, dtype=torch.float64)
+        self.attention = nn.MultiheadAttention(
+            C, HEADS, bias=False, batch_first=True, dtype=torch.float64
+        )
         self.attention.in_proj_weight.data = p[f"{n}.ask"].detach().T.clone()
         self.attention.out_proj.weight.data = p[f"{n}.answer"].detach().T.clone()
         self.up, self.down = (nn.Linear(1, 1, bias=False) for _ in range(2))
@@ -39,7 +43,10 @@ class Block(nn.Module):
         self.down.weight.data = p[f"{n}.down"].detach().T.clone()
 
     def forward(self, x):
-        y, mask = self.norm(x), nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
+        y, mask = (
+            self.norm(x),
+            nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64),
+        )
         x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
         return x + self.down(self.up(self.norm(x)).relu())
 
@@ -48,7 +55,10 @@ def by_modules(net, x, target):
     """(scores, {parameter: its gradient}) of the same network from PyTorch's modules."""
     p = net.parameters
     blocks = [Block(p, n) for n in range(LAYERS)]
-    leaves = {name: p[name].detach().clone().requires_grad_() for name in ("embedding", "places", "scores")}
+    leaves = {
+        name: p[name].detach().clone().requires_grad_()
+        for name in ("embedding", "places", "scores")
+    }
     stream = leaves["embedding"][x] + leaves["places"]
     for block in blocks:
         stream = block(stream)
@@ -74,7 +84,9 @@ def test_scores_and_gradients_are_those_of_pytorchs_modules():
 
 def told(error, cells):
     """Each cell's error, by a loop."""
-    return torch.stack([error[:, :, c % V] * (1 if c // V % 2 == 0 else -1) for c in range(cells)], 2)
+    return torch.stack(
+        [error[:, :, c % V] * (1 if c // V % 2 == 0 else -1) for c in range(cells)], 2
+    )
 
 
 def what_moves(net, x, target, attention, mlp):
@@ -82,13 +94,18 @@ def what_moves(net, x, target, attention, mlp):
     p, found = net.parameters, net.answers(x)
     error = (found["scores"].detach().softmax(2) - F.one_hot(target, V)) / target.numel()
     by_gradient = by_modules(net, x, target)[1]
-    parts = {name: mlp if name.endswith(("up", "down")) else attention for name in p} | {"scores": "backprop"}
+    parts = {name: mlp if name.endswith(("up", "down")) else attention for name in p} | {
+        "scores": "backprop"
+    }
     stream, by_telling = found["embedding"].detach(), {}
     places = torch.autograd.grad(found["embedding"], [p["embedding"], p["places"]], told(error, C))
     by_telling |= dict(zip(("embedding", "places"), places, strict=True))
     for n in range(LAYERS):  # each part alone, from what it was given
         block = Block(p, n)
-        y, mask = block.norm(stream), nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
+        y, mask = (
+            block.norm(stream),
+            nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64),
+        )
         answer = block.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
         answer.backward(told(error, C))
         by_telling[f"{n}.ask"] = block.attention.in_proj_weight.grad.T
@@ -105,7 +122,9 @@ def what_moves(net, x, target, attention, mlp):
 @pytest.mark.oracle
 @pytest.mark.parametrize("attention", RULES)
 @pytest.mark.parametrize("mlp", RULES)
-def test_each_part_is_moved_by_its_own_rule_whatever_the_others_and_what_is_frozen_stays(attention, mlp):
+def test_each_part_is_moved_by_its_own_rule_whatever_the_others_and_what_is_frozen_stays(
+    attention, mlp
+):
     net, (x, target) = network(attention, mlp), batch()
     wanted, before = what_moves(net, x, target, attention, mlp), copy.deepcopy(net.parameters)
     net.step(x, target)

@@ -1,4 +1,6 @@
-"""A step allocates nothing large beside the arrays that are there. What it computes: ``test_network``."""
+"""A step allocates nothing large beside the arrays that are there. What it computes:
+``test_network``.
+"""
 
 import tracemalloc
 
@@ -10,7 +12,9 @@ from ed_lib.ed import EDNetwork, rules
 
 
 def peak_of(call):
-    """The most memory, in bytes, that was taken at once during ``call()``, beyond what was taken before."""
+    """The most memory, in bytes, that was taken at once during ``call()``, beyond what was taken
+    before.
+    """
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -21,7 +25,11 @@ def peak_of(call):
         tracemalloc.stop()
 
 
-SHAPES = [(20, 8, 50, 3, 64), (784, 32, 0, 10, 64), (784, 32, 600, 1, 64)]  # n_inputs, width, depth, K, batch
+SHAPES = [
+    (20, 8, 50, 3, 64),
+    (784, 32, 0, 10, 64),
+    (784, 32, 600, 1, 64),
+]  # n_inputs, width, depth, K, batch
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
@@ -33,7 +41,10 @@ def test_a_step_takes_at_most_the_weights_and_the_activations_in_extra_memory(sh
     x, target = net.asarray(rng.random((batch, n_inputs))), net.asarray(np.ones((batch, k)))
     weights = sum(array.nbytes for array in net.parameters.values())
     first = peak_of(lambda: net.step(x, target))  # allocates the activations
-    activations, slack = net.states.nbytes, 60_000  # slack, bytes: the checks of a batch, Python's objects
+    activations, slack = (
+        net.states.nbytes,
+        60_000,
+    )  # slack, bytes: the checks of a batch, Python's objects
     again = peak_of(lambda: net.step(x, target))
     assert again <= weights + activations + slack
     if depth == 600:  # a network that no cache holds: the temporaries no longer count
@@ -52,7 +63,9 @@ def test_updates_write_into_the_arrays_that_are_there(backend, rng):
 
 def test_a_network_beyond_memory_is_refused_before_anything_is_allocated(monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda device="cpu": 10 * 2**30)
-    message = r"the weights of EDNetwork\(784, 32, 4096, 1000\) needs .*GiB of memory on cpu; 10.0 GiB is"
+    message = (
+        r"the weights of EDNetwork\(784, 32, 4096, 1000\) needs .*GiB of memory on cpu; 10.0 GiB is"
+    )
     with pytest.raises(MemoryError, match=message):
         EDNetwork(784, 32, 4096, 1000)
     net = EDNetwork(784, 32, 100)

@@ -1,19 +1,23 @@
-"""ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that freeze; and
-training on images.
+"""ED and backpropagation behind one interface: directions, PyTorch's optimizers, layers that
+freeze; and training on images.
 """
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.networks import Ordinary
+from benchmarks.shared.networks import Ordinary
 from ed_lib import data
 from ed_lib.ed import EDNetwork, learner, rivals
 from ed_lib.ed.learner import Learner
 from tests.ed.test_network import assert_state, signs_hold
 from tests.ed.test_rivals import loss_of
 
-PLAIN = [("kaneko", "free", 2), ("kaneko", "cells", 20), ("signed", "cells", 0)]  # rule, bias, depth
+PLAIN = [
+    ("kaneko", "free", 2),
+    ("kaneko", "cells", 20),
+    ("signed", "cells", 0),
+]  # rule, bias, depth
 
 
 def a_net(depth=2, k=3, **options):
@@ -22,7 +26,9 @@ def a_net(depth=2, k=3, **options):
 
 
 def batch(rng, net, size=6):
-    return net.asarray(rng.random((size, 7))), net.asarray(rng.integers(0, 2, (size, net.n_outputs)))
+    return net.asarray(rng.random((size, 7))), net.asarray(
+        rng.integers(0, 2, (size, net.n_outputs))
+    )
 
 
 @pytest.mark.parametrize("rule, bias, depth", PLAIN)
@@ -31,7 +37,9 @@ def test_plain_ed_is_the_networks_own_step(rule, bias, depth, rng):
     own, learner = a_net(**options), Learner(a_net(**options), "ed", "sgd", 0.3)
     for _ in range(3):
         x, target = batch(rng, own)
-        torch.testing.assert_close(own.step(x, target), learner.step(x, target), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            own.step(x, target), learner.step(x, target), rtol=1e-12, atol=1e-14
+        )
     assert_state(own, learner.net.state_dict(), rtol=1e-11, atol=1e-13)
 
 
@@ -51,7 +59,9 @@ def test_backpropagation_takes_the_steps_of_autograd(loss, optimizer, rng):
         learner.step(x, target)
         for name, value in twin.items():
             # The output's inhibitory cell has no gradient at all, where ours has one of zero
-            torch.testing.assert_close(learner.net.parameters[name], value.detach(), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                learner.net.parameters[name], value.detach(), rtol=1e-9, atol=1e-11
+            )
 
 
 @pytest.mark.parametrize("method, optimizer", [("ed", "adam"), ("squared", "sgd")])
@@ -97,7 +107,9 @@ def test_logistic_regression_comes_to_the_optimum_of_scikit_learn(rng):
         labels = (scores[:, 0] > 0).astype(int) if k == 1 else scores.argmax(axis=1)
         ours = Ordinary((5, k), "adam", 0.1, steps=60 * 10)
         learner.fit(ours, (inputs, labels), (inputs, labels), epochs=60, batch=30, every=10**6)
-        theirs = LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
+        theirs = (
+            LogisticRegression(C=np.inf, max_iter=1000).fit(inputs, labels).predict_proba(inputs)
+        )
         chances = ours.forward(ours.asarray(inputs)).detach().numpy()
         np.testing.assert_allclose(chances, theirs[:, 1:] if k == 1 else theirs, atol=0.02)
 
@@ -108,7 +120,9 @@ def test_training_on_images_learns_and_writes_down_how(capsys, backend):
     test = data.as_inputs(digits.test_images), digits.test_labels
     net = EDNetwork(784, 16, 0, 10, init="fan_in", alpha=0.05, **backend)
     history = learner.fit(net, train, test, epochs=6, every=40)
-    assert history.seen[0] == 0 and history.seen[-1] == 6 * 1437 and history.seen[1] == 1437 + 17 * 64
+    assert (
+        history.seen[0] == 0 and history.seen[-1] == 6 * 1437 and history.seen[1] == 1437 + 17 * 64
+    )
     assert len(history.seen) == len(history.accuracy) == len(history.steps)
     assert history.accuracy[-1] > 0.8 > 0.3 > history.accuracy[0]
     assert sum(history.loss[-23:]) < sum(history.loss[:23]), "the last pass and the first"

@@ -106,14 +106,18 @@ def test_a_fan_in_start_keeps_sums_of_order_one_and_the_others_grow(rng):
 
 def test_a_seed_gives_one_start(backend):
     net, twin, other = (EDNetwork(3, 2, 1, seed=seed, **backend).state_dict() for seed in (1, 1, 2))
-    assert all((net[n] == v).all() for n, v in twin.items()) and any((net[n] != other[n]).any() for n in net)
+    assert all((net[n] == v).all() for n, v in twin.items()) and any(
+        (net[n] != other[n]).any() for n in net
+    )
 
 
 def loaded(net):
     """A network that began otherwise, with the state of ``net``."""
     options = {name: getattr(net, name) for name in ("rule", "bias", "alpha", "u0", "device")}
     sizes = net.n_inputs, net.width, net.depth, net.n_outputs
-    other = EDNetwork(*sizes, **options, seed=6, backend=net.space.backend, dtype=net.space.precision)
+    other = EDNetwork(
+        *sizes, **options, seed=6, backend=net.space.backend, dtype=net.space.precision
+    )
     other.load_state_dict(net.state_dict())
     return other
 
@@ -137,7 +141,9 @@ def test_a_tensor_that_autograd_follows_leaves_no_graph_behind():
     assert not output.requires_grad and not net.parameters["input.weight"].requires_grad
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), loaded])
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), loaded]
+)
 def test_copies_are_whole_and_share_no_weight(how, backend):
     options = dict(rule="signed", bias="cells", alpha=0.3, u0=0.7, seed=5, dtype="float64")
     net = EDNetwork(3, 4, 2, 2, **backend, **options)
@@ -155,7 +161,9 @@ def test_copies_are_whole_and_share_no_weight(how, backend):
 
 def twins(path, width, depth, k, **options):
     """The same network by the path "layers" in float64, and by ``path`` in float32."""
-    start = dict(init="fan_in", seed=3) | {n: options.pop(n) for n in ("rule", "bias") if n in options}
+    start = dict(init="fan_in", seed=3) | {
+        n: options.pop(n) for n in ("rule", "bias") if n in options
+    }
     exact = EDNetwork(6, width, depth, k, **start, dtype="float64", path="layers")
     return exact, EDNetwork(6, width, depth, k, **start, path=path, **options)
 
@@ -163,7 +171,10 @@ def twins(path, width, depth, k, **options):
 def assert_same_after_steps(exact, net, batch, steps=2):
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        x, target = rng.random((batch, 6)), rng.integers(0, 2, (batch, exact.n_outputs)).astype(float)
+        x, target = (
+            rng.random((batch, 6)),
+            rng.integers(0, 2, (batch, exact.n_outputs)).astype(float),
+        )
         output = net.step(net.asarray(x), net.asarray(target))
         assert "float32" in str(output.dtype)
         np.testing.assert_allclose(to_numpy(output), exact.step(x, target), rtol=5e-5, atol=1e-6)
@@ -175,7 +186,9 @@ def assert_same_after_steps(exact, net, batch, steps=2):
     ("kernel", 4, 0, 3, 130),
 ])  # fmt: skip
 @RULES_AND_BIASES
-def test_float32_stays_within_rounding_by_every_path(path, width, depth, k, size, rule, bias, backend):
+def test_float32_stays_within_rounding_by_every_path(
+    path, width, depth, k, size, rule, bias, backend
+):
     assert_same_after_steps(*twins(path, width, depth, k, rule=rule, bias=bias, **backend), size)
 
 

@@ -1,4 +1,6 @@
-"""The deep network that only a record needs, against EDNetwork and autograd; and the search for a rate."""
+"""The deep network that only a record needs, against EDNetwork and autograd; and the search for a
+rate.
+"""
 
 import numpy as np
 import pytest
@@ -7,8 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import grid, harness
-from benchmarks.networks import RULES, Residual
+from benchmarks.shared import grid, harness
+from benchmarks.shared.networks import RULES, Residual
 from ed_lib.ed import EDNetwork
 
 INPUTS, W, D = 5, 4, 3
@@ -16,7 +18,10 @@ INPUTS, W, D = 5, 4, 3
 
 def example(n=6, depth=D, seed=0, **options):
     """A deep network after three steps, and n samples with their targets."""
-    rng, net = np.random.default_rng(seed), Residual(INPUTS, W, depth, dtype="float64", seed=seed, **options)
+    rng, net = (
+        np.random.default_rng(seed),
+        Residual(INPUTS, W, depth, dtype="float64", seed=seed, **options),
+    )
     x, target = net.asarray(rng.normal(size=(n, INPUTS))), net.asarray(rng.integers(0, 2, (n, 1)))
     for _ in range(3):
         net.step(x, target)
@@ -28,7 +33,9 @@ def directions(net, x, target):
     found = {
         name: p for name, p in net.parameters.items() if p.numel()
     }  # at depth 0 none between hidden layers
-    return zip(found, torch.autograd.grad(-net.loss(net.forward(x), target), found.values()), strict=True)
+    return zip(
+        found, torch.autograd.grad(-net.loss(net.forward(x), target), found.values()), strict=True
+    )
 
 
 def run(net, x, p):
@@ -45,7 +52,9 @@ def test_its_first_layer_is_that_of_an_ed_network():
     ed = EDNetwork(INPUTS, W, D, init="fan_in", seed=3, dtype="float64")
     x = np.random.default_rng(0).random((6, INPUTS))
     mine.forward(mine.asarray(x)), ed.forward(x)
-    turned = np.abs(mine.inhibitory.numpy() - mine.y[0].detach().numpy())  # of inhibitory cells 1 − y
+    turned = np.abs(
+        mine.inhibitory.numpy() - mine.y[0].detach().numpy()
+    )  # of inhibitory cells 1 − y
     np.testing.assert_allclose(turned, ed.states[0, 0], atol=1e-14)
 
 
@@ -66,7 +75,9 @@ def test_backpropagation_is_the_gradient_of_its_loss(depth, size, loss):
 
 @pytest.mark.oracle
 @given(st.integers(0, 4), st.integers(0, 10**6))
-def test_the_output_grows_with_every_cell_and_one_samples_ed_direction_has_the_gradients_signs(depth, seed):
+def test_the_output_grows_with_every_cell_and_one_samples_ed_direction_has_the_gradients_signs(
+    depth, seed
+):
     net, x, target = example(1, depth, seed, rule="ed")
     leaf = {name: p.detach().clone().requires_grad_() for name, p in net.parameters.items()}
     ((target - run(net, x, leaf)) ** 2).sum().backward()
@@ -117,7 +128,9 @@ def test_a_grid_grows_until_its_best_is_inside(best, start):
     assert list(scores) == sorted(scores) and len(tried) == len(set(tried)) == len(scores)
     rate, edge = grid.inner(scores)
     assert rate == LADDER[best] and edge == (best in (0, len(LADDER) - 1))
-    worst = grid.widened(lambda rates: [-one for one in reach(rates)], LADDER[start : start + 3], min)
+    worst = grid.widened(
+        lambda rates: [-one for one in reach(rates)], LADDER[start : start + 3], min
+    )
     assert grid.inner(worst, min)[0] == LADDER[best]
 
 
@@ -137,7 +150,9 @@ def square(x, rate, seed, searching, add, size):
 
 def test_a_rate_is_searched_by_one_run_each_and_taken_by_every_seed():
     options = {"score": "score", "best": min, "ladder": (1, 2, 3, 4, 5), "add": 10}
-    rows = grid.search(square, [{"x": 1}, {"x": 4}], (2, 3), harness.Size(seeds=2, workers=1), **options)
+    rows = grid.search(
+        square, [{"x": 1}, {"x": 4}], (2, 3), harness.Size(seeds=2, workers=1), **options
+    )
     keys = "x", "rate", "score", "searching", "rates", "kept", "n", "edge"
     assert [tuple(row[key] for key in keys) for row in rows] == [
         (1, 1, [0, 10], [False, False], [1, 2, 3], [0, 1, 4], 2, True),

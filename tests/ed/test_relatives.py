@@ -1,4 +1,6 @@
-"""The rules against autograd, and against each other where they have to agree; the network of vectors too."""
+"""The rules against autograd, and against each other where they have to agree; the network of
+vectors too.
+"""
 
 import itertools
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.networks import VectorPerceptron
+from benchmarks.shared.networks import VectorPerceptron
 from ed_lib.ed.relatives import RULES, Perceptron, signs
 
 WIDTHS = (6, 7, 20, 8, 3)
@@ -55,14 +57,20 @@ def test_rules_that_are_given_the_transpose_are_backprop():
     net.transposes = [weight.T for weight in net.weights]
     for ours, theirs in zip(directions(net, x, target, "feedback"), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
-    shallow = Perceptron((6, 7, 3), dtype=torch.float64)  # one hidden layer: told straight by the output's
+    shallow = Perceptron(
+        (6, 7, 3), dtype=torch.float64
+    )  # one hidden layer: told straight by the output's
     wanted = by_autograd(shallow, x, target)
     shallow.direct = [shallow.weights[1].T]
-    torch.testing.assert_close(directions(shallow, x, target, "direct")[0], wanted[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        directions(shallow, x, target, "direct")[0], wanted[0], rtol=0, atol=1e-14
+    )
     size = 1 / 3**0.5
     shallow.weights[1] = shallow.weights[1].sign() * size
     wanted = by_autograd(shallow, x, target)
-    torch.testing.assert_close(directions(shallow, x, target, "sign")[0], wanted[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        directions(shallow, x, target, "sign")[0], wanted[0], rtol=0, atol=1e-14
+    )
 
 
 @pytest.mark.oracle
@@ -85,7 +93,9 @@ def test_local_is_the_gradient_of_each_layers_own_loss():
     for n, head in enumerate(net.heads):
         weight, own = net.weights[n].clone().requires_grad_(), head.clone().requires_grad_()
         loss = F.cross_entropy((net.given[n] @ weight + net.biases[n]).relu() @ own, target)
-        for ours, theirs in zip((found[n], heads[n]), torch.autograd.grad(loss, (weight, own)), strict=True):
+        for ours, theirs in zip(
+            (found[n], heads[n]), torch.autograd.grad(loss, (weight, own)), strict=True
+        ):
             torch.testing.assert_close(ours, -theirs, rtol=0, atol=1e-14)
 
 
@@ -108,7 +118,9 @@ def test_a_rule_learns_and_signs_are_kept(network, rule):
     kept = {"free": (), "one-signed": getattr(net, "kept", ()), "vectors": (1, 1)}[network]
     signed = [weight * sign for weight, sign in zip(net.weights[1:], kept, strict=False)]
     assert all((one >= 0).all() for one in signed)
-    assert not signed or rule == "frozen" or any((one == 0).any() for one in signed), "some were put back"
+    assert not signed or rule == "frozen" or any((one == 0).any() for one in signed), (
+        "some were put back"
+    )
 
 
 @pytest.mark.oracle
@@ -128,18 +140,27 @@ def test_a_cell_of_a_one_signed_network_raises_all_scores_or_lowers_all():
 
 
 def vectors_by_autograd(net, x, target):
-    """−∂loss/∂ of each layer's weights, biases and sums (of the mean cross-entropy), by a loop over cells."""
+    """−∂loss/∂ of each layer's weights, biases and sums (of the mean cross-entropy), by a loop over
+    cells.
+    """
     leaves = [[p.clone().requires_grad_() for p in each] for each in (net.weights, net.biases)]
     y, sums = x, []
     for n, (weight, bias) in enumerate(zip(*leaves, strict=True)):
-        a = torch.einsum("bi,iok->bok", y, weight) if n == 0 else torch.einsum("bik,io->bok", y, weight)
+        a = (
+            torch.einsum("bi,iok->bok", y, weight)
+            if n == 0
+            else torch.einsum("bik,io->bok", y, weight)
+        )
         sums.append(a + bias)
         if n < len(net.sides):
             side = torch.einsum("bok,ok->bo", sums[-1], net.sides[n])
             y = torch.where(side[:, :, None] > 0, sums[-1], 0)
     loss = F.cross_entropy(sums[-1][:, 0], target)
     found = torch.autograd.grad(loss, [*leaves[0], *leaves[1], *sums])
-    return [[-each for each in found[n::1][: len(WIDTHS) - 1]] for n in range(0, len(found), len(WIDTHS) - 1)]
+    return [
+        [-each for each in found[n::1][: len(WIDTHS) - 1]]
+        for n in range(0, len(found), len(WIDTHS) - 1)
+    ]
 
 
 @pytest.mark.oracle

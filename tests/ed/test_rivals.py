@@ -1,4 +1,6 @@
-"""What the network is compared with does what it says: the article's formulas, backpropagation by hand."""
+"""What the network is compared with does what it says: the article's formulas, backpropagation by
+hand.
+"""
 
 import math
 
@@ -8,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.networks import Ordinary
+from benchmarks.shared.networks import Ordinary
 from ed_lib.ed import EDNetwork, rivals
 from ed_lib.ed.rivals import Logged
 from ed_lib.ed.space import to_numpy
@@ -34,8 +36,28 @@ def test_the_articles_network_is_ours(depth, rng):
 
 
 LAYER = ["matmul", "sum", "add", "multiply"]  # what the article's listing calls, in its order
-LAYER += ["multiply", "minimum", "exp", "absolute", "negative", "exp", "add", "divide"]  # the sigmoid
-UPDATE = ["subtract", "multiply", "einsum", "einsum", "mean", "multiply", "add", "mean", "multiply", "add"]
+LAYER += [
+    "multiply",
+    "minimum",
+    "exp",
+    "absolute",
+    "negative",
+    "exp",
+    "add",
+    "divide",
+]  # the sigmoid
+UPDATE = [
+    "subtract",
+    "multiply",
+    "einsum",
+    "einsum",
+    "mean",
+    "multiply",
+    "add",
+    "mean",
+    "multiply",
+    "add",
+]
 
 
 @pytest.mark.oracle
@@ -45,8 +67,13 @@ def test_the_articles_network_makes_the_listings_calls(rng):
     listing.state = {name: value.view(Logged) for name, value in listing.state.items()}
     Logged.calls.clear()
     output = listing.forward(batch(rng, net, size=5)[0].view(Logged))
-    assert [name for name, _ in Logged.calls if name != "asarray"] == 4 * LAYER  # two of them hidden ones
-    assert Logged.calls[12:16] == [("matmul", (2, 2, 5, 3)), *[(name, (2, 5, 3)) for name in LAYER[1:4]]]
+    assert [
+        name for name, _ in Logged.calls if name != "asarray"
+    ] == 4 * LAYER  # two of them hidden ones
+    assert Logged.calls[12:16] == [
+        ("matmul", (2, 2, 5, 3)),
+        *[(name, (2, 5, 3)) for name in LAYER[1:4]],
+    ]
     error = (1 - output).view(Logged)
     for group in (listing.senders, listing.answers):
         group |= {name: np.asarray(array).view(Logged) for name, array in group.items()}
@@ -54,7 +81,9 @@ def test_the_articles_network_makes_the_listings_calls(rng):
     listing.update(error)
     assert [name for name, _ in Logged.calls] == 3 * UPDATE
     largest = [shape for _, shape in Logged.calls if len(shape) == 6]
-    assert largest == [(2, 2, 2, 5, 3, 3)]  # all products of the hidden layers, with their batch axis
+    assert largest == [
+        (2, 2, 2, 5, 3, 3)
+    ]  # all products of the hidden layers, with their batch axis
 
 
 def loss_of(net, parameters, x, target, loss="squared"):
@@ -75,9 +104,13 @@ def loss_of(net, parameters, x, target, loss="squared"):
 @pytest.mark.oracle
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("depth, k", [(0, 1), (1, 3), (20, 2)])
-def test_backpropagation_by_hand_and_the_loss_for_autograd_have_the_gradient(backend, depth, k, rng):
+def test_backpropagation_by_hand_and_the_loss_for_autograd_have_the_gradient(
+    backend, depth, k, rng
+):
     net = EDNetwork(7, 3, depth, k, init="fan_in", dtype="float64", backend=backend, path="layers")
-    before = {name: torch.tensor(to_numpy(p), requires_grad=True) for name, p in net.parameters.items()}
+    before = {
+        name: torch.tensor(to_numpy(p), requires_grad=True) for name, p in net.parameters.items()
+    }
     x, target = batch(rng, net)
     given = torch.as_tensor(x), torch.as_tensor(target)
     loss, ours = loss_of(net, before, *given), rivals.loss(rivals.by_layer(before), net.u0, *given)
@@ -104,11 +137,17 @@ def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
     ours = Ordinary((5, 7, k), optimizer, 0.05, steps=4, seed=3)
     theirs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, k))
     theirs.load_state_dict(ours.layers.state_dict())
-    steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](theirs.parameters(), lr=0.05)
+    steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](
+        theirs.parameters(), lr=0.05
+    )
     for n in range(4):
         steps.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * n / 4)) / 2
         scores = theirs(x)
-        loss = F.cross_entropy(scores, labels) if k > 1 else F.binary_cross_entropy(scores.sigmoid(), target)
+        loss = (
+            F.cross_entropy(scores, labels)
+            if k > 1
+            else F.binary_cross_entropy(scores.sigmoid(), target)
+        )
         chances = scores.softmax(1) if k > 1 else scores.sigmoid()
         torch.testing.assert_close(ours.step(x, target), chances.detach(), atol=1e-6, rtol=0)
         steps.zero_grad()

@@ -38,7 +38,9 @@ def loop_update(x, y, error, alpha, rule):
         for b in range(b_n):
             d = error[b, k]
             gain = d if rule == "signed" or (d > 0) == (q == 0) else 0.0
-            dw[k, p, q, i, o] += alpha * gain * y[k, p, b, o] * (1 - y[k, p, b, o]) * x[k, q, b, i] / b_n
+            dw[k, p, q, i, o] += (
+                alpha * gain * y[k, p, b, o] * (1 - y[k, p, b, o]) * x[k, q, b, i] / b_n
+            )
     return dw
 
 
@@ -49,7 +51,11 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.in
 def test_a_layer_equals_plain_loops(size, seed):
     k, b, i, o = size
     rng = np.random.default_rng(seed)
-    layer = rng.random((k, 2, b, i)), rng.normal(size=(k, 2, 2, i, o)), rng.normal(size=(k, 2, 1, o))
+    layer = (
+        rng.random((k, 2, b, i)),
+        rng.normal(size=(k, 2, 2, i, o)),
+        rng.normal(size=(k, 2, 1, o)),
+    )
     np.testing.assert_allclose(rules.layer(*layer, 0.4), loop_layer(*layer, 0.4), rtol=1e-12)
 
 
@@ -58,7 +64,11 @@ def test_a_layer_equals_plain_loops(size, seed):
 def test_an_update_equals_plain_loops_and_a_stack_is_updated_as_its_layers_are(rule, size, seed):
     k, b, i, o = size
     rng = np.random.default_rng(seed)
-    x, y, error = rng.random((2, k, 2, b, i)), rng.random((2, k, 2, b, o)), rng.uniform(-1, 1, (b, k))
+    x, y, error = (
+        rng.random((2, k, 2, b, i)),
+        rng.random((2, k, 2, b, o)),
+        rng.uniform(-1, 1, (b, k)),
+    )
     ours = rules.weight_update(x, y, error, 0.8, rule)  # of two layers
     wanted = [loop_update(*each, error, 0.8, rule) for each in zip(x, y, strict=True)]
     np.testing.assert_allclose(ours, wanted, rtol=1e-12, atol=1e-15)

@@ -1,5 +1,5 @@
-"""What each rung gives the device to do, a step and in all, counted and compared with the published program's
-numbers and with sums made by hand.
+"""What each rung gives the device to do, a step and in all, counted and compared with the published
+program's numbers and with sums made by hand.
 """
 
 import pytest
@@ -50,14 +50,18 @@ def test_bytes_of_a_step(rung):
     few, many = (counts(rung, n, batch, inputs, hidden, combine=4) for n in (steps, 2 * steps))
     row, bias = batch * hidden * size, hidden * size  # bytes of one (B, H), and of one bias
     x, w_ih, w_hh = batch * inputs * size, 4 * hidden * inputs * size, 4 * hidden * hidden * size
-    products = x + w_ih + 4 * row + row + w_hh + 4 * row  # x, W_ih and their product; h, W_hh and theirs
+    products = (
+        x + w_ih + 4 * row + row + w_hh + 4 * row
+    )  # x, W_ih and their product; h, W_hh and theirs
     if rung == "baseline":
         products += 3 * x + 3 * row  # x and h are read for each gate
     elif rung in ("combined_inputs", "wavefront"):
         products -= w_ih * 3 // 4
     sums, activations = 4 * (3 + 2 + 2) * row + 8 * bias, 4 * 2 * row
     separate = sums + activations + (3 + 3 + 3 + 2 + 2 + 3 + 3) * row
-    fused = (4 + 4 + 4) * row + 8 * bias + 4 * row  # gates read and written, recurrent; biases; c and h twice
+    fused = (
+        (4 + 4 + 4) * row + 8 * bias + 4 * row
+    )  # gates read and written, recurrent; biases; c and h twice
     pointwise = separate if RUNGS.index(rung) < 3 else fused
     assert many.bytes - few.bytes == steps * (products + pointwise)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
-from ed_lib.lstm import LSTM, RUNGS, gpu  # noqa: E402
+from ed_lib.lstm import LSTM, RUNGS, lstm_on_gpu  # noqa: E402
 from ed_lib.lstm.ladder import slots  # noqa: E402
 
 SIZE = st.integers(1, 7)
@@ -28,7 +28,9 @@ def pair(rung, inputs, hidden, layers=1, combine=2, dtype=torch.float64, seed=0)
 
 
 def everything(module, x, state=None):
-    """Output, last states, and the gradients of a function of all three with respect to all that came in."""
+    """Output, last states, and the gradients of a function of all three with respect to all that
+    came in.
+    """
     output, (h, c) = module(x, state)
     of_c = (c**2 * torch.linspace(-1, 1, c.numel()).view_as(c)).sum()
     loss = (output**2).sum() + (1.3 * h).sin().sum() + of_c
@@ -85,7 +87,9 @@ def test_gradients_by_differences(rung):
 @EVERY
 def test_nothing_that_came_in_is_changed(rung):
     _, ours = pair(rung, 3, 4, 2)
-    x, *state = (draw(shape, n, grad=False) for n, shape in enumerate([(5, 2, 3), (2, 2, 4), (2, 2, 4)]))
+    x, *state = (
+        draw(shape, n, grad=False) for n, shape in enumerate([(5, 2, 3), (2, 2, 4), (2, 2, 4)])
+    )
     kept = [tensor.clone() for tensor in (x, *state, *ours.parameters())]
     first, (h, _) = ours(x, state)
     second, _ = ours(x, state)
@@ -119,15 +123,17 @@ def test_training_leaves_no_memory_behind_and_the_output_is_no_part_of_what_is_k
         gc.enable()
 
 
-MARKS = [pytest.mark.gpu, pytest.mark.skipif(gpu.triton is None, reason="needs Triton")]
+MARKS = [pytest.mark.gpu, pytest.mark.skipif(lstm_on_gpu.triton is None, reason="needs Triton")]
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("path", ["plain", pytest.param("triton", marks=MARKS)])
 @pytest.mark.parametrize("rung", ["fused_pointwise", "wavefront"])
 def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkeypatch):
-    """A kernel that takes every array for contiguous would be wrong here, and its plain twin right."""
-    monkeypatch.setattr(gpu, "cell", getattr(gpu, f"{path}_cell"))
+    """A kernel that takes every array for contiguous would be wrong here, and its plain twin
+    right.
+    """
+    monkeypatch.setattr(lstm_on_gpu, "cell", getattr(lstm_on_gpu, f"{path}_cell"))
     theirs, ours = pair(rung, 3, 4, 2)
     device = "cuda" if path == "triton" and torch.cuda.is_available() else "cpu"
     x, like = draw((5, 2, 3), 1).to(device), draw((2, 4, 2), 2, grad=False).to(device)
@@ -139,7 +145,11 @@ def test_weights_and_gradients_may_lie_in_memory_as_they_like(rung, path, monkey
     found = []
     for module in (ours.to(device), theirs.to(device)):
         output, (h, c) = torch.func.functional_call(module, apart, (x,))
-        loss = (output**2).sum() + (h.transpose(1, 2) * like).sum() + (c.transpose(1, 2) * like.cos()).sum()
+        loss = (
+            (output**2).sum()
+            + (h.transpose(1, 2) * like).sum()
+            + (c.transpose(1, 2) * like.cos()).sum()
+        )
         found.append([output, h, c, *torch.autograd.grad(loss, [x, *apart.values()])])
     assert_equal(*found)
 
@@ -229,7 +239,7 @@ def test_a_rung_as_a_cuda_graph(rung):
     ours = ours.cuda()
     x, kept = torch.randn(20, 8, 32, device="cuda"), []
     with torch.no_grad():
-        replay = gpu.capture(lambda: kept.append(ours(x)[0]))
+        replay = lstm_on_gpu.capture(lambda: kept.append(ours(x)[0]))
         for _ in range(3):
             x.normal_()
             replay()

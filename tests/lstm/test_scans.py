@@ -1,4 +1,6 @@
-"""Scans against the loop, in float64 to 1e-10, with their gradients; and the networks made of them."""
+"""Scans against the loop, in float64 to 1e-10, with their gradients; and the networks made of
+them.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""What the benchmarks of part IV time: counts against torch's, and what is wrong or stands beside what."""
+"""What the benchmarks of part IV time: counts against torch's, and what is wrong or stands beside
+what.
+"""
 
 import pytest
 import torch
@@ -47,7 +49,9 @@ def test_what_is_wrong_gets_no_row(monkeypatch, capsys):
 
 
 def test_tolerances_tell_float32_from_tf32():
-    """TF32 by hand: numbers rounded to 10 bits behind the point before each product; so are the rungs' h."""
+    """TF32 by hand: numbers rounded to 10 bits behind the point before each product; so are the
+    rungs' h.
+    """
 
     def rounded(tensor):
         return ((tensor.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -64,4 +68,6 @@ def test_tolerances_tell_float32_from_tf32():
 
 def test_launches_of_the_ladder_are_counted():
     launches = [counters.count_work(tiny().version(what).call) for what in RUNGS]
-    assert [one.products for one in launches] == [2 * n for n in (48, 12, 12, 12, 12, 9, 9)]  # 6 steps
+    assert [one.products for one in launches] == [
+        2 * n for n in (48, 12, 12, 12, 12, 9, 9)
+    ]  # 6 steps

@@ -71,4 +71,6 @@ def test_a_second_layer_of_onnx():
     found = {}
     for layer in (0, 1):
         found |= weights.from_onnx("lstm", weights.to_onnx("lstm", state, layer), layer)
-    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    assert found.keys() == state.keys() and all(
+        torch.equal(found[name], state[name]) for name in state
+    )

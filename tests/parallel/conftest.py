@@ -25,12 +25,16 @@ nothing_is_left = pytest.fixture(check)
 
 
 def started():
-    """The processes that this one has started, without the two helpers that multiprocessing keeps."""
+    """The processes that this one has started, without the two helpers that multiprocessing
+    keeps.
+    """
     found = set()
     helpers = psutil.Process().children()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             command = " ".join(child.cmdline())  # a fork of the server has the server's
-            if not (child in helpers and ("resource_tracker" in command or "forkserver" in command)):
+            if not (
+                child in helpers and ("resource_tracker" in command or "forkserver" in command)
+            ):
                 found.add(child)
     return found

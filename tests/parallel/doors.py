@@ -7,8 +7,8 @@ from torch import nn
 
 from ed_lib.parallel import asynchronous, launch, links, pipeline, simulator, train, zero
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate_workers
-from ed_lib.parallel.mesh import Layout, Model
 from ed_lib.parallel.schedules import gpipe, interleaved
+from ed_lib.parallel.step_model import Layout, Model
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 TIED = nn.Sequential(THREE[0], nn.ReLU(), THREE[0])

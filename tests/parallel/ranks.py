@@ -84,7 +84,15 @@ def spin(folder=None):
 
 GROUPS = range(1, 9)
 LENGTHS = (0, 1, 2, 7, 9, 840, 1001)  # 840 is divisible by 1 … 8
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
 
 
 def check_collectives():
@@ -98,9 +106,13 @@ def check_collectives():
         if rank >= p:
             continue
         cases = []  # tensors, and what torch.distributed makes of them
-        for n, dtype in [(n, torch.float32) for n in LENGTHS] + [(101, dtype) for dtype in DTYPES if p == 5]:
+        for n, dtype in [(n, torch.float32) for n in LENGTHS] + [
+            (101, dtype) for dtype in DTYPES if p == 5
+        ]:
             generator = torch.Generator().manual_seed(100 * rank + n)
-            values = torch.randint(0, 9, (n,), generator=generator).to(dtype)  # any order gives the same bits
+            values = torch.randint(0, 9, (n,), generator=generator).to(
+                dtype
+            )  # any order gives the same bits
             right = values.clone()
             dist.all_reduce(right, group=group)
             cases.append((values, right))
@@ -125,8 +137,8 @@ VIEWS = (
 
 
 def check_views(p, group):
-    """Views, on all ranks or on some, of floats that round: near the truth, the same bits on all ranks, as
-    much sent as of contiguous tensors, and nothing changed beside them.
+    """Views, on all ranks or on some, of floats that round: near the truth, the same bits on all
+    ranks, as much sent as of contiguous tensors, and nothing changed beside them.
     """
     rank = dist.get_rank()
     for view, every in itertools.product(VIEWS if p == 3 else VIEWS[:1], (1, 2)):
@@ -134,7 +146,9 @@ def check_views(p, group):
         tensor, kept = view(base), base.clone()
         right, ours = (tensor.clone(memory_format=torch.contiguous_format) for _ in range(2))
         tensor = ours if rank % every else tensor
-        dist.all_reduce(right, group=group)  # of copies: gloo itself sums other numbers than a view's
+        dist.all_reduce(
+            right, group=group
+        )  # of copies: gloo itself sums other numbers than a view's
         sent = collectives.all_reduce(tensor, group)
         torch.testing.assert_close(tensor, right, rtol=1e-5, atol=1e-5)
         view(kept).copy_(view(base))
@@ -154,7 +168,9 @@ def check_parts(p, group):
         tensor = torch.arange(n) + 1000 * rank
         wire = collectives.Wire(group)
         collectives.ring_all_gather(tensor, wire)
-        owner = torch.cat([torch.full_like(part, r) for r, part in enumerate(tensor.tensor_split(p))])
+        owner = torch.cat(
+            [torch.full_like(part, r) for r, part in enumerate(tensor.tensor_split(p))]
+        )
         assert torch.equal(tensor, torch.arange(n) + 1000 * owner)
         if n % p == 0:
             assert wire.traffic.bytes == (p - 1) * n // p * 8
@@ -166,7 +182,9 @@ def disagree(group):
     dtype = torch.float64 if rank else torch.float32
     for call in (
         lambda: collectives.all_reduce(torch.zeros(3 + rank), group=group),
-        lambda: collectives.all_reduce(torch.zeros(4).reshape((2, 2) if rank else (4,)), group=group),
+        lambda: collectives.all_reduce(
+            torch.zeros(4).reshape((2, 2) if rank else (4,)), group=group
+        ),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=dtype), group=group),
         lambda: collectives.all_reduce(torch.zeros(3, dtype=torch.bool), group=group),
         lambda: collectives.all_reduce([1.0, 2.0], group=group),

@@ -1,4 +1,6 @@
-"""Sharded states on disk: saved, loaded by other numbers of ranks, spoilt, and killed while being written."""
+"""Sharded states on disk: saved, loaded by other numbers of ranks, spoilt, and killed while being
+written.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,10 @@ class Mixed(nn.Module):
         torch.manual_seed(0)
         for name in layers[::-1] if swapped else layers:
             setattr(self, name, nn.Linear(*shape, bias=False).double())
-        self.frozen, self.norm = nn.Linear(3, 3).double().requires_grad_(False), nn.BatchNorm1d(3).double()
+        self.frozen, self.norm = (
+            nn.Linear(3, 3).double().requires_grad_(False),
+            nn.BatchNorm1d(3).double(),
+        )
 
     def forward(self, x):
         return self.norm(self.b(self.frozen(self.a(x)))).square().sum()
@@ -50,7 +55,9 @@ def numbers(sharded):
 def go(sharded, steps):
     """The same after so many steps; inputs differ by rank."""
     for n in range(steps):
-        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(7 * n + dist.get_rank())).double()
+        x = torch.randn(
+            4, 3, generator=torch.Generator().manual_seed(7 * n + dist.get_rank())
+        ).double()
         sharded(x).backward()
         sharded.step(4 * dist.get_world_size())
     return numbers(sharded)
@@ -70,13 +77,19 @@ def save_and_go_on(folder):
 
 
 def go_on(folder):
-    """{(stage that saved, stage that loads): the same, from another beginning}; each loads twice."""
+    """{(stage that saved, stage that loads): the same, from another beginning}; each loads
+    twice.
+    """
     found = {}
     for saved in STAGES:
         for stage in (saved, (saved + 1 + dist.get_world_size()) % 4):
             sharded = mixed(stage, rate=0.5, amsgrad=False)
             assert checkpoints.load(sharded, checkpoints.whole(f"{folder}/{saved}")[-1]) == 2
-            found[saved, stage] = numbers(sharded), go(sharded, 3), sharded.optimizer.param_groups[0]["lr"]
+            found[saved, stage] = (
+                numbers(sharded),
+                go(sharded, 3),
+                sharded.optimizer.param_groups[0]["lr"],
+            )
     return found
 
 
@@ -119,7 +132,9 @@ def spoil_files(how, place):
         manifest.write_text("")
     elif how == "foreign":
         torch.save([1, 2], files[1])
-        manifest.write_text(json.dumps([hashes[0], hashlib.sha256(files[1].read_bytes()).hexdigest()]))
+        manifest.write_text(
+            json.dumps([hashes[0], hashlib.sha256(files[1].read_bytes()).hexdigest()])
+        )
     elif how == "of another step":
         shutil.rmtree(place)
         shutil.copytree(place.with_name("step-9"), place)
@@ -132,7 +147,9 @@ def spoil_files(how, place):
 
 
 def spoil(folder):
-    """{how: (what a rank is told, whether its numbers are as before)} of what was spoilt after both saved."""
+    """{how: (what a rank is told, whether its numbers are as before)} of what was spoilt after both
+    saved.
+    """
     found, sharded = {}, mixed()
     go(sharded, 1)
     for step, how in enumerate(SPOILT):
@@ -145,7 +162,10 @@ def spoil(folder):
         with pytest.raises(checkpoints.CheckpointError) as caught:
             checkpoints.load(other, place)
         after = numbers(other)
-        found[how] = str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+        found[how] = (
+            str(caught.value),
+            all(torch.equal(before[name], after[name]) for name in before),
+        )
     with pytest.raises(ValueError, match="step is 9, of which .* has a checkpoint; wanted another"):
         checkpoints.save(sharded, folder, 9)
     return found
@@ -173,7 +193,9 @@ def test_any_number_of_ranks_goes_on_where_others_stopped(two):
                 for name, right in then.items():
                     assert torch.equal(loaded[name], right), (p, saved, stage, name)
                     if p == 2 and "running" not in name:  # which differ by rank
-                        assert torch.equal(end[name], later[name]), "the same bits as without a stop"
+                        assert torch.equal(end[name], later[name]), (
+                            "the same bits as without a stop"
+                        )
 
 
 def test_a_spoilt_checkpoint_is_an_error_on_all_ranks_and_changes_nothing(two):
@@ -207,7 +229,9 @@ def undisturbed():
 
 
 def train_until_killed(folder, stage, wanted, moments):
-    """Loads the last checkpoint, trains, and saves after each step; this rank is killed at its moment."""
+    """Loads the last checkpoint, trains, and saves after each step; this rank is killed at its
+    moment.
+    """
     module = small()
     sharded, step = shard(module, ADAM, stage, [module[0], module[2]]), 0
     if there := checkpoints.whole(folder):
@@ -232,10 +256,14 @@ def test_a_run_killed_twenty_times_is_the_run_without_a_break(tmp_path):
         moments = [draw.uniform(0, 0.12) for _ in range(p)]
         with pytest.raises(RankError, match="SIGKILL"):
             launch(train_until_killed, p, str(tmp_path), n % 4, wanted, moments)
-        ends.append(int(checkpoints.whole(tmp_path)[-1].name[5:]) if checkpoints.whole(tmp_path) else 0)
+        ends.append(
+            int(checkpoints.whole(tmp_path)[-1].name[5:]) if checkpoints.whole(tmp_path) else 0
+        )
         for _ in range(ends[-2], ends[-1]):
             wanted = next(right)
         unfinished += bool(list(tmp_path.glob(f"*{checkpoints.UNFINISHED}")))
     assert set(launch(train_until_killed, 3, str(tmp_path), 3, wanted, [])) == {ends[-1]}
-    assert sum(end > before for before, end in zip(ends[:-1], ends[1:], strict=True)) >= 5, "it came forward"
+    assert sum(end > before for before, end in zip(ends[:-1], ends[1:], strict=True)) >= 5, (
+        "it came forward"
+    )
     assert unfinished, "and some were killed while a checkpoint was being written"

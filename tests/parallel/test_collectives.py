@@ -1,4 +1,6 @@
-"""All-reduce and its parts against torch.distributed, bit by bit, with messages and bytes counted."""
+"""All-reduce and its parts against torch.distributed, bit by bit, with messages and bytes
+counted.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""launch: what ranks return, and that nothing is left of them however they end; and the training script."""
+"""launch: what ranks return, and that nothing is left of them however they end; and the training
+script.
+"""
 
 import os
 import re
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def test_it_returns_what_each_rank_returned_whatever_the_environment_says_of_networks(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "elsewhere0")  # on one machine ranks meet on its loopback
+    monkeypatch.setenv(
+        "GLOO_SOCKET_IFNAME", "elsewhere0"
+    )  # on one machine ranks meet on its loopback
     found = launch(ranks.who, 3, "a", {"b": [1]}, timeout=LONG)
     assert [one[0] for one in found] == [0, 1, 2]
     for _, size, total, threads, pid, args in found:
@@ -91,7 +95,9 @@ def test_a_function_defined_in_a_cell_is_refused_with_what_to_do(monkeypatch):
     """A cell runs in a ``__main__`` that has no file."""
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     monkeypatch.setattr(ranks.who, "__module__", "__main__")
-    with pytest.raises(ValueError, match="fn is 'who', defined in a notebook's cell(?s:.)*%%writefile"):
+    with pytest.raises(
+        ValueError, match="fn is 'who', defined in a notebook's cell(?s:.)*%%writefile"
+    ):
         launch(ranks.who, 1)
 
 
@@ -118,7 +124,9 @@ TRAIN = ("--steps", "3", "--batch", "5", "--ranks", "2") if os.environ.get("ED_D
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """{what ran, all side by side: (its output, its errors)}."""
-    script, unguarded = (tmp_path_factory.mktemp("scripts") / name for name in ("script.py", "unguarded.py"))
+    script, unguarded = (
+        tmp_path_factory.mktemp("scripts") / name for name in ("script.py", "unguarded.py")
+    )
     script.write_text(SCRIPT.format(guard="if __name__ == '__main__':"))
     unguarded.write_text(SCRIPT.format(guard="if True:"))
     calls = {"python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script]}
@@ -126,7 +134,9 @@ def said(tmp_path_factory):
         [unguarded],
         [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]],
     )
-    calls |= dict.fromkeys("01", ["-c", ALONE])  # of two worlds one rank each: it keeps the store, or not
+    calls |= dict.fromkeys(
+        "01", ["-c", ALONE]
+    )  # of two worlds one rank each: it keeps the store, or not
     running = {}
     for what, call in calls.items():
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -136,7 +146,8 @@ def said(tmp_path_factory):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         running[what] = subprocess.Popen([sys.executable, *call], **options, **pipes)
     return {
-        what: (*process.communicate(timeout=LONG), process.returncode) for what, process in running.items()
+        what: (*process.communicate(timeout=LONG), process.returncode)
+        for what, process in running.items()
     }
 
 
@@ -147,11 +158,16 @@ def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_sc
 
 def test_a_world_without_its_peers_is_a_named_error_in_time(said):
     for rank in "01":
-        assert f"RankError: rank {rank} did not meet all 2 ranks within 2 s" in said[rank][1], said[rank]
+        assert f"RankError: rank {rank} did not meet all 2 ranks within 2 s" in said[rank][1], said[
+            rank
+        ]
 
 
 def test_a_script_without_a_guard_gets_an_error_and_not_a_flood_of_processes(said):
-    assert "exited with code 1" in said["unguarded"][1] and "__name__ == '__main__'" in said["unguarded"][1]
+    assert (
+        "exited with code 1" in said["unguarded"][1]
+        and "__name__ == '__main__'" in said["unguarded"][1]
+    )
 
 
 def by_both():
@@ -165,7 +181,9 @@ def test_the_training_script_learns_what_one_process_learns_however_it_is_starte
     text, found = data.text(), launch(by_both, 2, timeout=LONG)
     net = GPT(len(text.characters), train.LENGTH)
     optimizer, wanted = torch.optim.Adam(net.parameters(), 1e-3), []
-    for _, (x, y) in zip(range(3), data.stretches(text.train, 5, train.LENGTH, seed=0), strict=False):
+    for _, (x, y) in zip(
+        range(3), data.stretches(text.train, 5, train.LENGTH, seed=0), strict=False
+    ):
         loss = F.cross_entropy(net(x.T).flatten(0, 1), y.T.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -201,7 +219,9 @@ if __name__ == "__main__":
 
 
 def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path):
-    """Of two scripts side by side, one is killed while its ranks start, and one while they compute."""
+    """Of two scripts side by side, one is killed while its ranks start, and one while they
+    compute.
+    """
     with tempfile.TemporaryDirectory() as short:  # a path that leaves room for the name of a socket
         environment, parents = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": short}, {}
         for how, when, slow in (("kill", "starting *", 2), ("terminate", "rank * spins", 0)):
@@ -219,7 +239,9 @@ def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path):
             getattr(parent, how)()
             parent.wait()
             ended += children
-        gone, alive = psutil.wait_procs(ended, timeout=30)  # a machine may be busy; none sleeps that little
+        gone, alive = psutil.wait_procs(
+            ended, timeout=30
+        )  # a machine may be busy; none sleeps that little
         for process in alive:
             process.kill()
         assert len(gone) == 8 and not alive

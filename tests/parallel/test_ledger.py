@@ -9,7 +9,9 @@ from ed_lib.parallel import ledger
 from tools import notebooks
 
 CHAPTER = notebooks.code_cells(notebooks.read(ROOT / "book/parallel/when_it_does_not_fit.ipynb"))
-exec(next(cell.source for cell in CHAPTER if cell.source.startswith("def saved(")))  # of the chapter
+exec(
+    next(cell.source for cell in CHAPTER if cell.source.startswith("def saved("))
+)  # of the chapter
 
 
 def block(how, hidden=12, heads=3):
@@ -19,12 +21,16 @@ def block(how, hidden=12, heads=3):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("how", RECOMPUTE)
-@pytest.mark.parametrize("tokens, sequences, hidden, heads", [(5, 3, 12, 3), (16, 1, 8, 4), (1, 2, 4, 1)])
+@pytest.mark.parametrize(
+    "tokens, sequences, hidden, heads", [(5, 3, 12, 3), (16, 1, 8, 4), (1, 2, 4, 1)]
+)
 def test_a_block_keeps_what_the_formula_says(how, tokens, sequences, hidden, heads):
     made = block(how, hidden, heads)
     x = torch.randn(sequences, tokens, hidden, requires_grad=True)
     found = saved(lambda: made(x), *made.parameters())  # noqa: F821
-    norms = 0 if how == "full" else 2 * 2 * 4 * tokens * sequences  # a mean and a spread for each token
+    norms = (
+        0 if how == "full" else 2 * 2 * 4 * tokens * sequences
+    )  # a mean and a spread for each token
     assert found - norms == ledger.activations(tokens, sequences, hidden, heads, how, itemsize=4)
 
 

@@ -32,7 +32,9 @@ def test_a_link_is_found_again_from_the_times_of_its_messages(alpha, beta):
     sizes = [0, 1000, 10**5, 10**7]
     link = links.Link(alpha, beta)
     found = links.fit_link(sizes, [link.seconds(n) for n in sizes])
-    assert found.alpha == pytest.approx(alpha, rel=1e-6) and found.beta == pytest.approx(beta, rel=1e-6)
+    assert found.alpha == pytest.approx(alpha, rel=1e-6) and found.beta == pytest.approx(
+        beta, rel=1e-6
+    )
 
 
 @pytest.mark.oracle

@@ -1,4 +1,6 @@
-"""The pipeline on real ranks: against the unsplit model, the simulator, and torch.distributed.pipelining."""
+"""The pipeline on real ranks: against the unsplit model, the simulator, and
+torch.distributed.pipelining.
+"""
 
 import itertools
 
@@ -38,10 +40,17 @@ def everything():
 
 
 def images_model():
-    """Convolutions, a change of shape, layers without weights, and two that work in place, which with three
-    and four ranks begin a part; between parts, shapes differ."""
+    """Convolutions, a change of shape, layers without weights, and two that work in place, which
+    with three and four ranks begin a part; between parts, shapes differ.
+    """
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 3, 3), nn.AvgPool2d(2), nn.SiLU(inplace=True), nn.Flatten(), nn.Linear(3 * 4, 9)]
+    layers = [
+        nn.Conv2d(1, 3, 3),
+        nn.AvgPool2d(2),
+        nn.SiLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(3 * 4, 9),
+    ]
     return nn.Sequential(*layers, nn.LeakyReLU(0.3, inplace=True), nn.Linear(9, 5)).double()
 
 
@@ -51,7 +60,9 @@ def batch():
 
 
 def by_chunks():
-    """On each rank: (report, {parameter: gradient}) of two batches in two chunks; parts differ in shape."""
+    """On each rank: (report, {parameter: gradient}) of two batches in two chunks; parts differ in
+    shape.
+    """
     p = dist.get_world_size()
     model, (x, t) = images_model(), batch()
     parts = cut(model, 2 * p)
@@ -75,7 +86,9 @@ def test_interleaved_gradients_are_the_unsplit_models(worlds, p):
     assert [report.loss is None for report, _ in found] == [True] * (p - 1) + [False]
     assert abs(found[-1][0].loss - loss.item()) < 1e-14
     clock = simulate(schedules.interleaved(2), p, 2 * p, TIMES)
-    counted = {route: traffic.messages for report, _ in found for route, traffic in report.sent.items()}
+    counted = {
+        route: traffic.messages for report, _ in found for route, traffic in report.sent.items()
+    }
     assert counted == clock.messages
     assert [report.live for report, _ in found] == clock.live
 
@@ -143,7 +156,9 @@ def mlp():
 
 
 def beside_pytorchs():
-    """The same batch through our worker and theirs: [(schedule, loss, gradients; theirs)] on each rank."""
+    """The same batch through our worker and theirs: [(schedule, loss, gradients; theirs)] on each
+    rank.
+    """
     from torch.distributed import pipelining  # takes a second, in each rank
 
     rank, p = dist.get_rank(), dist.get_world_size()
@@ -157,7 +172,9 @@ def beside_pytorchs():
         stage = pipelining.PipelineStage(other, rank, p, torch.device("cpu"))
         schedule = theirs[name](stage, m, loss_fn=nn.functional.mse_loss)
         losses = []
-        schedule.step(*([x] if rank == 0 else []), target=t if rank == p - 1 else None, losses=losses)
+        schedule.step(
+            *([x] if rank == 0 else []), target=t if rank == p - 1 else None, losses=losses
+        )
         their_loss = torch.stack(losses).mean().item() if rank == p - 1 else None
         pairs = zip(own[rank].parameters(), other.parameters(), strict=True)
         found.append((report.loss, their_loss, [(a.grad, b.grad) for a, b in pairs]))
@@ -195,7 +212,9 @@ def forgets_one(stage, stages, microbatches):
 def swaps_two(stage, stages, microbatches):
     program = list(schedules.gpipe(stage, stages, microbatches))
     if stage == 1:
-        program = [do._replace(microbatch={0: 1, 1: 0}.get(do.microbatch, do.microbatch)) for do in program]
+        program = [
+            do._replace(microbatch={0: 1, 1: 0}.get(do.microbatch, do.microbatch)) for do in program
+        ]
     yield from program
 
 
@@ -236,7 +255,9 @@ def test_schedules_that_every_pipeline_can_run(name):
 
 
 def everything_wrong():
-    """What each rank is told, for calls that cannot work; the last pipeline does, so the group is whole."""
+    """What each rank is told, for calls that cannot work; the last pipeline does, so the group is
+    whole.
+    """
     rank, told, good = dist.get_rank(), [], cut(mlp(), 2)
     x, t = torch.zeros(12, 6).double(), torch.zeros(12, 4).double()
     for parts, m, schedule, batch in (
@@ -251,7 +272,9 @@ def everything_wrong():
         (good, 5, schedules.gpipe, (x, t)),
     ):
         try:
-            told.append(Pipeline(parts, nn.functional.mse_loss, x.shape, m, schedule).run(*batch).live)
+            told.append(
+                Pipeline(parts, nn.functional.mse_loss, x.shape, m, schedule).run(*batch).live
+            )
         except ValueError as error:
             told.append(str(error))
     return told
@@ -267,8 +290,16 @@ def test_what_does_not_fit_is_an_error_on_every_rank(worlds):
         "the ranks call different things",
     ]
     ends = (
-        ["inputs has the shape (); wanted (12, 6)", "inputs has the shape (12, 5); wanted (12, 6)", "5"],
-        ["targets has the shape (); wanted (12,)", "targets has the shape (11,); wanted (12,)", "5"],
+        [
+            "inputs has the shape (); wanted (12, 6)",
+            "inputs has the shape (12, 5); wanted (12, 6)",
+            "5",
+        ],
+        [
+            "targets has the shape (); wanted (12,)",
+            "targets has the shape (11,); wanted (12,)",
+            "5",
+        ],
     )
     for rank, end in zip(worlds[2], ends, strict=True):
         pairs = zip(rank["errors"], wanted + end, strict=True)

@@ -1,4 +1,5 @@
-"""Replicas on several ranks against serial training on the whole batch, and against PyTorch's own DDP.
+"""Replicas on several ranks against serial training on the whole batch, and against PyTorch's own
+DDP.
 
 There is one launch for each size of a world. What ranks return is compared here.
 """
@@ -36,7 +37,9 @@ def flat(module):
 
 
 def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
-    """The parameters after SGD: "serial", on whole batches, by torch alone; or on this rank's shards."""
+    """The parameters after SGD: "serial", on whole batches, by torch alone; or on this rank's
+    shards.
+    """
     dtype, calls, counts = module[0].weight.dtype, module, []
     if how == "replica":
         calls = Replica(module, size, overlap)
@@ -49,12 +52,17 @@ def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
         (calls if how == "replica" else optimizer).zero_grad()
         mine = (x, y) if how == "serial" else (local_rows(x), local_rows(y))
         # DDP averages over the ranks, whose shards are uneven
-        scale = {"serial": 1 / len(x), "DDP": dist.is_initialized() and dist.get_world_size() / len(x)}
+        scale = {
+            "serial": 1 / len(x),
+            "DDP": dist.is_initialized() and dist.get_world_size() / len(x),
+        }
         (F.cross_entropy(calls(mine[0]), mine[1], reduction="sum") * scale.get(how, 1)).backward()
         if how == "replica":
             calls.finish(len(x))
             grads = [p.grad.data_ptr() for p in module.parameters()]
-            assert all(any(a <= g < a + n for a, n in places) for g in grads), "a bucket has each gradient"
+            assert all(any(a <= g < a + n for a, n in places) for g in grads), (
+                "a bucket has each gradient"
+            )
         elif how == "naive":
             grads = [p.grad for p in module.parameters()]
             counts.append(sum(map(all_reduce, grads), Traffic()))
@@ -64,19 +72,27 @@ def trained(how, module, sizes=UNEVEN, momentum=0.9, size=1, overlap=True):
 
 
 def on_every_rank():
-    """{what: what this rank found}: everything that is compared with serial training, and the counts."""
+    """{what: what this rank found}: everything that is compared with serial training, and the
+    counts.
+    """
     rank, p, found = dist.get_rank(), dist.get_world_size(), {}
     for overlap, size in ((True, 1), (False, 1), (True, 160), (False, 10**9), (True, 10**9)):
-        found[overlap, size] = trained("replica", net(rank), size=size, overlap=overlap)  # from other seeds
+        found[overlap, size] = trained(
+            "replica", net(rank), size=size, overlap=overlap
+        )  # from other seeds
     for how in ("naive", "DDP"):
         found[how] = trained(how, net(0))
-    found["single"] = [trained(how, net(0, torch.float32), size=60)[0] for how in ("replica", "DDP")]
+    found["single"] = [
+        trained(how, net(0, torch.float32), size=60)[0] for how in ("replica", "DDP")
+    ]
     found["partly"] = partly_used(rank, p)
     return found | (small_pieces(rank) if p == 2 else {})
 
 
 def partly_used(rank, p):
-    """How far gradients are from one process's when the last layers have no part in rank 1's loss."""
+    """How far gradients are from one process's when the last layers have no part in rank 1's
+    loss.
+    """
     module, alone, (x, _) = net(0), net(0), batches((6,))[0]
     shared = Replica(module, 1)
     (module[:2] if rank == 1 else module)(local_rows(x)).sum().backward()
@@ -117,7 +133,10 @@ def small_pieces(rank):
         with pytest.raises((ValueError, RuntimeError)) as error:
             call()
         texts[name] = str(error.value)
-    even = [trained(how, net(0, torch.float32), (16, 8, 64), size=10**9)[0] for how in ("replica", "DDP")]
+    even = [
+        trained(how, net(0, torch.float32), (16, 8, 64), size=10**9)[0]
+        for how in ("replica", "DDP")
+    ]
     return {"texts": texts, "even": even}
 
 
@@ -162,13 +181,22 @@ def test_what_two_ranks_agree_on_and_refuse(worlds):
         assert texts["zero"] == "bucket_bytes is 0; wanted at least 1"
         assert "second backward pass before finish()" in texts["twice"]
         assert "use zero_grad() of the Replica" in texts["replaced"]
-        ours, ddps = found["even"]  # powers of two: dividing before or after the sum gives the same bits
+        ours, ddps = found[
+            "even"
+        ]  # powers of two: dividing before or after the sum gives the same bits
         assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
 
 
 @pytest.mark.parametrize(
     ("limit", "lengths"),
-    [(1, [1] * 6), (64, [2, 1, 1, 1, 1]), (96, [3, 1, 1, 1]), (160, [4, 1, 1]), (327, [5, 1]), (328, [6])],
+    [
+        (1, [1] * 6),
+        (64, [2, 1, 1, 1, 1]),
+        (96, [3, 1, 1, 1]),
+        (160, [4, 1, 1]),
+        (327, [5, 1]),
+        (328, [6]),
+    ],
 )
 def test_buckets_go_backwards_and_hold_no_more_than_they_may(limit, lengths):
     params = list(net(0, torch.float32).parameters())[::-1]  # of 16, 48, 12, 84, 28 and 140 bytes

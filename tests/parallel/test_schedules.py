@@ -1,4 +1,6 @@
-"""Schedules and their simulator: against the formulas of the papers, and against timelines made by hand."""
+"""Schedules and their simulator: against the formulas of the papers, and against timelines made by
+hand.
+"""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -135,23 +137,35 @@ def test_a_slow_stage_sets_the_pace():
 
 @pytest.mark.oracle
 def test_the_latency_and_the_bandwidth_of_a_link_by_hand():
-    """Messages of 1 + 10·0.1 = 2 s. Forward 1 s: the link is the slower, and messages queue on it."""
+    """Messages of 1 + 10·0.1 = 2 s. Forward 1 s: the link is the slower, and messages queue on
+    it.
+    """
     link, sizes = Link(1.0, 0.1), {"activation": 10}
     timeline = simulate(SCHEDULES["gpipe"], 2, 3, {"forward": 1}, link, sizes)
     assert [timeline.begins(0, i) for i in range(3)] == [0, 1, 2]  # sends don't hold stage 0 up
-    assert [timeline.begins(1, i) for i in range(3)] == [3, 5, 7]  # arrivals: 1 + 2, then one every 2
+    assert [timeline.begins(1, i) for i in range(3)] == [
+        3,
+        5,
+        7,
+    ]  # arrivals: 1 + 2, then one every 2
     no_bytes = simulate(SCHEDULES["gpipe"], 2, 3, {"forward": 1}, link)
     assert [no_bytes.begins(1, i) for i in range(3)] == [2, 3, 4]  # α alone
 
 
 @pytest.mark.oracle
 def test_the_two_directions_of_a_link_are_apart():
-    """Naive, two stages: forward 1, message 2, forward 1, backward 1, message 4, backward 1, in turn."""
+    """Naive, two stages: forward 1, message 2, forward 1, backward 1, message 4, backward 1, in
+    turn.
+    """
     sizes = {"activation": 2, "gradient": 4}
-    timeline = simulate(SCHEDULES["naive"], 2, 3, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes)
+    timeline = simulate(
+        SCHEDULES["naive"], 2, 3, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes
+    )
     assert timeline.seconds == 3 * 10
     # 1F1B: activations go down (0-1 → 3, 1-2 → 5) while gradients come up.
-    timeline = simulate(SCHEDULES["gpipe"], 2, 2, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes)
+    timeline = simulate(
+        SCHEDULES["gpipe"], 2, 2, {"forward": 1, "backward": 1}, Link(0.0, 1.0), sizes=sizes
+    )
     assert timeline.begins(1, 1) == 5 and timeline.begins(1, 0, "backward") == 6
     assert timeline.begins(0, 0, "backward") == 7 + 4  # its gradient leaves at 7
     assert timeline.begins(0, 1, "backward") == 15  # the next waits for the link until 11
@@ -175,12 +189,16 @@ def waits_for_ever(stage, stages, microbatches):
 
 
 def test_a_schedule_that_stops_is_an_error_that_names_who_waits():
-    with pytest.raises(ValueError, match=r"no stage can go on.*\{0: .*peer=1, .*, 1: .*peer=0, .*\}"):
+    with pytest.raises(
+        ValueError, match=r"no stage can go on.*\{0: .*peer=1, .*, 1: .*peer=0, .*\}"
+    ):
         simulate(waits_for_ever, 2, 1, {})
 
 
 def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
-    timeline = simulate(SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5))
+    timeline = simulate(
+        SCHEDULES["zb_h1"], 3, 4, dict(forward=1, backward_input=2, backward_weight=0.5)
+    )
     fig, ax = plt.subplots()
     timeline.draw(ax)
     boxes = {(round(b.get_y() + 0.43), b.get_x(), b.get_width()) for b in ax.patches}
@@ -191,10 +209,14 @@ def test_the_drawing_has_one_box_for_each_computation_in_its_row_at_its_time():
 
 
 @pytest.mark.oracle
-@given(p=st.integers(2, 8), v=st.integers(1, 4), groups=st.integers(1, 4), f=st.integers(1, 9), b=times)
+@given(
+    p=st.integers(2, 8), v=st.integers(1, 4), groups=st.integers(1, 4), f=st.integers(1, 9), b=times
+)
 @settings(max_examples=200, deadline=None)
 def test_interleaving_has_the_published_bubble_messages_and_memory(p, v, groups, f, b):
-    """f, b: of one chunk, a v-th of a stage. A bubble of (p − 1)(f + b), where 1F1B has v times that."""
+    """f, b: of one chunk, a v-th of a stage. A bubble of (p − 1)(f + b), where 1F1B has v times
+    that.
+    """
     m = groups * p
     timeline = simulate(interleaved(v), p, m, {"forward": f, "backward": b})
     assert timeline.seconds == (m * v + p - 1) * (f + b)

@@ -1,4 +1,6 @@
-"""The servers, their tasks and the virtual clock, against torch.optim, linear algebra and a serial loop."""
+"""The servers, their tasks and the virtual clock, against torch.optim, linear algebra and a serial
+loop.
+"""
 
 import itertools
 from collections import Counter
@@ -67,7 +69,9 @@ def test_the_perceptron_is_pytorchs(problem):
     assert found == pytest.approx(loss.item(), rel=1e-14)
     wanted = nn.utils.parameters_to_vector([p.grad for p in net.parameters()])
     assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
-    bound = max(p.abs().max().item() * n**0.5 for p, n in zip(net.parameters(), (13, 13, 7, 7), strict=True))
+    bound = max(
+        p.abs().max().item() * n**0.5 for p, n in zip(net.parameters(), (13, 13, 7, 7), strict=True)
+    )
     assert 0.9 < bound <= 1
 
 
@@ -87,7 +91,9 @@ def test_even_workers_are_stale_by_p_minus_1(problem, p):
     run = simulate_workers(server, problem, 6 * p, [1.5] * p)
     staleness = [span.staleness for span in run.spans]
     assert staleness == [*range(p), *[p - 1] * (5 * p)]
-    assert run.seconds == 9.0 and Counter(span.worker for span in run.spans) == {w: 6 for w in range(p)}
+    assert run.seconds == 9.0 and Counter(span.worker for span in run.spans) == {
+        w: 6 for w in range(p)
+    }
 
 
 @pytest.mark.oracle
@@ -143,7 +149,9 @@ def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     ],
 )
 @pytest.mark.parametrize("make", [ParameterServer, lambda w, lr: SynchronousServer(w, lr, 2)])
-def test_a_push_that_is_refused_changes_nothing_and_the_task_is_not_done(make, gradient, error, message):
+def test_a_push_that_is_refused_changes_nothing_and_the_task_is_not_done(
+    make, gradient, error, message
+):
     run = Run(make(torch.tensor([1.0, 2.0]), 0.1), 2)
     run.assign(0, 0.0)
     with pytest.raises(error, match=message):
@@ -169,7 +177,11 @@ def test_a_run_knows_who_holds_what():
     run.lose(2, 1.0), run.lose(0, 1.0)
     assert run.assign(2, 1.0)[0] == 0 and run.unfinished == 2
     run.receive(2, torch.ones(1), 0.5, 2.0), run.receive(1, torch.ones(1), 0.25, 3.0)
-    assert run.unfinished == 0 and run.seconds == 3 and repr(run.lost) == repr([Span(0, 0, 0, 0.0, 1.0)])
+    assert (
+        run.unfinished == 0
+        and run.seconds == 3
+        and repr(run.lost) == repr([Span(0, 0, 0, 0.0, 1.0)])
+    )
     assert run.spans == [Span(2, 0, 0, 1.0, 2.0, 0, 0.5), Span(1, 1, 0, 0.0, 3.0, 1, 0.25)]
     assert [span.staleness for span in run.spans] == [0, 1]
 
@@ -180,7 +192,9 @@ def test_every_gradient_is_applied_once_whoever_comes_when_and_dies(data):
     """Workers take tasks, bring gradients and die in any order; new ones come in their place."""
     per_step, start = data.draw(st.integers(1, 4), "per_step"), torch.zeros(48).double()
     n, now, lost = per_step * data.draw(st.integers(1, 12), "steps"), 0, 0
-    server = SynchronousServer(start, 0.5, per_step) if per_step > 1 else ParameterServer(start, 0.5)
+    server = (
+        SynchronousServer(start, 0.5, per_step) if per_step > 1 else ParameterServer(start, 0.5)
+    )
     run = Run(server, n)
     while run.unfinished:
         now += 1
@@ -192,9 +206,13 @@ def test_every_gradient_is_applied_once_whoever_comes_when_and_dies(data):
         if lost < 20 and data.draw(st.booleans(), "dies"):
             run.lose(worker, now)
             lost += 1
-            assert repr(run.lost[-1]) == repr(Span(worker, task, read, start, now))  # its loss is NaN
+            assert repr(run.lost[-1]) == repr(
+                Span(worker, task, read, start, now)
+            )  # its loss is NaN
         else:
-            run.receive(worker, -torch.eye(48).double()[task], 0.0, now)  # task t leaves its mark at t only
+            run.receive(
+                worker, -torch.eye(48).double()[task], 0.0, now
+            )  # task t leaves its mark at t only
     assert sorted(span.task for span in run.spans) == list(range(n)) and len(run.lost) == lost
     assert server.params.tolist() == pytest.approx([0.5 / per_step] * n + [0.0] * (48 - n))
     assert all(span.staleness == 0 for span in run.spans) or per_step == 1
@@ -206,7 +224,11 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 @pytest.mark.oracle
 @pytest.mark.parametrize(
     "workers, rounds, steps, rate, momentum",
-    [(3, 5, 1, 1, 0), (2, 1, 4, 1, 0), (2, 3, 2, 0.7, 0.9)],  # a large batch; averages; Nesterov's momentum
+    [
+        (3, 5, 1, 1, 0),
+        (2, 1, 4, 1, 0),
+        (2, 3, 2, 0.7, 0.9),
+    ],  # a large batch; averages; Nesterov's momentum
 )
 def test_meetings_are_plain_loops(problem, workers, rounds, steps, rate, momentum):
     params, velocity, tasks = problem.start(), 0, iter(range(99))

@@ -97,8 +97,9 @@ def alive():
 
 
 def by_stages():
-    """{stage: parameters, traffic, what is held at last, gradients before the last step, and bytes that exist
-    beyond those of before}."""
+    """{stage: parameters, traffic, what is held at last, gradients before the last step, and bytes
+    that exist beyond those of before}.
+    """
     gc.freeze()  # it need not look through the libraries again and again
     found = {}
     for stage in STAGES:
@@ -144,18 +145,27 @@ def test_what_is_held_is_as_in_the_ledger(found):
     numbers = sum(p.numel() for p in net().parameters())
     for p, results in found.items():
         for stage in STAGES:
-            wanted = ledger.state(numbers, p, stage, ledger.Bytes(8, 0, 16))  # gradients are given back
+            wanted = ledger.state(
+                numbers, p, stage, ledger.Bytes(8, 0, 16)
+            )  # gradients are given back
             of = [rank["stages"][stage] for rank in results]
             total = {what: sum(held[what] for _, _, held, _, _ in of) for what in wanted}
-            assert total == {what: pytest.approx(p * bytes) for what, bytes in wanted.items()}, (p, stage)
+            assert total == {what: pytest.approx(p * bytes) for what, bytes in wanted.items()}, (
+                p,
+                stage,
+            )
             copies = p if stage < 2 else 1  # from stage 2 on a rank keeps its part
             assert sum(gradients for _, _, _, gradients, _ in of) == copies * 8 * numbers
             for _, _, held, _, alive in of:
-                assert abs(alive - sum(held.values())) < 1000, "what exists, but for a handful of numbers"
+                assert abs(alive - sum(held.values())) < 1000, (
+                    "what exists, but for a handful of numbers"
+                )
 
 
 def odd_ones():
-    """Accumulation, recomputation, parameters that are used twice or not, units that are not used."""
+    """Accumulation, recomputation, parameters that are used twice or not, units that are not
+    used.
+    """
     found = {}
     for stage in STAGES:
         module = net()
@@ -213,8 +223,9 @@ def test_odd_modules(found, p):
 
 
 class Frozen(nn.Module):
-    """A unit with a frozen layer and a buffer, one before an in-place ReLU that gives a dict, and a sparse
-    embedding; with numbers of this rank's own."""
+    """A unit with a frozen layer and a buffer, one before an in-place ReLU that gives a dict, and a
+    sparse embedding; with numbers of this rank's own.
+    """
 
     def __init__(self, seed):
         super().__init__()
@@ -263,11 +274,15 @@ def test_all_start_from_rank_0s_frozen_weights_and_buffers_too(found):
     for rank in found[2]:
         for stage, state in rank["start_apart"].items():
             for name, right in module.state_dict().items():
-                torch.testing.assert_close(state[name], right, rtol=0, atol=1e-12, msg=f"{stage} {name}")
+                torch.testing.assert_close(
+                    state[name], right, rtol=0, atol=1e-12, msg=f"{stage} {name}"
+                )
 
 
 class Again(nn.Module):
-    """Two units, of which the second may be left out, or raise on the way back; computed again, perhaps."""
+    """Two units, of which the second may be left out, or raise on the way back; computed again,
+    perhaps.
+    """
 
     def __init__(self):
         super().__init__()
@@ -293,7 +308,9 @@ HOWS = ["again", "a", "both", "again", "breaks", "both"]
 
 
 def in_turns():
-    """{stage: weights} after steps that use other units in turn, and a backward pass that raises."""
+    """{stage: weights} after steps that use other units in turn, and a backward pass that
+    raises.
+    """
     found, x = {}, torch.eye(3).double()[dist.get_rank() : dist.get_rank() + 1]
     for stage in STAGES:
         module = Again()
@@ -332,7 +349,9 @@ def test_recomputed_left_out_and_broken_units_and_clipping_by_the_global_norm(fo
 
 
 def by_pytorch():
-    """The same training by FSDP2, and by DDP with PyTorch's sharded optimizer → parameters by each."""
+    """The same training by FSDP2, and by DDP with PyTorch's sharded optimizer → parameters by
+    each.
+    """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -366,7 +385,9 @@ def test_pytorchs_own_end_where_ours_do(found):
 
 
 class Outside(nn.Module):
-    """A unit whose weight another layer uses, by itself, or before or after the unit has computed."""
+    """A unit whose weight another layer uses, by itself, or before or after the unit has
+    computed.
+    """
 
     def __init__(self, how):
         super().__init__()

@@ -6,7 +6,9 @@ import torch
 
 @pytest.fixture(autouse=True)
 def subnormal_numbers():
-    """Switches them on, for this thread alone: those that PyTorch has started keep what they began with."""
+    """Switches them on, for this thread alone: those that PyTorch has started keep what they began
+    with.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)

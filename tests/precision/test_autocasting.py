@@ -1,5 +1,5 @@
-"""The emulated autocast: classes against PyTorch's header, types against CUDA's on fake tensors, numbers and
-gradients against casts by hand.
+"""The emulated autocast: classes against PyTorch's header, types against CUDA's on fake tensors,
+numbers and gradients against casts by hand.
 """
 
 import contextlib
@@ -20,15 +20,38 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 MACROS = {
     "low": ["AT_FORALL_LOWER_PRECISION_FP"],
-    "float32": ["AT_FORALL_FP32", "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE"],
+    "float32": [
+        "AT_FORALL_FP32",
+        "AT_FORALL_FP32_SET_OPT_DTYPE",
+        "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE",
+    ],
     "widest": ["AT_FORALL_PROMOTE"],
 }
 NEWER = {"rms_norm"}  # PyTorch 2.11 does not list it yet
 ALIASES = {  # what Python adds: operators, and functions that are made of listed ones
     "low": {"__matmul__", "__rmatmul__", "linalg_matmul"},
-    "float32": {"cross_entropy", "normalize", "softmin", "vector_norm", "matrix_norm", "linalg_norm"}
-    | {"__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "arccos", "arcsin", "square", "sum_to_size"}
-    | {f"special_{name}" for name in ("erfinv", "expm1", "log1p", "softmax", "log_softmax", "logsumexp")}
+    "float32": {
+        "cross_entropy",
+        "normalize",
+        "softmin",
+        "vector_norm",
+        "matrix_norm",
+        "linalg_norm",
+    }
+    | {
+        "__pow__",
+        "__rpow__",
+        "__rdiv__",
+        "__rtruediv__",
+        "arccos",
+        "arcsin",
+        "square",
+        "sum_to_size",
+    }
+    | {
+        f"special_{name}"
+        for name in ("erfinv", "expm1", "log1p", "softmax", "log_softmax", "logsumexp")
+    }
     | {"trapz", "trapezoid", "cumulative_trapezoid", "gumbel_softmax", "gaussian_nll_loss"}
     | {"multilabel_soft_margin_loss", "triplet_margin_with_distance_loss", "pairwise_distance"}
     | {"local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d"}
@@ -61,8 +84,22 @@ def test_the_classes_are_those_of_pytorchs_lists_for_cuda(kind):
 
 X = random(6, 6).abs() + 0.1
 TARGET = torch.arange(6)
-OF_ONE = [torch.exp, torch.sum, torch.norm, torch.relu, torch.mean, torch.arccos, torch.Tensor.arcsin]
-OF_ONE += [torch.square, torch.trapezoid, torch.trapz, torch.cumulative_trapezoid, torch.linalg.norm]
+OF_ONE = [
+    torch.exp,
+    torch.sum,
+    torch.norm,
+    torch.relu,
+    torch.mean,
+    torch.arccos,
+    torch.Tensor.arcsin,
+]
+OF_ONE += [
+    torch.square,
+    torch.trapezoid,
+    torch.trapz,
+    torch.cumulative_trapezoid,
+    torch.linalg.norm,
+]
 OF_ONE += [torch.special.expm1, torch.special.log1p, torch.special.erfinv]
 CALLS = {  # x in the type that is tried, c in float32
     "linear": lambda x, c: F.linear(x, c, c[0]),
@@ -115,7 +152,9 @@ SAME_OUT |= {"max_pool1d", "mean", "area"}
 
 @contextlib.contextmanager
 def autocast_of_cuda(dtype):
-    """torch.autocast("cuda", dtype) for fake tensors, which have a device but no numbers: it needs no GPU."""
+    """torch.autocast("cuda", dtype) for fake tensors, which have a device but no numbers: it needs
+    no GPU.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", dtype)
@@ -126,14 +165,18 @@ def autocast_of_cuda(dtype):
             torch.clear_autocast_cache()
 
 
-ON_GPU = pytest.param(functools.partial(torch.autocast, "cuda"), marks=[pytest.mark.gpu, GPU], id="on a GPU")
+ON_GPU = pytest.param(
+    functools.partial(torch.autocast, "cuda"), marks=[pytest.mark.gpu, GPU], id="on a GPU"
+)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("context", [pytest.param(autocast_of_cuda, id="of fakes"), ON_GPU])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CALLS)
-def test_types_are_those_of_torchs_autocast_for_cuda_and_numbers_near_those_of_float64(name, dtype, context):
+def test_types_are_those_of_torchs_autocast_for_cuda_and_numbers_near_those_of_float64(
+    name, dtype, context
+):
     call, found = CALLS[name], {}
     for given in (torch.float32, torch.float16, torch.bfloat16):
         with autocast(dtype):
@@ -142,7 +185,9 @@ def test_types_are_those_of_torchs_autocast_for_cuda_and_numbers_near_those_of_f
         assert torch.allclose(ours.double(), call(X.double(), X.double()), rtol=0.05, atol=0.05)
         if given in (torch.float32, dtype):  # CUDA's refuses the other type of 16 bits in part
             with context(dtype=dtype):
-                theirs = call(*(torch.ones(6, 6, dtype=t, device="cuda") for t in (given, torch.float32)))
+                theirs = call(
+                    *(torch.ones(6, 6, dtype=t, device="cuda") for t in (given, torch.float32))
+                )
             assert ours.dtype == theirs.dtype
     assert set(found.values()) == ({*found} if name in SAME_OUT else {found[torch.float32]})
 
@@ -150,7 +195,11 @@ def test_types_are_those_of_torchs_autocast_for_cuda_and_numbers_near_those_of_f
 @pytest.mark.oracle
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_product_is_rounded_before_and_after_and_so_are_its_gradients(dtype):
-    x, w, b = random(5, 7).requires_grad_(), random(3, 7, seed=1).requires_grad_(), random(3, seed=2)
+    x, w, b = (
+        random(5, 7).requires_grad_(),
+        random(3, 7, seed=1).requires_grad_(),
+        random(3, seed=2),
+    )
     b.requires_grad_()
     g = random(5, 3, seed=3)
     with autocast(dtype):
@@ -203,6 +252,8 @@ def test_what_is_not_eligible_is_left_alone():
         assert torch.mm(X, X, out=out) is out
         assert X.clone().addmm_(X, X).dtype == torch.float32
         assert torch.linalg.matrix_power(X.double(), 3).dtype == torch.float64
-        assert {each.dtype for each in nn.LSTMCell(6, 4)(X)} == {torch.float16}  # a cell is a product
+        assert {each.dtype for each in nn.LSTMCell(6, 4)(X)} == {
+            torch.float16
+        }  # a cell is a product
     assert torch.equal(out, X @ X)
     assert (X @ X).dtype == torch.float32

@@ -1,4 +1,6 @@
-"""Smaller networks against masked ones, torch's pruning as the benchmark uses it, and a student's loss."""
+"""Smaller networks against masked ones, torch's pruning as the benchmark uses it, and a student's
+loss.
+"""
 
 import copy
 
@@ -19,10 +21,16 @@ from ed_lib.precision.quantization import quantize_model, stored_bytes
 def test_pruning_again_takes_more_and_never_gives_back(random):
     x, y = torch.rand(16, 1, 28, 28, generator=random), torch.arange(16) % 10
     model = models.lenet(1)
-    optimizer, gone = torch.optim.Adam(model.parameters(), 1e-2), torch.zeros(128_860, dtype=torch.bool)
+    optimizer, gone = (
+        torch.optim.Adam(model.parameters(), 1e-2),
+        torch.zeros(128_860, dtype=torch.bool),
+    )
     for step in range(1, 6):
         prune_to(model, cubic(step, 5, 0.95))
-        last, gone = gone, torch.cat([layer.weight.flatten() == 0 for layer, _ in weights_of(model)])
+        last, gone = (
+            gone,
+            torch.cat([layer.weight.flatten() == 0 for layer, _ in weights_of(model)]),
+        )
         assert int(gone.sum()) == round(cubic(step, 5, 0.95) * 128_860) and gone[last].all()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -47,7 +55,9 @@ def test_the_bytes_of_a_pruned_model():
         total += min(4 * n, -(-n // 8) + 4 * there, 4 * (rows + 1) + 6 * there)
     assert stored_bytes(model) == total
     for few, exact in zip(quantize_model(model, 4), model, strict=True):
-        assert not hasattr(few, "codes") or not few.codes()[exact.weight == 0].any(), "zeros stay zeros"
+        assert not hasattr(few, "codes") or not few.codes()[exact.weight == 0].any(), (
+            "zeros stay zeros"
+        )
 
 
 # Filters taken out
@@ -55,7 +65,13 @@ def test_the_bytes_of_a_pruned_model():
 
 def strongest(weight, amount):
     """The rows of a weight (n, …) that stay: all but so many of least norm."""
-    return weight.flatten(1).norm(dim=1).topk(len(weight) - round(amount * len(weight))).indices.sort().values
+    return (
+        weight.flatten(1)
+        .norm(dim=1)
+        .topk(len(weight) - round(amount * len(weight)))
+        .indices.sort()
+        .values
+    )
 
 
 def masked_filters(model, keep):
@@ -77,12 +93,23 @@ def masked_filters(model, keep):
 def test_a_smaller_network_computes_what_the_masked_one_does(dtype, tolerance, random):
     model = models.lenet(2).to(dtype)
     x = torch.rand(5, 1, 28, 28, generator=random, dtype=dtype)
-    for amounts in ({"0": 0.5, "3": 0.5, "7": 0.5}, {"3": 0.9}, {"0": 0.95, "7": 0.99}, {"7": 0.1}, {}):
-        keep = {name: strongest(model.get_submodule(name).weight, amount) for name, amount in amounts.items()}
+    for amounts in (
+        {"0": 0.5, "3": 0.5, "7": 0.5},
+        {"3": 0.9},
+        {"0": 0.95, "7": 0.99},
+        {"7": 0.1},
+        {},
+    ):
+        keep = {
+            name: strongest(model.get_submodule(name).weight, amount)
+            for name, amount in amounts.items()
+        }
         small, masked = keep_filters(model, keep), masked_filters(model, keep)
         torch.testing.assert_close(small(x), masked(x), rtol=0, atol=tolerance)
         assert not keep or (masked(x) - model(x)).abs().max() > 100 * tolerance
-        sizes = [len(keep.get(name, range(width))) for name, width in (("0", 20), ("3", 50), ("7", 128))]
+        sizes = [
+            len(keep.get(name, range(width))) for name, width in (("0", 20), ("3", 50), ("7", 128))
+        ]
         a, b, c = sizes
         wanted = (9 + 1) * a + (25 * a + 1) * b + (16 * b + 1) * c + (c + 1) * 10
         assert sum(p.numel() for p in small.parameters()) == wanted
@@ -110,7 +137,9 @@ def test_filters_in_any_order_and_without_biases(random):
 @pytest.mark.parametrize("temperature", [0.1, 1, 2.5, 20.0])
 @pytest.mark.parametrize("alpha", [0, 0.3, 1])
 def test_the_students_loss_and_its_gradient_are_those_of_the_definition(alpha, temperature, random):
-    student, teacher = (5 * torch.randn(7, 10, generator=random, dtype=torch.float64) for _ in range(2))
+    student, teacher = (
+        5 * torch.randn(7, 10, generator=random, dtype=torch.float64) for _ in range(2)
+    )
     labels, mine, other = torch.arange(7), *(student.clone().requires_grad_() for _ in range(2))
     p, q = ((z / temperature).softmax(1) for z in (teacher, other))
     wanted = alpha * temperature**2 * (p * (p / q).log()).sum(1).mean()
@@ -124,8 +153,9 @@ def test_the_students_loss_and_its_gradient_are_those_of_the_definition(alpha, t
 
 @pytest.mark.oracle
 def test_a_hot_softmax_matches_scores(random):
-    """Hinton et al., 2015, section 2.1: for high temperatures and scores of mean zero, the gradient of T² KL
-    is (student − teacher) / classes."""
+    """Hinton et al., 2015, section 2.1: for high temperatures and scores of mean zero, the gradient
+    of T² KL is (student − teacher) / classes.
+    """
     draws = (5 * torch.randn(6, 10, generator=random, dtype=torch.float64) for _ in range(2))
     student, teacher = (z - z.mean(1, keepdim=True) for z in draws)
     targets, off = torch.cat([teacher, torch.zeros(6, 1)], dim=1), []
@@ -133,4 +163,6 @@ def test_a_hot_softmax_matches_scores(random):
         mine = student.clone().requires_grad_()
         taught(mine, targets, 1, temperature).backward()
         off.append(float((6 * mine.grad - (student - teacher) / 10).abs().max()))
-    assert off[-1] < 3e-3 and all(after < before / 5 for before, after in zip(off[:-1], off[1:], strict=True))
+    assert off[-1] < 3e-3 and all(
+        after < before / 5 for before, after in zip(off[:-1], off[1:], strict=True)
+    )

@@ -1,5 +1,5 @@
-"""All of Part III on a GPU, without one: PyTorch's fake tensors know their device, and have no numbers. What
-stayed on the CPU would raise there.
+"""All of Part III on a GPU, without one: PyTorch's fake tensors know their device, and have no
+numbers. What stayed on the CPU would raise there.
 """
 
 from functools import partial
@@ -75,7 +75,10 @@ def encoder():
 def decoded():
     with torch.device("cuda"):
         net, caches = models.GPT(11, 9, 8, 2, 1), [[]]
-    return [*(decoding.decode_step(net, ones(3, dtype=torch.long), caches) for _ in range(2)), *caches[0]]
+    return [
+        *(decoding.decode_step(net, ones(3, dtype=torch.long), caches) for _ in range(2)),
+        *caches[0],
+    ]
 
 
 def fewer_filters():
@@ -87,7 +90,10 @@ def fewer_filters():
 
 ALL = {
     "GradScaler": scaler,
-    **{f"Bfloat16Weights, {how}": partial(bfloat16, how) for how in ("nearest", "stochastic", "kahan")},
+    **{
+        f"Bfloat16Weights, {how}": partial(bfloat16, how)
+        for how in ("nearest", "stochastic", "kahan")
+    },
     **{f"low_bits, {name}": partial(recipe, name) for name in RECIPES if "delayed" not in name},
     "autocast": in_few_bits,
     "nearest": lambda: [formats.nearest(ones(3), "e4m3", torch.Generator())],

@@ -1,4 +1,6 @@
-"""Adam with averages of eight bits, as a chapter's cell has them: the codes, and against torchao's."""
+"""Adam with averages of eight bits, as a chapter's cell has them: the codes, and against
+torchao's.
+"""
 
 from functools import partial
 
@@ -11,7 +13,9 @@ from torch.nn import functional as F
 from tools import notebooks
 
 CHAPTER = notebooks.read(notebooks.ROOT / "book/precision/training_in_eight_bits.ipynb")
-(CELL,) = [cell.source for cell in notebooks.code_cells(CHAPTER) if cell.source.startswith("def codes(")]
+(CELL,) = [
+    cell.source for cell in notebooks.code_cells(CHAPTER) if cell.source.startswith("def codes(")
+]
 exec(CELL, there := {"torch": torch, "F": F})
 codes, in_codes = there["codes"], there["in_codes"]
 
@@ -26,9 +30,17 @@ def test_half_of_the_spread_codes_are_in_a_decade_half_of_the_rest_in_the_next()
 
 
 @pytest.mark.oracle
-@given(st.integers(1, 50), st.integers(1, 20), st.sampled_from(("spread", "even")), st.integers(0, 1000))
+@given(
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.sampled_from(("spread", "even")),
+    st.integers(0, 1000),
+)
 def test_codes_are_the_nearest_zeros_stay_and_the_largest_of_a_block_is_exact(n, block, kind, seed):
-    x, numbers = torch.randn(n, generator=torch.Generator().manual_seed(seed)) ** 3, codes(kind, True)
+    x, numbers = (
+        torch.randn(n, generator=torch.Generator().manual_seed(seed)) ** 3,
+        codes(kind, True),
+    )
     x[seed % n] = 0
     found, blocks = in_codes(x, numbers, block), F.pad(x, (0, -n % block)).view(-1, block)
     scales = blocks.abs().amax(1).repeat_interleave(block)[:n]
@@ -44,7 +56,9 @@ def test_with_spread_codes_adam_moves_as_torchaos_and_nearly_as_without():
     from torchao import optim
 
     def moved(make, kind=None, block=64):
-        p = torch.randn(64, 128, generator=(draw := torch.Generator().manual_seed(0))).requires_grad_()
+        p = torch.randn(
+            64, 128, generator=(draw := torch.Generator().manual_seed(0))
+        ).requires_grad_()
         adam, start = make([p]), p.detach().clone()
         for _ in range(20):
             p.grad = torch.randn(p.shape, generator=draw) * torch.linspace(0.01, 1, 128)

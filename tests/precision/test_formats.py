@@ -1,4 +1,6 @@
-"""Formats against torch's and ml_dtypes' own: every float16 and FP8 number, what lies between, and beyond."""
+"""Formats against torch's and ml_dtypes' own: every float16 and FP8 number, what lies between, and
+beyond.
+"""
 
 import math
 
@@ -15,7 +17,11 @@ TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "e5m2": torch.flo
 TORCH |= {"e4m3": torch.float8_e4m3fn}
 ML = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 ML |= {"e5m2": ml_dtypes.float8_e5m2, "e4m3": ml_dtypes.float8_e4m3fn}
-ML |= {"e3m2": ml_dtypes.float6_e3m2fn, "e2m3": ml_dtypes.float6_e2m3fn, "e2m1": ml_dtypes.float4_e2m1fn}
+ML |= {
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+}
 SMALL = [name for name in FORMATS if name != "float32"]
 
 
@@ -32,13 +38,17 @@ def same(a, b):
 
 
 def hard(name):
-    """float32: all numbers of a format, what is halfway between two, the neighbours of both, and beyond."""
+    """float32: all numbers of a format, what is halfway between two, the neighbours of both, and
+    beyond.
+    """
     some = values(name) if name != "tf32" else values(name)[:: 2**6 + 1]
     halves = (some[:-1] + some[1:]) / 2
     top = FORMATS[name].largest
     spacing = values(name)[-1] - values(name)[-2]
     with np.errstate(over="ignore"):
-        x = np.concatenate([some, halves, [top + spacing / 2, top + spacing, 2 * top]]).astype("float32")
+        x = np.concatenate([some, halves, [top + spacing / 2, top + spacing, 2 * top]]).astype(
+            "float32"
+        )
     x = np.concatenate([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(np.inf))])
     return np.concatenate([x, -x, np.float32([np.inf, -np.inf, np.nan])])
 
@@ -52,8 +62,12 @@ def theirs(x, name):
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ML)
 def test_numbers_halves_and_neighbours_are_rounded_as_ml_dtypes_rounds_them(name):
-    some = np.random.default_rng(0).standard_normal(20_000) * min(FORMATS[name].largest, 2.0**120) / 4
-    x = np.concatenate([hard(name), some.astype("float32"), (some / FORMATS[name].largest).astype("float32")])
+    some = (
+        np.random.default_rng(0).standard_normal(20_000) * min(FORMATS[name].largest, 2.0**120) / 4
+    )
+    x = np.concatenate(
+        [hard(name), some.astype("float32"), (some / FORMATS[name].largest).astype("float32")]
+    )
     x = x if FORMATS[name].codes != "numbers" else x[~np.isnan(x)]
     assert same(rounded(x, name, saturate=False), theirs(x, name))
     finite = x[np.abs(x) <= FORMATS[name].largest]
@@ -65,7 +79,9 @@ def test_numbers_halves_and_neighbours_are_rounded_as_ml_dtypes_rounds_them(name
 def test_random_bits_are_rounded_as_torch_rounds_them(name):
     bits = np.random.default_rng(0).integers(0, 2**32, 1_000_000, dtype=np.uint32)
     x = torch.from_numpy(np.concatenate([bits.view("float32"), hard(name)]))
-    saturates = bool(torch.tensor(torch.inf).to(TORCH[name]).float().isfinite())  # e4m3, in newer versions
+    saturates = bool(
+        torch.tensor(torch.inf).to(TORCH[name]).float().isfinite()
+    )  # e4m3, in newer versions
     assert same(nearest(x, name, saturate=saturates), x.to(TORCH[name]).float())
 
 
@@ -126,7 +142,9 @@ def test_what_comes_back_is_the_nearest_number(x, name):
     wanted = every[np.abs(every - min(abs(x), every[-1])).argmin()] * math.copysign(1, x)
     got = float(rounded(np.float32([x]), name)[0])
     gap = abs(min(abs(x), every[-1]) - abs(wanted))
-    assert abs(min(abs(x), every[-1]) - abs(got)) == gap and math.copysign(1, got) == math.copysign(1, x)
+    assert abs(min(abs(x), every[-1]) - abs(got)) == gap and math.copysign(1, got) == math.copysign(
+        1, x
+    )
 
 
 @pytest.mark.oracle
@@ -145,4 +163,6 @@ def test_shape_and_argument_are_kept():
     before = x.clone()
     y = nearest(x, "e4m3")
     assert y.shape == x.shape and y.dtype == torch.float32 and torch.equal(x, before)
-    assert nearest(torch.tensor(2.3), "e4m3").shape == () and torch.equal(nearest(x.contiguous(), "e4m3"), y)
+    assert nearest(torch.tensor(2.3), "e4m3").shape == () and torch.equal(
+        nearest(x.contiguous(), "e4m3"), y
+    )

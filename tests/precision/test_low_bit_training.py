@@ -1,4 +1,6 @@
-"""Products of few bits against formats' exact rounding, ml_dtypes, autograd, and what the recipes promise."""
+"""Products of few bits against formats' exact rounding, ml_dtypes, autograd, and what the recipes
+promise.
+"""
 
 import itertools
 import math
@@ -40,11 +42,15 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean(name):
         assert set(found.tolist()) == {float(low), float(high)}
         share = float((found == high).float().mean())
         assert abs(share - 0.3) < 5 * (0.3 * 0.7 / len(x)) ** 0.5  # five standard errors
-    assert (nearest(torch.full((1000,), min(2 * top, 3.4e38)), name, torch.Generator()) == top).all()
+    assert (
+        nearest(torch.full((1000,), min(2 * top, 3.4e38)), name, torch.Generator()) == top
+    ).all()
 
 
 def test_stochastic_rounding_keeps_nan_and_infinity():
-    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32)  # NaN thrice, and ∞
+    bits = torch.tensor(
+        [0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32
+    )  # NaN thrice, and ∞
     some = nearest(bits.view(torch.float32), "bfloat16", torch.Generator(), saturate=False)
     assert some[:3].isnan().all() and some[3] == torch.inf
 
@@ -53,18 +59,31 @@ def test_stochastic_rounding_keeps_nan_and_infinity():
 def test_stochastic_rounding_leaves_the_formats_own_numbers_alone(name, monkeypatch):
     own = torch.from_numpy(values(name)).float()
     own = torch.cat([own, -own])
-    for saturate, drawn in itertools.product((True, False), (0, 1 - 2**-24)):  # whatever is drawn of [0, 1)
-        monkeypatch.setattr(torch, "rand", lambda shape, generator, drawn=drawn: torch.full(shape, drawn))
+    for saturate, drawn in itertools.product(
+        (True, False), (0, 1 - 2**-24)
+    ):  # whatever is drawn of [0, 1)
+        monkeypatch.setattr(
+            torch, "rand", lambda shape, generator, drawn=drawn: torch.full(shape, drawn)
+        )
         found = nearest(own, name, torch.Generator().manual_seed(0), saturate=saturate)
         assert torch.equal(found, own) and torch.equal(found.signbit(), own.signbit())
 
 
 BLOCKS = {  # a format in blocks, as the specifications have it: element, size, scale
-    "mxfp8": ("e4m3", 32, "floor"), "mxfp8, up": ("e4m3", 32, "ceil"), "mxfp6": ("e2m3", 32, "floor"),
-    "mxfp6, up": ("e2m3", 32, "ceil"), "mxfp4": ("e2m1", 32, "floor"), "mxfp4, up": ("e2m1", 32, "ceil"),
-    "nvfp4": ("e2m1", 16, "two-level"), "by its largest": ("e4m3", 32, "float32"),
-}  # fmt: skip
-ELEMENTS = {"e4m3": ml_dtypes.float8_e4m3fn, "e2m3": ml_dtypes.float6_e2m3fn, "e2m1": ml_dtypes.float4_e2m1fn}
+    "mxfp8": ("e4m3", 32, "floor"),
+    "mxfp8, up": ("e4m3", 32, "ceil"),
+    "mxfp6": ("e2m3", 32, "floor"),
+    "mxfp6, up": ("e2m3", 32, "ceil"),
+    "mxfp4": ("e2m1", 32, "floor"),
+    "mxfp4, up": ("e2m1", 32, "ceil"),
+    "nvfp4": ("e2m1", 16, "two-level"),
+    "by its largest": ("e4m3", 32, "float32"),
+}
+ELEMENTS = {
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+}
 
 
 def blocks_one_by_one(x, element, size, scale):
@@ -74,7 +93,9 @@ def blocks_one_by_one(x, element, size, scale):
     for block in x.reshape(-1, size):
         largest = np.abs(block).max()
         if scale == "two-level":
-            kept = np.minimum(largest / top / overall, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+            kept = np.minimum(largest / top / overall, np.float32(448)).astype(
+                ml_dtypes.float8_e4m3fn
+            )
             by = kept.astype(np.float32) * overall
         elif scale == "float32":
             by = largest / top
@@ -82,7 +103,11 @@ def blocks_one_by_one(x, element, size, scale):
             power = math.frexp(largest)[1] - math.frexp(top)[1] if largest else -127
             if scale == "ceil" and largest:
                 power = math.ceil(math.log2(float(largest) / float(top)))
-            by = np.float32(2.0 ** max(power, -127)).astype(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+            by = (
+                np.float32(2.0 ** max(power, -127))
+                .astype(ml_dtypes.float8_e8m0fnu)
+                .astype(np.float32)
+            )
         inside = np.clip(block * (1 / by), -top, top) if by else 0 * block
         result.append(inside.astype(ELEMENTS[element]).astype(np.float32) * by)
     return np.array(result).reshape(x.shape)
@@ -112,7 +137,9 @@ def test_blocks_lie_along_the_axis_that_is_summed_over():
 @pytest.mark.parametrize("name", RECIPES)
 def test_zeros_stay_zeros_and_what_is_no_number_shows(name):
     how, x = RECIPES[name].g, draw(128, 128)
-    assert torch.equal(scaled(torch.zeros(128, 128), how, random=torch.Generator()), torch.zeros(128, 128))
+    assert torch.equal(
+        scaled(torch.zeros(128, 128), how, random=torch.Generator()), torch.zeros(128, 128)
+    )
     x[:, :64] = 0  # blocks of zeros beside others
     assert torch.equal(scaled(x, how, random=torch.Generator())[:, :64], x[:, :64])
     x[0, 0] = torch.nan
@@ -139,7 +166,9 @@ def test_infinity_or_nan_makes_its_block_no_number_and_no_other(scale, bad):
     x = draw(2, 64)
     x[0, 3] = bad
     found = scaled(x, Scaling(block=(1, 32), scale=scale))
-    assert found[0, :32].isnan().all() and found[0, 32:].isfinite().all() and found[1].isfinite().all()
+    assert (
+        found[0, :32].isnan().all() and found[0, 32:].isfinite().all() and found[1].isfinite().all()
+    )
 
 
 @pytest.mark.oracle
@@ -206,7 +235,9 @@ def test_a_delayed_scale_is_that_of_the_steps_before():
     with low_bits(recipe, {"w": w}):
         assert torch.equal(one @ w, one)  # its own, at first
         assert torch.equal((100 * one) @ w, one)  # saturates: the scale is that of 1
-        assert torch.equal((1e-4 * one) @ w, nearest(1e-4 * 4.48 * one, "e4m3") / 4.48)  # beside 100: coarse
+        assert torch.equal(
+            (1e-4 * one) @ w, nearest(1e-4 * 4.48 * one, "e4m3") / 4.48
+        )  # beside 100: coarse
         assert torch.equal(torch.zeros(1, 16) @ w, torch.zeros(1, 16))
         one @ w
         one @ w

@@ -1,5 +1,5 @@
-"""The bytes of a training step against formulas counted by hand, against torch's profiler, and on a GPU
-against its allocator.
+"""The bytes of a training step against formulas counted by hand, against torch's profiler, and on a
+GPU against its allocator.
 """
 
 import contextlib
@@ -59,12 +59,16 @@ def test_bytes_are_those_counted_by_hand(name, widths, batch, dtype):
     assert got == Memory(**fixed, activations=4 * batch * sum(widths[1:-1]) + scores, casts=0)
     got, fixed = counted(name, widths, batch, dtype, True)
     activations = 2 * batch * sum(widths[:-1]) + scores  # half of them, and the input's cast
-    casts = 2 * sum(matrices[1:])  # the first layer's weights are not needed: the input has no gradient
+    casts = 2 * sum(
+        matrices[1:]
+    )  # the first layer's weights are not needed: the input has no gradient
     assert got == Memory(**fixed, activations=activations, casts=casts)
 
 
 def gated(layer, x):
-    a, b = torch.tanh(layer(x)).chunk(2, dim=1)  # one storage (3, 8), kept by tanh and twice by the product
+    a, b = torch.tanh(layer(x)).chunk(
+        2, dim=1
+    )  # one storage (3, 8), kept by tanh and twice by the product
     return a * b
 
 
@@ -74,7 +78,9 @@ def dropping(layer, x):
 
 
 def cast_twice(layer, x):  # as an emulation rounds: to float16 and back
-    h = torch.tanh(x @ layer.weight[:5].half().float().t())  # x has no gradient, so the weights are not kept
+    h = torch.tanh(
+        x @ layer.weight[:5].half().float().t()
+    )  # x has no gradient, so the weights are not kept
     return h @ layer.weight[:5].half().float()  # h has one, so they are
 
 
@@ -82,8 +88,12 @@ def cast_twice(layer, x):  # as an emulation rounds: to float16 and back
     ("run", "activations", "casts"),
     [
         pytest.param(gated, 3 * 8, 0, id="views count once"),
-        pytest.param(dropping, 3 * 8, 0, id="what is dropped before the backward pass is not counted"),
-        pytest.param(lambda layer, x: layer(x), 0, 0, id="an input that is a view counts by itself"),
+        pytest.param(
+            dropping, 3 * 8, 0, id="what is dropped before the backward pass is not counted"
+        ),
+        pytest.param(
+            lambda layer, x: layer(x), 0, 0, id="an input that is a view counts by itself"
+        ),
         pytest.param(cast_twice, 3 * 5, 6 * 5, id="a cast of a cast is a cast"),
     ],
 )
@@ -98,11 +108,17 @@ def test_frozen_parameters_and_buffers_are_parameters_and_need_no_more():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     model[0].requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    got = account(model, OPTIMIZERS["adam"][0](trained), lambda x: model(x).sum(), torch.randn(3, 6))
+    got = account(
+        model, OPTIMIZERS["adam"][0](trained), lambda x: model(x).sum(), torch.randn(3, 6)
+    )
     n = sum(p.numel() for p in trained)
-    assert got.parameters == 4 * (n + 6 * 8 + 8) + 4 * (8 + 8) + 8  # running mean, variance; a count, int64
+    assert (
+        got.parameters == 4 * (n + 6 * 8 + 8) + 4 * (8 + 8) + 8
+    )  # running mean, variance; a count, int64
     assert (got.gradients, got.optimizer) == (4 * n, 8 * n + 4 * 4)
-    assert got.activations == 4 * (3 * 8 + 8 + 8 + 3 * 8)  # of the norm: input, mean, deviation, output
+    assert got.activations == 4 * (
+        3 * 8 + 8 + 8 + 3 * 8
+    )  # of the norm: input, mean, deviation, output
 
 
 def test_it_makes_one_step_like_any_other():
@@ -149,9 +165,14 @@ def test_the_profiler_says_that_the_forward_pass_leaves_as_much(name, dtype):
 @GPU
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_the_allocator_of_a_gpu_says_the_same(dtype):
-    widths, batch = (512, 1024, 256, 128), 256  # all but biases and single numbers fill whole blocks
+    widths, batch = (
+        (512, 1024, 256, 128),
+        256,
+    )  # all but biases and single numbers fill whole blocks
     x, y = data_of(widths, batch, device="cuda")
-    warm = torch.randn(64, 64, device="cuda", requires_grad=True)  # libraries take memory of their own
+    warm = torch.randn(
+        64, 64, device="cuda", requires_grad=True
+    )  # libraries take memory of their own
     for low in (torch.float32, torch.bfloat16, torch.float16):
         (warm.to(low) @ warm.to(low)).sum().backward()
     del warm

@@ -1,4 +1,6 @@
-"""The pretrained encoder: equal to transformers'; checkpoints that do not fit; and its fine-tuning."""
+"""The pretrained encoder: equal to transformers'; checkpoints that do not fit; and its
+fine-tuning.
+"""
 
 import os
 import warnings
@@ -21,10 +23,13 @@ def bert(sizes, seed=0):
 
     torch.manual_seed(seed)
     config = transformers.BertConfig(
-        vocab_size=sizes["vocabulary"], hidden_size=sizes["hidden"], num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"], intermediate_size=4 * sizes["hidden"],
+        vocab_size=sizes["vocabulary"],
+        hidden_size=sizes["hidden"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        intermediate_size=4 * sizes["hidden"],
         max_position_embeddings=sizes["positions"],
-    )  # fmt: skip
+    )
     theirs = transformers.BertModel(config).double().eval()
     for p in theirs.parameters():
         torch.nn.init.normal_(p)
@@ -46,7 +51,9 @@ def test_it_is_transformers_encoder(seed):
     with torch.no_grad():
         wanted = theirs(input_ids=tokens, token_type_ids=segments, attention_mask=mask.long())
         torch.testing.assert_close(net(tokens, segments, mask), wanted.pooler_output)
-        torch.testing.assert_close(net.hidden(tokens, segments, mask)[mask], wanted.last_hidden_state[mask])
+        torch.testing.assert_close(
+            net.hidden(tokens, segments, mask)[mask], wanted.last_hidden_state[mask]
+        )
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing():
@@ -79,21 +86,31 @@ def test_with_the_published_weights_it_is_transformers_encoder_too(tokenizer):
 
     folder = data.minilm("tokenizer.json").parent
     theirs = transformers.BertModel.from_pretrained(folder).eval()
-    tokens, segments = minilm.tokenize(tokenizer, ["A dog barks.", "Hi"], ["Silence", "Nobody sings"])
+    tokens, segments = minilm.tokenize(
+        tokenizer, ["A dog barks.", "Hi"], ["Silence", "Nobody sings"]
+    )
     (tokens, mask), (segments, _) = minilm.padded(tokens), minilm.padded(segments)
     net = minilm.load()
     net.classes = torch.nn.Identity()
     with torch.no_grad():
-        wanted = theirs(input_ids=tokens, token_type_ids=segments, attention_mask=mask.long()).pooler_output
+        wanted = theirs(
+            input_ids=tokens, token_type_ids=segments, attention_mask=mask.long()
+        ).pooler_output
         torch.testing.assert_close(net(tokens, segments, mask), wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.oracle
 @DATA
 def test_sentences_that_mean_the_same_are_near():
-    """What the published weights are for, with no other library: a wrong mapping would not know it."""
+    """What the published weights are for, with no other library: a wrong mapping would not know
+    it.
+    """
     net, tokenizer = minilm.load(), minilm.tokenizer()
-    says = ["A man is playing a guitar", "Someone plays an instrument", "The stock market fell on Monday"]
+    says = [
+        "A man is playing a guitar",
+        "Someone plays an instrument",
+        "The stock market fell on Monday",
+    ]
     vectors = minilm.embeddings(net, minilm.tokenize(tokenizer, says)[0], batch=2)  # (3, 384)
     near, far = (float(vectors[0] @ vectors[n]) for n in (1, 2))
     assert near > 0.5 and far < 0.2
@@ -121,7 +138,9 @@ def test_embeddings_are_means_over_the_tokens_in_the_order_given():
 # Fine-tuning
 
 
-small = partial(models.Encoder, layers=1, hidden=16, heads=2, vocabulary=30, positions=12, eps=minilm.EPS)
+small = partial(
+    models.Encoder, layers=1, hidden=16, heads=2, vocabulary=30, positions=12, eps=minilm.EPS
+)
 
 
 def task(n, seed=0, classes=3):
@@ -162,21 +181,31 @@ def test_in_few_bits_with_a_scaler():
     net, bfloat16 = small(), partial(torch.autocast, "cpu", torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        history = minilm.finetune(net, task(64), epochs=2, context=bfloat16, scaler=GradScaler("cpu"))
+        history = minilm.finetune(
+            net, task(64), epochs=2, context=bfloat16, scaler=GradScaler("cpu")
+        )
     assert len(history.loss) == 4 and net.classes.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("scaler", [GradScaler("cpu"), torch.amp.GradScaler("cpu")], ids=["ours", "torch's"])
+@pytest.mark.parametrize(
+    "scaler", [GradScaler("cpu"), torch.amp.GradScaler("cpu")], ids=["ours", "torch's"]
+)
 def test_the_schedule_waits_while_steps_are_skipped(monkeypatch, scaler):
     rates, step, found_inf = [], torch.optim.AdamW.step, [torch.inf] * 3
 
     def watched(self, *args):
-        if not getattr(self, "found_inf", 0):  # torch's scaler lets a fused optimizer skip by itself
+        if not getattr(
+            self, "found_inf", 0
+        ):  # torch's scaler lets a fused optimizer skip by itself
             rates.append(self.param_groups[0]["lr"])
         return step(self, *args)
 
     scale = scaler.scale  # overflows in the first three steps
-    monkeypatch.setattr(scaler, "scale", lambda loss: scale(loss * (found_inf.pop() if found_inf else 1)))
+    monkeypatch.setattr(
+        scaler, "scale", lambda loss: scale(loss * (found_inf.pop() if found_inf else 1))
+    )
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
     minilm.finetune(small(), task(100), rate=1.0, epochs=1, batch=10, warmup=1.0, scaler=scaler)
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), "as many rates as steps taken"
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), (
+        "as many rates as steps taken"
+    )

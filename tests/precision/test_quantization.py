@@ -1,4 +1,6 @@
-"""Codes and gradients against torch's own; a model of them; real products of bytes; the bytes counted."""
+"""Codes and gradients against torch's own; a model of them; real products of bytes; the bytes
+counted.
+"""
 
 import copy
 
@@ -46,13 +48,17 @@ def tensors(shape, random):
 def theirs(x, scale, bits):
     """torch's own rounding to codes and back, of each row."""
     zeros = torch.zeros(len(x), dtype=torch.int32)
-    return torch.fake_quantize_per_channel_affine(x, scale.flatten(), zeros, 0, -high(bits), high(bits))
+    return torch.fake_quantize_per_channel_affine(
+        x, scale.flatten(), zeros, 0, -high(bits), high(bits)
+    )
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_codes_are_torchs_bit_for_bit(shape, random):
-    """torch.quantize_per_channel knows 8 bits only: clamped for fewer, whose rounding is the same."""
+    """torch.quantize_per_channel knows 8 bits only: clamped for fewer, whose rounding is the
+    same.
+    """
     for x in tensors(shape, random):
         for bits in (8, 5, 2):
             scale = choose_scale(x, bits)
@@ -60,7 +66,9 @@ def test_codes_are_torchs_bit_for_bit(shape, random):
                 if numbers.abs().max() > 2**31 * scale.min():
                     continue  # torch's own conversion to int32 overflows there
                 zeros = torch.zeros(len(x), dtype=torch.long)
-                wanted = torch.quantize_per_channel(numbers, scale.flatten().double(), zeros, 0, torch.qint8)
+                wanted = torch.quantize_per_channel(
+                    numbers, scale.flatten().double(), zeros, 0, torch.qint8
+                )
                 mine = quantize(numbers, scale, bits)
                 assert mine.dtype == torch.int8 and mine.shape == x.shape
                 assert torch.equal(mine, wanted.int_repr().clamp(-high(bits), high(bits)))
@@ -88,7 +96,9 @@ def test_rounding_and_its_gradient_are_torchs_bit_for_bit(bits, random):
 @pytest.mark.oracle
 @settings(deadline=None)
 @given(
-    st.lists(st.floats(-LARGEST, LARGEST, width=32) | st.sampled_from([LARGEST, -LARGEST]), min_size=1),
+    st.lists(
+        st.floats(-LARGEST, LARGEST, width=32) | st.sampled_from([LARGEST, -LARGEST]), min_size=1
+    ),
     st.sampled_from(BITS),
 )
 @example([3.4e38, -3.4e38], 8)
@@ -117,7 +127,9 @@ def test_no_number_is_off_by_more_than_half_a_step(random):
         for x in tensors((4, 51), random):
             scale = choose_scale(x, bits)
             error = (dequantize(quantize(x, scale, bits), scale).double() - x).abs()
-            assert torch.isfinite(1 / scale).all() and (error <= scale.double() / 2 * (1 + 1e-4)).all()
+            assert (
+                torch.isfinite(1 / scale).all() and (error <= scale.double() / 2 * (1 + 1e-4)).all()
+            )
 
 
 @pytest.mark.oracle
@@ -134,7 +146,9 @@ def test_the_span_with_the_least_squared_error(bits, random):
     for row, mine in zip(x.double().numpy(), error["mse"].tolist(), strict=True):
         steps = [share / 100 * np.abs(row).max() / high(bits) for share in range(1, 101)]
         codes = (np.clip(np.round(row / step), -high(bits), high(bits)) for step in steps)
-        errors = [np.square(each * step - row).sum() for each, step in zip(codes, steps, strict=True)]
+        errors = [
+            np.square(each * step - row).sum() for each, step in zip(codes, steps, strict=True)
+        ]
         assert np.isclose(mine, min(errors), rtol=1e-3)
     assert torch.equal(choose_scale(x[2:3], bits, "mse"), scale[2:3])  # each row as if alone
 
@@ -154,7 +168,10 @@ def test_a_quantized_model_is_the_model_with_rounded_weights(bits, random):
 
 def test_a_saved_model_computes_the_same_when_it_is_loaded(random):
     x = torch.randn(64, 4, generator=random)
-    saved, other = quantize_model(models.mlp((4, 8, 2)), 4), quantize_model(models.mlp((4, 8, 2), seed=1), 8)
+    saved, other = (
+        quantize_model(models.mlp((4, 8, 2)), 4),
+        quantize_model(models.mlp((4, 8, 2), seed=1), 8),
+    )
     assert not torch.equal(other(x), saved(x))
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x)) and torch.equal(other[0].codes(), saved[0].codes())
@@ -211,7 +228,9 @@ def test_sizes_are_those_of_the_arrays_that_hold_the_weight(bits):
         found = {
             "dense": np.packbits(np.ones(numbers.size * bits, bool)).nbytes,
             "bitmap": np.packbits(numbers != 0).nbytes + values,
-            "csr": csr.indptr.astype(np.uint32).nbytes + csr.indices.astype(np.uint16).nbytes + values,
+            "csr": csr.indptr.astype(np.uint32).nbytes
+            + csr.indices.astype(np.uint16).nbytes
+            + values,
         }
         assert sizes(numbers, bits) == sizes(torch.from_numpy(numbers), bits) == found
 

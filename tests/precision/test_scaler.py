@@ -1,5 +1,5 @@
-"""The loss scaler against torch's, bit for bit: over random sequences, over every order of calls, and past
-the point where torch's would go on for ever.
+"""The loss scaler against torch's, bit for bit: over random sequences, over every order of calls,
+and past the point where torch's would go on for ever.
 """
 
 import itertools
@@ -21,12 +21,16 @@ SHAPES = (3, 5), (7,), (), (0, 2)  # of an optimizer's parameters
 
 
 class Side:
-    """A scaler with optimizers of its own, all of it a function of ``seed`` and of the scaler's class."""
+    """A scaler with optimizers of its own, all of it a function of ``seed`` and of the scaler's
+    class.
+    """
 
     def __init__(self, scaler, seed, dtype=torch.float32):
         rng, self.scaler, self.steps = np.random.default_rng(seed), scaler, []
         of = {"dtype": dtype, "device": DEVICE, "requires_grad": True}
-        self.parameters = [[torch.tensor(rng.normal(size=s), **of) for s in SHAPES] for _ in range(2)]
+        self.parameters = [
+            [torch.tensor(rng.normal(size=s), **of) for s in SHAPES] for _ in range(2)
+        ]
         self.optimizers = [
             torch.optim.SGD(self.parameters[0], lr=0.1, momentum=0.9),
             torch.optim.AdamW(self.parameters[1], lr=0.01, weight_decay=0.1),
@@ -36,7 +40,9 @@ class Side:
 
     def backward(self, which, coefficients):
         """The gradient of parameter i of optimizer ``which`` is the scale times coefficients[i]."""
-        losses = [(p * c.to(p)).sum() for p, c in zip(self.parameters[which], coefficients, strict=True)]
+        losses = [
+            (p * c.to(p)).sum() for p, c in zip(self.parameters[which], coefficients, strict=True)
+        ]
         half = len(losses) // 2
         torch.autograd.backward(self.scaler.scale([sum(losses[:half]), sum(losses[half:])]))
 
@@ -68,11 +74,14 @@ def coefficients(rng, bad):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("seed", [*(pytest.param(n, marks=pytest.mark.gpu) for n in range(3)), *range(3, 9)])
+@pytest.mark.parametrize(
+    "seed", [*(pytest.param(n, marks=pytest.mark.gpu) for n in range(3)), *range(3, 9)]
+)
 def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
     try:
         numbers = (
-            torch.ones((), dtype=kind, device=DEVICE) for kind in (dtype, torch.float32, torch.float32)
+            torch.ones((), dtype=kind, device=DEVICE)
+            for kind in (dtype, torch.float32, torch.float32)
         )
         torch._amp_foreach_non_finite_check_and_unscale_([next(numbers)], *numbers)
     except NotImplementedError as error:  # by PyTorch 2.11 on a GPU, for bfloat16
@@ -115,7 +124,9 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
             side.scaler.update(new_scale)
         assert sides[0].numbers() == sides[1].numbers()
         assert sides[0].scaler.get_scale() == sides[1].scaler.get_scale()
-        if rng.random() < 0.2:  # each goes on from the other's state, its interval perhaps passed; pickled
+        if (
+            rng.random() < 0.2
+        ):  # each goes on from the other's state, its interval perhaps passed; pickled
             states, interval = [side.scaler.state_dict() for side in sides], int(rng.integers(1, 6))
             if rng.random() < 0.5:
                 sides[0].scaler, sides[1].scaler = GradScaler(DEVICE), torch.amp.GradScaler(DEVICE)
@@ -126,7 +137,13 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
 
 
 @pytest.mark.oracle
-@example(overflows=4 * [False], init_scale=2.0**126, growth_factor=2.0, backoff_factor=0.5, growth_interval=1)
+@example(
+    overflows=4 * [False],
+    init_scale=2.0**126,
+    growth_factor=2.0,
+    backoff_factor=0.5,
+    growth_interval=1,
+)
 @settings(max_examples=150, deadline=None)
 @given(
     overflows=st.lists(st.booleans(), min_size=1, max_size=60),
@@ -159,7 +176,9 @@ def test_scale_and_tracker_equal_torch(overflows, **arguments):
 
 
 CALLS = {
-    "backward": lambda s: [s.backward(i, coefficients(np.random.default_rng(i), False)) for i in (0, 1)],
+    "backward": lambda s: [
+        s.backward(i, coefficients(np.random.default_rng(i), False)) for i in (0, 1)
+    ],
     "zero_grad": lambda s: [optimizer.zero_grad() for optimizer in s.optimizers],
     "unscale": lambda s: s.scaler.unscale_(s.optimizers[0]),
     "step": lambda s: s.scaler.step(s.optimizers[0]),
@@ -290,7 +309,9 @@ def test_a_fused_optimizer_does_what_torchs_scaler_makes_it_do():
 def overflowing(scaler, updates, value=math.inf):
     """``updates`` updates whose gradients all overflow; the parameters and optimizer."""
     p, q = torch.ones(3, 2, requires_grad=True), torch.ones(5, requires_grad=True)
-    optimizer = torch.optim.Adam([{"params": [torch.ones(1, requires_grad=True), q]}, {"params": [p]}])
+    optimizer = torch.optim.Adam(
+        [{"params": [torch.ones(1, requires_grad=True), q]}, {"params": [p]}]
+    )
     for _ in range(updates):
         optimizer.zero_grad()
         scaler.scale(q.sum() + (p * value).sum()).backward()
@@ -303,12 +324,20 @@ def overflowing(scaler, updates, value=math.inf):
 @pytest.mark.parametrize("backoff, value, updates", [
     (0.5, math.inf, 40), (0.5, math.nan, 40), (0.9, math.inf, 264),
 ])  # fmt: skip
-def test_after_so_many_skips_in_a_row_it_stops_and_a_clean_step_starts_anew(backoff, value, updates):
+def test_after_so_many_skips_in_a_row_it_stops_and_a_clean_step_starts_anew(
+    backoff, value, updates
+):
     """Where the scale has fallen by 2⁻⁴⁰, to 2⁻²⁴: 0.9^264 < 2⁻⁴⁰ < 0.9^263."""
-    ours, theirs = (kind("cpu", backoff_factor=backoff) for kind in (GradScaler, torch.amp.GradScaler))
+    ours, theirs = (
+        kind("cpu", backoff_factor=backoff) for kind in (GradScaler, torch.amp.GradScaler)
+    )
     for scaler in (ours, theirs):
         p, q, optimizer = overflowing(scaler, updates - 1, value)
-        assert torch.equal(p, torch.ones(3, 2)) and torch.equal(q, torch.ones(5)) and not optimizer.state
+        assert (
+            torch.equal(p, torch.ones(3, 2))
+            and torch.equal(q, torch.ones(5))
+            and not optimizer.state
+        )
     assert ours.state_dict() == theirs.state_dict() and ours.get_scale() > 2.0**-24
     overflowing(ours, 1, 1.0)
     ours.update(2.0**16)
@@ -321,7 +350,9 @@ def test_after_so_many_skips_in_a_row_it_stops_and_a_clean_step_starts_anew(back
 @pytest.mark.oracle
 def test_a_scale_whose_inverse_is_infinite_is_not_used_where_torch_destroys_the_parameters():
     p, q = (torch.ones(2, requires_grad=True) for _ in range(2))
-    ours, theirs = (kind("cpu", init_scale=2.0**-130) for kind in (GradScaler, torch.amp.GradScaler))
+    ours, theirs = (
+        kind("cpu", init_scale=2.0**-130) for kind in (GradScaler, torch.amp.GradScaler)
+    )
     for scaler, each in ((ours, p), (theirs, q)):
         scaler.scale((each * torch.tensor([0.0, 1.0])).sum()).backward()
     theirs.step(torch.optim.SGD([q], lr=0.1))

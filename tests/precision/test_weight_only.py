@@ -1,4 +1,6 @@
-"""Weights in few bits: grids, packing, GPTQ against its definition, AWQ, and the products that read them."""
+"""Weights in few bits: grids, packing, GPTQ against its definition, AWQ, and the products that read
+them.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from ed_lib.precision import quantization, weight_only
 
 
 def naive_gptq(weight, hessian, bits, group, damping=0.01):
-    """Column after column, each with the inverse of what is left of the Hessian, as the paper defines it."""
+    """Column after column, each with the inverse of what is left of the Hessian, as the paper
+    defines it.
+    """
     left, matrix = weight.double().clone(), hessian.double().clone()
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
@@ -29,7 +33,9 @@ def naive_gptq(weight, hessian, bits, group, damping=0.01):
 def weight_and_inputs(rows=7, columns=32, samples=60, seed=0):
     draw = torch.Generator().manual_seed(seed)
     mixing = torch.randn(columns, columns, generator=draw)
-    return torch.randn(rows, columns, generator=draw), torch.randn(samples, columns, generator=draw) @ mixing
+    return torch.randn(rows, columns, generator=draw), torch.randn(
+        samples, columns, generator=draw
+    ) @ mixing
 
 
 def output_error(few, weight, x, factors=1.0):
@@ -42,7 +48,9 @@ def test_to_the_nearest_every_number_is_within_half_a_step(rows, groups, group, 
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(rows))
     few = weight_only.rtn(weight, bits, group)
     assert few.group == group and int(few.codes.max()) < 2**bits
-    assert few.bytes == -(-rows * groups * group * bits // 8) + 2 * 2 * rows * groups  # packed; 16 bits each
+    assert (
+        few.bytes == -(-rows * groups * group * bits // 8) + 2 * 2 * rows * groups
+    )  # packed; 16 bits each
     off = (few.weight() - weight).abs().view(rows, groups, group)
     assert (off <= few.scale[..., None] / 2 + 1e-6).all()
 
@@ -55,7 +63,9 @@ def test_numbers_that_are_all_equal_stay():
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(("columns", "group", "bits"), [(16, 8, 4), (24, 24, 3), (32, 4, 2), (12, 1, 4)])
+@pytest.mark.parametrize(
+    ("columns", "group", "bits"), [(16, 8, 4), (24, 24, 3), (32, 4, 2), (12, 1, 4)]
+)
 def test_gptq_is_its_definition(columns, group, bits):
     weight, x = weight_and_inputs(columns=columns)
     x[:, 3] = 0  # an input that is never anything else
@@ -70,7 +80,9 @@ def test_gptq_and_awq_are_no_worse_than_the_nearest_on_their_inputs(seed):
     plain = output_error(weight_only.rtn(weight, 4, 8), weight, x)
     assert output_error(weight_only.gptq(weight, weight_only.hessian(x), 4, 8), weight, x) < plain
     few, factors = weight_only.awq(weight, x, 4, 8)
-    assert output_error(few, weight, x, factors) <= plain * (1 + 1e-4)  # the power 0 is among those tried
+    assert output_error(few, weight, x, factors) <= plain * (
+        1 + 1e-4
+    )  # the power 0 is among those tried
 
 
 @pytest.mark.oracle
@@ -103,7 +115,9 @@ def test_awq_leaves_the_column_of_a_silent_input_as_it_is():
         few, factors = weight_only.awq(weight, x, 4, 32)
         off, step = (few.weight() / factors - weight)[:, 0].abs(), few.scale[:, 0]
         assert factors[0] == 1 and (off <= step / 2 + 1e-6).all()
-        new = torch.randn(300, 32, generator=torch.Generator().manual_seed(100 + seed))  # with a voice
+        new = torch.randn(
+            300, 32, generator=torch.Generator().manual_seed(100 + seed)
+        )  # with a voice
         new[:, 1:3] *= 10
         plain = output_error(weight_only.rtn(weight, 4, 32), weight, new)
         assert output_error(few, weight, new, factors) <= plain
@@ -122,7 +136,9 @@ def test_hessians_of_few_inputs_or_of_none():
 def test_what_a_layer_keeps_is_saved_loaded_and_moved():
     weight, x = weight_and_inputs(rows=64, columns=128)
     both = (weight_only.rtn(w, 4, 32) for w in (weight, -2 * weight))
-    saved, other = (weight_only.Linear4(few, few.least[:, 0], few.weight()[0].abs() + 1) for few in both)
+    saved, other = (
+        weight_only.Linear4(few, few.least[:, 0], few.weight()[0].abs() + 1) for few in both
+    )
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x))
     assert sorted(saved.state_dict()) == ["bias", "factors", "grids", "packed"]
@@ -142,8 +158,12 @@ def test_groups_and_their_codes_are_torchaos(bits, group):
     )
     assert torch.equal(scale.view_as(few.scale), few.scale)
     assert torch.equal(middle.view_as(few.scale), few.least + few.scale * 2 ** (bits - 1))
-    codes = theirs._quantize_affine_tinygemm(weight, (1, group), scale, middle, torch.uint8, 0, most)
-    off = (codes.int() - few.codes.int()).abs()  # by another formula: halfway cases may fall to either side
+    codes = theirs._quantize_affine_tinygemm(
+        weight, (1, group), scale, middle, torch.uint8, 0, most
+    )
+    off = (
+        codes.int() - few.codes.int()
+    ).abs()  # by another formula: halfway cases may fall to either side
     assert off.max() <= 1 and off.float().mean() < 1e-3
 
 

@@ -1,8 +1,10 @@
-"""ED's forward pass and update as compiled functions, for a CPU: what ``gpu`` is for a GPU. float32 only.
+"""ED's forward pass and update as compiled functions, for a CPU: what ``gpu`` is for a GPU. float32
+only.
 
-NumPy needs six calls for a layer, each with a walk through all its numbers. Here Numba compiles the walk
-through all layers into one call. The sums of a product stay in registers, see ``ed_lib.registers``, and what
-follows is one loop, in the core's cache. Numbers in compiled code are wrapped so that they stay 32 bits wide.
+NumPy needs six calls for a layer, each with a walk through all its numbers. Here Numba compiles the
+walk through all layers into one call. The sums of a product stay in registers, see
+``ed_lib.registers``, and what follows is one loop, in the core's cache. Numbers in compiled code
+are wrapped so that they stay 32 bits wide.
 """
 
 from collections.abc import Sequence
@@ -18,25 +20,35 @@ F = np.float32
 LEAST, MOST = 16, 64  # samples in a tile: fewer make thin products, more leave the fastest cache
 SHIFT = F(1.5 * 2**23)
 # 2^f for f in [−½, ½], to a relative error of 2e-7
-EXP2 = np.polynomial.Chebyshev.interpolate(np.exp2, 5, [-0.5, 0.5]).convert(kind=np.polynomial.Polynomial)
+EXP2 = np.polynomial.Chebyshev.interpolate(np.exp2, 5, [-0.5, 0.5]).convert(
+    kind=np.polynomial.Polynomial
+)
 P0, P1, P2, P3, P4, P5 = map(F, EXP2.coef)
 
 
-def forward_all(p: dict, biases: Sequence[Array], x: Array, states: Array, out: Array, u0: float) -> None:
+def forward_all(
+    p: dict, biases: Sequence[Array], x: Array, states: Array, out: Array, u0: float
+) -> None:
     """As ``layout.forward_all``."""
     tiles = max(1, min(get_num_threads(), len(x) // LEAST), -(-len(x) // MOST))
     weights = (p[f"{layer}.weight"] for layer in LAYERS)
-    forward_layers(*map(np.asarray, (x, states, out, *weights, *biases)), F(-2 / u0 / np.log(2)), tiles)
+    forward_layers(
+        *map(np.asarray, (x, states, out, *weights, *biases)), F(-2 / u0 / np.log(2)), tiles
+    )
 
 
-def learn_all(p: dict, x: Array, states: Array, out: Array, gains: Array, bias_gains: Array) -> None:
+def learn_all(
+    p: dict, x: Array, states: Array, out: Array, gains: Array, bias_gains: Array
+) -> None:
     """As ``layout.learn_all``, of all layers."""
     parameters = (p[f"{layer}.{part}"] for part in ("weight", "bias") for layer in LAYERS)
-    learn_layers(*map(np.asarray, (x, states, out, gains, bias_gains, *parameters)), get_num_threads())
+    learn_layers(
+        *map(np.asarray, (x, states, out, gains, bias_gains, *parameters)), get_num_threads()
+    )
 
 
 @njit(parallel=True, **FAST)
-def forward_layers(x, states, out, first, weight, last, first_bias, bias, last_bias, scale, tiles):
+def forward_layers(x, states, out, first, weight, last, first_bias, bias, last_bias, scale, tiles):  # noqa: PLR0917
     """Each of ``tiles`` takes its rows of the batch through all layers."""
     depth, networks = weight.shape[:2]
     batch, inputs = x.shape
@@ -47,7 +59,14 @@ def forward_layers(x, states, out, first, weight, last, first_bias, bias, last_b
         answer(x[rows], w, first_bias[k, 0], scale, states[0, k, rows], w)
         for d in range(depth):
             later = weight[min(d + 1, depth - 1), k]
-            answer(states[d, k, rows], weight[d, k], bias[d, k, 0], scale, states[d + 1, k, rows], later)
+            answer(
+                states[d, k, rows],
+                weight[d, k],
+                bias[d, k, 0],
+                scale,
+                states[d + 1, k, rows],
+                later,
+            )
         answer(states[depth, k, rows], last[k], last_bias[k, 0], scale, out[k, rows], last[k])
 
 
@@ -64,19 +83,25 @@ def answer(x, w, bias, scale, y, later):
 def fire(t):
     """1 / (1 + 2^t), in steps that the compiler turns into vector instructions.
 
-    2^t = 2^n 2^f with n = round(t): adding 1.5 · 2^23 rounds, and leaves n in the last bits. 2^f is a short
-    series; n is added to the bits of its exponent.
+    2^t = 2^n 2^f with n = round(t): adding 1.5 · 2^23 rounds, and leaves n in the last bits. 2^f is
+    a short series; n is added to the bits of its exponent.
     """
     t = min(max(t, F(-126)), F(126))
     shifted = np.float32(t + SHIFT)
     f = t - (shifted - SHIFT)
     series = np.float32(P0 + f * (P1 + f * (P2 + f * (P3 + f * (P4 + f * P5)))))
-    return F(1) / (F(1) + np.int32(series.view(np.int32) + shifted.view(np.int32) * 2**23).view(np.float32))
+    return F(1) / (
+        F(1) + np.int32(series.view(np.int32) + shifted.view(np.int32) * 2**23).view(np.float32)
+    )
 
 
 @njit(parallel=True, **FAST)
-def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_bias, bias, last_bias, tiles):
-    """Each of ``tiles`` takes some inputs, and hidden layers that follow one another: less for its cache."""
+def learn_layers(  # noqa: PLR0917
+    x, states, out, gains, bias_gains, first, weight, last, first_bias, bias, last_bias, tiles
+):
+    """Each of ``tiles`` takes some inputs, and hidden layers that follow one another: less for its
+    cache.
+    """
     depth, networks, cells = weight.shape[:3]
     (batch, inputs), jobs = x.shape, depth * networks
     for tile in prange(tiles):
@@ -84,7 +109,9 @@ def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_b
         for job in range(tile * jobs // tiles, (tile + 1) * jobs // tiles):
             d, k = job // networks, job % networks
             x_y, own = (states[d, k], states[d + 1, k]), (weight[d, k], bias[d, k])
-            learn_layer(*x_y, gains[k], bias_gains[k], *own, sent, received, states[min(d + 2, depth), k])
+            learn_layer(
+                *x_y, gains[k], bias_gains[k], *own, sent, received, states[min(d + 2, depth), k]
+            )
         some = slice(tile * inputs // tiles, (tile + 1) * inputs // tiles)
         for k in range(networks):
             slope(states[0, k], received)
@@ -101,7 +128,7 @@ def learn_layers(x, states, out, gains, bias_gains, first, weight, last, first_b
 
 
 @njit(**FAST)
-def learn_layer(x, y, gains, bias_gains, weight, bias, sent, received, later):
+def learn_layer(x, y, gains, bias_gains, weight, bias, sent, received, later):  # noqa: PLR0917
     """One layer's update: x (B, I), y (B, O); sent and received, like them, are overwritten."""
     half = x.shape[1] // 2
     for b in range(len(x)):
@@ -126,8 +153,8 @@ def slope(y, received):
 
 @njit(**FAST)
 def add_product(x, w, start, out, ahead):
-    """out = start + x w, (R, C) + (R, K) (K, C): WIDE columns at once, then LANES; zeros fill up the last.
-    ahead (K, C): see ``product``.
+    """out = start + x w, (R, C) + (R, K) (K, C): WIDE columns at once, then LANES; zeros fill up
+    the last. ahead (K, C): see ``product``.
     """
     done, columns = 0, w.shape[1]
     if columns == WIDE:  # no views, since to make them takes as long as a small product

@@ -1,23 +1,19 @@
-"""ED's hidden layers as two CUDA kernels, for CuPy: one launch for a forward pass, one for an update.
+"""ED's hidden layers as two CUDA kernels, for CuPy: one launch for a forward pass, one for an
+update.
 
-Letters: D hidden-to-hidden layers, K networks, B batch, C = 2W cells of a layer, n senders of the bias.
-Arrays as in :mod:`ed_lib.ed.layout`, contiguous, all float32 or all float64: CuPy's on one GPU, or NumPy's,
-for which :class:`RawKernel` runs the same source on the CPU.
+Letters: D hidden-to-hidden layers, K networks, B batch, C = 2W cells of a layer, n senders of the
+bias. Arrays as in :mod:`ed_lib.ed.layout`, contiguous, all float32 or all float64: CuPy's on one
+GPU, or NumPy's, for which ``cuda_on_cpu.RawKernel`` runs the same source on the CPU.
 """
 
-import ctypes
 import functools
-import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ed_lib.arrays import Array, dtype_name
 from ed_lib.ed import layout
+from ed_lib.ed.cuda_on_cpu import RawKernel
 from ed_lib.ed.space import library
 
 BLOCK = 512  # threads of a block at most, and so cells of a layer
@@ -31,7 +27,8 @@ forward(real* states, const real* weight, const real* bias,
     extern __shared__ real x[];      // (ROWS, C): what the layer below answers to ROWS samples
     real* sums = x + ROWS * cells;   // (parts, ROWS, C): what each part of the senders adds up to
     int first = blockIdx.x * ROWS, rows = min(ROWS, batch - first), k = blockIdx.y;
-    int o = threadIdx.x, part = threadIdx.y, parts = blockDim.y;  // a thread: a receiver, some senders
+    // a thread: a receiver, some senders
+    int o = threadIdx.x, part = threadIdx.y, parts = blockDim.y;
     int share = (cells + parts - 1) / parts, end = min(cells, (part + 1) * share);
     states += ((size_t)k * batch + first) * cells + o;
     weight += (size_t)k * cells * cells + o;
@@ -73,7 +70,8 @@ update(real* weight, real* bias, const real* states, const real* gains,
         real dw[SENDERS] = {};  // of the weights from these senders
         for (int b = 0; b < batch; b++) {
             real slope = sign * y[b * cells] * (1 - y[b * cells]);
-            real from_0 = slope * gains[b], from_1 = slope * gains[batch + b];  // a type of sender each
+            // a type of sender each
+            real from_0 = slope * gains[b], from_1 = slope * gains[batch + b];
             for (int s = 0, i = first; s < SENDERS; s++, i++)
                 if (i < cells) dw[s] += x[b * cells + i] * (i < cells / 2 ? from_0 : from_1);
         }
@@ -118,7 +116,7 @@ def block_of(cells: int) -> tuple[int, int]:
 
 @functools.cache
 def kernel(name: str, module: Any, dtype: Any) -> Any:
-    """The kernel of this name as a ``RawKernel``, of CuPy or of this module."""
+    """The kernel of this name as a ``RawKernel``, of CuPy or, for NumPy's arrays, on the CPU."""
     raw = RawKernel if module is np else module.RawKernel
     return raw({"forward": FORWARD, "update": UPDATE}[name], name, options(dtype_name(dtype)))
 
@@ -127,75 +125,3 @@ def options(dtype: str) -> tuple[str, ...]:
     """What the kernels' source leaves open, for the compiler."""
     real = {"float32": "float", "float64": "double"}[dtype]
     return f"-Dreal={real}", f"-DBLOCK={BLOCK}", f"-DROWS={ROWS}", f"-DSENDERS={SENDERS}"
-
-
-MACROS = "__global__= __device__= __launch_bounds__(n)= __shared__=static".split()
-MACROS += ["__syncthreads()=together->arrive_and_wait()"]
-PROGRAM = """
-#include <math.h>
-#include <algorithm>
-#include <barrier>
-#include <thread>
-#include <vector>
-using std::max, std::min;
-using float32 = float; using float64 = double; using int32 = int; using int64 = long long;
-struct dim3 { unsigned x, y, z; };
-static dim3 gridDim, blockDim, blockIdx; static thread_local dim3 threadIdx;
-static std::barrier<>* together;  // the threads of a block
-static char* memory;  // that they share
-SOURCE
-template <class... A, class... G> void call(void (*kernel)(A...), G... given) {
-    static_assert(((sizeof(A) == sizeof(G) && std::is_integral_v<A> == std::is_integral_v<G>) && ...));
-    kernel(given...);
-}
-static dim3 place(unsigned n, dim3 in) { return {n % in.x, n / in.x % in.y, n / in.x / in.y}; }
-extern "C" void launch(const unsigned* s, void** args, char* shared) {
-    gridDim = {s[0], s[1], s[2]}, blockDim = {s[3], s[4], s[5]}, memory = shared;
-    for (unsigned block = 0, size = s[3] * s[4] * s[5]; block < s[0] * s[1] * s[2]; block++) {
-        std::vector<std::thread> threads;
-        std::barrier<> barrier(size);
-        together = &barrier, blockIdx = place(block, gridDim);
-        for (unsigned n = 0; n < size; n++)
-            threads.emplace_back([=] { threadIdx = place(n, blockDim), call(KERNEL); });
-        for (auto& thread : threads) thread.join();
-    }
-}
-"""
-
-
-class RawKernel:
-    """A kernel on a CPU, made and called as CuPy's are: it shows what is computed, and not how fast.
-
-    args are NumPy's arrays, written in place, and scalars; Python's own int and float count as 64 bits, as in
-    CuPy. TypeError for what the compiler, of C++20, does not accept. Each CUDA thread of a block becomes a
-    thread of the CPU, and ``__syncthreads()`` a barrier of theirs; blocks run one after another.
-    """
-
-    def __init__(self, code: str, name: str, options: tuple[str, ...] = ()):
-        self.code, self.name, self.options = code, name, tuple(options)
-
-    def __call__(self, grid: tuple, block: tuple, args: tuple, *, shared_mem: int = 0) -> None:
-        values = [np.asarray(arg) for arg in args]
-        stars = ["" if isinstance(arg, np.ndarray) else "*" for arg in args]  # a scalar is passed by value
-        given = [f"{stars[n]}({value.dtype}*)args[{n}]" for n, value in enumerate(values)]
-        sizes = np.maximum([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], 1).astype(np.uint32)  # as CuPy does
-        pointers = np.array([value.ctypes.data for value in values], np.uintp)
-        memory = np.full(shared_mem, 255, np.uint8)  # NaN, until a kernel writes
-        launch = compile_kernel(self.code, ", ".join([self.name, *given]), self.options)
-        launch(*(ctypes.c_void_p(array.ctypes.data) for array in (sizes, pointers, memory)))
-
-
-@functools.cache
-def compile_kernel(code: str, kernel: str, options: tuple[str, ...]) -> Callable:
-    """The function that launches a kernel, with arguments of the types that follow its name."""
-    code = re.sub(r"extern __shared__ (\w+) (\w+)\[\]", r"\1* \2 = (\1*)memory", code)
-    program = PROGRAM.replace("SOURCE", code).replace("KERNEL", kernel)
-    if not shutil.which("g++"):
-        raise RuntimeError("a CUDA kernel on a CPU needs the compiler g++: install g++")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*"g++ -std=c++20 -O2 -shared -fPIC -pthread".split(), *options, "-x", "c++", "-"]
-        command += ["-o", f"{folder}/kernel.so", *(f"-D{macro}" for macro in MACROS)]
-        done = subprocess.run(command, input=program, capture_output=True, text=True)
-        if done.returncode:
-            raise TypeError(f"{kernel.partition(',')[0]} does not compile, or not for these:\n{done.stderr}")
-        return ctypes.CDLL(f"{folder}/kernel.so").launch

@@ -1,4 +1,6 @@
-"""The model of a step against sums by hand, the simulator and formulas; published runs are in its chapter."""
+"""The model of a step against sums by hand, the simulator and formulas; published runs are in its
+chapter.
+"""
 
 import math
 from dataclasses import replace
@@ -12,10 +14,18 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ed_lib.models import Block
-from ed_lib.parallel import ledger, mesh, schedules
+from ed_lib.parallel import ledger, schedules, step_model
 from ed_lib.parallel.links import Link, all_reduce_seconds
-from ed_lib.parallel.mesh import Layout, Machine, Model, device_memory, exposed, layer_seconds, step_seconds
 from ed_lib.parallel.simulator import simulate
+from ed_lib.parallel.step_model import (
+    Layout,
+    Machine,
+    Model,
+    device_memory,
+    exposed,
+    layer_seconds,
+    step_seconds,
+)
 
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
 FREE, NEVER = Link(0.0, 0.0), 1e30
@@ -67,7 +77,9 @@ def test_a_ring_of_keys_takes_the_link_that_it_crosses(t, c, server, inside):
 
 @pytest.mark.parametrize(("p", "each"), [(1, 4), (2, 2)])
 def test_gradients_of_copies_and_of_parts_of_a_sequence_meet_in_servers_where_they_stand(p, each):
-    """Context 2, two copies, in a server of four: with a pipeline between them, copies are in two servers."""
+    """Context 2, two copies, in a server of four: with a pipeline between them, copies are in two
+    servers.
+    """
     inside, between = Link(0, 1e-9), Link(0, 1e-6)
     machine = Machine(NEVER, NEVER, 1, inside, between, 4)
     found = step_seconds(SMALL, machine, Layout(4 * p, 1, p, 2, context=2))["copies"]
@@ -90,8 +102,14 @@ def test_stages_and_bubble_are_the_simulators(p, m, extra, per):
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 4)])
 def test_interleaving_divides_the_bubble(p, v, m):
-    model, layout = replace(SMALL, layers=p * v, vocabulary=0), Layout(p, 1, p, m, chunks=v, overlap=True)
-    parts, one = step_seconds(model, PLAIN, layout), sum(layer_seconds(model, PLAIN, layout).values())
+    model, layout = (
+        replace(SMALL, layers=p * v, vocabulary=0),
+        Layout(p, 1, p, m, chunks=v, overlap=True),
+    )
+    parts, one = (
+        step_seconds(model, PLAIN, layout),
+        sum(layer_seconds(model, PLAIN, layout).values()),
+    )
     clock = simulate(schedules.interleaved(v), p, m, {"forward": one / 4, "backward": 3 * one / 4})
     assert math.isclose(clock.seconds, sum(parts.values()) - parts["optimizer"], rel_tol=1e-9)
 
@@ -99,7 +117,9 @@ def test_interleaving_divides_the_bubble(p, v, m):
 @pytest.mark.oracle
 @given(message=st.floats(0, 9), computing=st.floats(0, 9), often=st.integers(1, 20))
 def test_what_computing_does_not_hide(message, computing, often):
-    """Played message by message: each may go once its piece is computed, and the one before has gone."""
+    """Played message by message: each may go once its piece is computed, and the one before has
+    gone.
+    """
     free = 0.0
     for piece in range(1, often + 1):
         free = max(free, piece * computing) + message
@@ -110,7 +130,9 @@ def test_what_computing_does_not_hide(message, computing, often):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("m", [1, 4])
 def test_copies_send_what_each_stage_of_zero_sends(stage, m):
-    """With nothing hidden, seconds are the ledger's numbers: 2 Ψ, or 3 Ψ of FSDP, for every micro-batch."""
+    """With nothing hidden, seconds are the ledger's numbers: 2 Ψ, or 3 Ψ of FSDP, for every
+    micro-batch.
+    """
     machine = Machine(NEVER, NEVER, 1, FREE, Link(0, 1e-9), 1)
     found = step_seconds(SMALL, machine, Layout(4, batch=4 * m, stage=stage))["copies"]
     assert math.isclose(found, 2 * ledger.sent(SMALL.parameters, 4, stage, m) * 1e-9)
@@ -120,7 +142,9 @@ def test_copies_send_what_each_stage_of_zero_sends(stage, m):
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_the_state_is_the_ledgers(stage, chunks):
     layout = Layout(64, 4, 2, 64, chunks=chunks, stage=stage)
-    own = (4 * SMALL.weights + SMALL.vocabulary * SMALL.hidden) / 4  # of stage 0, with the embedding
+    own = (
+        4 * SMALL.weights + SMALL.vocabulary * SMALL.hidden
+    ) / 4  # of stage 0, with the embedding
     wanted = ledger.state(own, layout.data, stage)
     if stage > 1:  # the piece at work is whole
         wanted["gradients"] += 2 * own / 4
@@ -132,9 +156,9 @@ def test_the_state_is_the_ledgers(stage, chunks):
 
 @pytest.mark.oracle
 def test_activations_are_the_publications_where_they_keep_the_same():
-    """Korthikanti et al. (2022), equations 1 to 4: of their 34 bytes a token and H, 4 are inputs of norms,
-    which only sequence parallelism cuts, 6 Q, K and V, 2 attention's output, 8 one wide activation; the other
-    14 are masks, and what is computed again here.
+    """Korthikanti et al. (2022), equations 1 to 4: of their 34 bytes a token and H, 4 are inputs of
+    norms, which only sequence parallelism cuts, 6 Q, K and V, 2 attention's output, 8 one wide
+    activation; the other 14 are masks, and what is computed again here.
     """
     whole = device_memory(replace(SMALL, vocabulary=0), Layout(1))["activations"]
     assert whole == 8 * 16 * 2 * (2 * 64 + 4 * 64 + 256)
@@ -153,16 +177,16 @@ def test_few_tokens_take_the_time_of_reading_the_weights():
 
 
 def test_a_slower_machine_is_slower_in_what_it_says():
-    machine = mesh.H100.slower(0.5, 0.25, 0.1)
-    assert machine.rate == mesh.H100.rate / 2 and machine.memory == mesh.H100.memory / 4
+    machine = step_model.H100.slower(0.5, 0.25, 0.1)
+    assert machine.rate == step_model.H100.rate / 2 and machine.memory == step_model.H100.memory / 4
     assert machine.between.beta == pytest.approx(10 / 50e9) and machine.inside.alpha == 5e-6
-    assert replace(mesh.H100, rate=1) == replace(mesh.H100.slower(0.3), rate=1)
+    assert replace(step_model.H100, rate=1) == replace(step_model.H100.slower(0.3), rate=1)
 
 
 @pytest.mark.oracle
 def test_ddp_sums_every_gradient_once_in_buckets():
-    """What stage 0 counts. DDP sums in C++, where no mode sees it, but says so to its hook; of two steps the
-    second, since the first shows DDP in which order gradients come.
+    """What stage 0 counts. DDP sums in C++, where no mode sees it, but says so to its hook; of two
+    steps the second, since the first shows DDP in which order gradients come.
     """
     dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
     try:

@@ -1,5 +1,5 @@
-"""The step of an LSTM against torch.nn.LSTMCell and autograd: the plain twin, and the Triton kernel, in its
-interpreter where there is no GPU.
+"""The step of an LSTM against torch.nn.LSTMCell and autograd: the plain twin, and the Triton
+kernel, in its interpreter where there is no GPU.
 """
 
 import gc
@@ -19,11 +19,20 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 pytest.importorskip("triton")
-from ed_lib.lstm import gpu  # noqa: E402
+from ed_lib.lstm import lstm_on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FORWARD = {"plain": gpu.plain_cell, "triton": gpu.triton_cell, "operator": gpu.cell}
-SIZES = [(1, 1), (3, 5), (2, 128), (7, 65)]  # (B, H): less than a block of 256, more, and not a multiple
+FORWARD = {
+    "plain": lstm_on_gpu.plain_cell,
+    "triton": lstm_on_gpu.triton_cell,
+    "operator": lstm_on_gpu.cell,
+}
+SIZES = [
+    (1, 1),
+    (3, 5),
+    (2, 128),
+    (7, 65),
+]  # (B, H): less than a block of 256, more, and not a multiple
 ERROR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LIKE = dict(dtype=torch.float64, device=DEVICE)
 
@@ -71,8 +80,12 @@ def test_large_numbers_do_not_overflow(how, dtype):
 
 
 def run(program, **environment):
-    variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | environment
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables)
+    variables = {
+        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
+    } | environment
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=variables
+    )
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -95,7 +108,7 @@ def test_a_graph_keeps_its_function_and_so_its_arrays_alive(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     owner = Owner()
-    alive, replay = weakref.ref(owner), gpu.capture(owner.run)
+    alive, replay = weakref.ref(owner), lstm_on_gpu.capture(owner.run)
     del owner
     gc.collect()
     replay()
@@ -111,7 +124,7 @@ def test_a_graph_keeps_its_function_and_so_its_arrays_alive(monkeypatch):
 def test_a_graph_of_a_function_that_nobody_else_holds_answers_right():
     def graph_of(weight):
         answer = torch.zeros(64, 64, device="cuda")
-        return gpu.capture(lambda: torch.mm(weight, weight, out=answer)), answer
+        return lstm_on_gpu.capture(lambda: torch.mm(weight, weight, out=answer)), answer
 
     graph, answer = graph_of(torch.eye(64, device="cuda"))
     gc.collect()
@@ -125,10 +138,10 @@ NOT_HERE = """
 import sys
 sys.modules["triton"] = None
 import torch
-from ed_lib.lstm import LSTM, gpu
+from ed_lib.lstm import LSTM, lstm_on_gpu
 print(LSTM(2, 3, rung="fused_pointwise")(torch.zeros(4, 1, 2))[0].shape)  # the twin, on a CPU
 try:
-    gpu.triton_cell(*[torch.zeros(1, 4)] * 8)
+    lstm_on_gpu.triton_cell(*[torch.zeros(1, 4)] * 8)
 except ImportError as error:
     print(error)
 """
@@ -144,13 +157,13 @@ COMPILE = """
 import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ed_lib.lstm import gpu
+from ed_lib.lstm import lstm_on_gpu
 
 found = []
 for target, number in ((75, "fp32"), (80, "fp32"), (90, "fp32"), (90, "fp16"), (90, "fp64")):
-    kernel, whole = gpu.cell_kernel, ("numbers", "size")
+    kernel, whole = lstm_on_gpu.cell_kernel, ("numbers", "size")
     wide = triton.language.float64 if number == "fp64" else triton.language.float32
-    constants = {"IN": wide, "BLOCK": gpu.BLOCK}
+    constants = {"IN": wide, "BLOCK": lstm_on_gpu.BLOCK}
     types = {n: "constexpr" if n in constants else "i32" if n in whole else "*" + number
              for n in kernel.arg_names}
     made = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", target, 32))

@@ -1,14 +1,18 @@
-"""All pointwise work of an LSTM's step as one launch, in Triton, with a plain twin; and CUDA graphs.
+"""All pointwise work of an LSTM's step as one launch, in Triton, with a plain twin; and CUDA
+graphs.
 
-Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget, candidate
-(which NVIDIA and Keras call c) and output. All arrays are contiguous PyTorch tensors of one dtype and device.
+Letters: B batch, H hidden. Gates lie side by side, (B, 4H), in the order i, f, g, o: input, forget,
+candidate (which NVIDIA and Keras call c) and output. All arrays are contiguous PyTorch tensors of
+one dtype and device.
 
     i, f, o = σ(a_i), σ(a_f), σ(a_o);  g = tanh(a_g);  c' = f c + i g;  h = o tanh(c')
 
-with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000).
+with a = W_ih x + b_ih + W_hh h + b_hh (Hochreiter and Schmidhuber, 1997, with the forget gate of
+2000).
 
-``cell`` is an operator of PyTorch's, so that whoever watches its dispatcher, as ``counters`` does, sees one
-launch. On a GPU it runs the Triton kernel, elsewhere the plain twin. What is only written goes by keyword.
+``cell`` is an operator of PyTorch's, so that whoever watches its dispatcher, as ``counters`` does,
+sees one launch. On a GPU it runs the Triton kernel, elsewhere the plain twin. What is only written
+goes by keyword.
 """
 
 from __future__ import annotations
@@ -32,11 +36,12 @@ def plain_cell(
     gates: Tensor, recurrent: Tensor, b_ih: Tensor, b_hh: Tensor, c_before: Tensor, c_after: Tensor,
     h: Tensor, output: Tensor,
 ) -> None:  # fmt: skip
-    """``cell``, one step from the products on, in place: the twin of its kernel, in eleven operations.
+    """``cell``, one step from the products on, in place: the twin of its kernel, in eleven
+    operations.
 
-    gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B, 4H): W_hh h.
-    b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are written, the last two with the
-    same numbers: for the next step and for the layer above.
+    gates (B, 4H): W_ih x before, the activated gates after, kept for the way back. recurrent (B,
+    4H): W_hh h. b_ih, b_hh (4H,). c_before (B, H) is read; c_after, h and output (B, H) are
+    written, the last two with the same numbers: for the next step and for the layer above.
     """
     size = h.shape[1]
     gates.add_(recurrent).add_(b_ih + b_hh)
@@ -50,8 +55,8 @@ def plain_cell(
 
 
 def triton_cell(*read: Tensor, **written: Tensor) -> None:
-    """``cell`` by ``cell_kernel``, a thread for each number of h, on a GPU or in Triton's interpreter. It
-    computes in float32, or in float64.
+    """``cell`` by ``cell_kernel``, a thread for each number of h, on a GPU or in Triton's
+    interpreter. It computes in float32, or in float64.
     """
     if triton is None:
         raise ImportError("the fused step on a GPU needs triton: pip install triton")
@@ -72,7 +77,9 @@ def tanh(x):
     """2σ(2x) − 1, and where its digits cancel the first six terms of the series."""
     z = x * x
     tail = -17 / 315 + z * (62 / 2835 - z * (1382 / 155925))
-    return tl.where(z < 0.02, x + x * z * (-1 / 3 + z * (2 / 15 + z * tail)), 2 / (1 + tl.exp(-2 * x)) - 1)
+    return tl.where(
+        z < 0.02, x + x * z * (-1 / 3 + z * (2 / 15 + z * tail)), 2 / (1 + tl.exp(-2 * x)) - 1
+    )
 
 
 @jit
@@ -84,7 +91,7 @@ def preactivation(gates, recurrent, b_ih, b_hh, at, unit, inside, IN: tl.constex
 
 
 @jit
-def cell_kernel(
+def cell_kernel(  # noqa: PLR0917
     gates, recurrent, b_ih, b_hh, c_before, c_after, h, output,
     numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -109,8 +116,8 @@ def cell_kernel(
 
 
 def capture(call: Callable[[], object]) -> Callable[[], None]:
-    """``call`` as a CUDA graph: what is returned launches all its work as one, on the tensors that the call
-    used, at their addresses; so it keeps the call, and all that this refers to.
+    """``call`` as a CUDA graph: what is returned launches all its work as one, on the tensors that
+    the call used, at their addresses; so it keeps the call, and all that this refers to.
     """
     call()  # so that cuBLAS takes its workspace, and Triton compiles, outside the graph
     torch.cuda.synchronize()

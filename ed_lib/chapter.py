@@ -1,34 +1,36 @@
 """What a chapter needs to start: the style, a line about the machine, tables, source, exercises."""
 
 import functools
-import hashlib
 import html
 import inspect
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ed_lib import arrays, records
+from ed_lib import gpu_cells
 from ed_lib.machine import card
 
 
 def setup() -> None:
-    """Starts a chapter: the figures' style, the ``%%gpu`` magic, and one printed line about the machine."""
+    """Starts a chapter: the figures' style, the ``%%gpu`` magic, and one printed line about the
+    machine.
+    """
     from IPython import get_ipython
 
     from ed_lib import figures
 
     figures.use_style()
     if shell := get_ipython():
-        shell.register_magic_function(_gpu_cell, "cell", "gpu")
+        shell.register_magic_function(gpu_cells.run, "cell", "gpu")
     print(card())
 
 
 def table(rows: Iterable, caption: str, columns: dict[str, Callable] | None = None) -> None:
     """Shows rows as a table with a caption. ValueError when there are none.
 
-    columns: {heading: a function of a row that gives text or a number}; without, rows are dicts, and the
-    columns those of the first. Numbers are set to the right, floats with three significant digits.
+    columns: {heading: a function of a row that gives text or a number}; without, rows are dicts,
+    and the columns those of the first. Numbers are set to the right, floats with three significant
+    digits.
     """
     from IPython.display import HTML, display
 
@@ -46,13 +48,16 @@ def source(thing: Any) -> None:
     """Shows the source of a function, class or kernel of ``ed_lib``, highlighted."""
     from IPython.display import Code, display
 
-    thing = getattr(thing, "py_func", getattr(thing, "fn", thing))  # inside Numba's and Triton's wrappers
+    thing = getattr(
+        thing, "py_func", getattr(thing, "fn", thing)
+    )  # inside Numba's and Triton's wrappers
     display(Code(inspect.getsource(thing), language="python"))
 
 
 def exercise(number: int, returns: bool = True) -> Callable:
-    """Decorates a check, which takes the reader's function and asserts what a solution does: it prints
-    "solved" or what is missing, and never raises. returns: whether a function is to return something.
+    """Decorates a check, which takes the reader's function and asserts what a solution does: it
+    prints "solved" or what is missing, and never raises. returns: whether a function is to return
+    something.
     """
 
     def decorate(check):
@@ -64,7 +69,10 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
             try:
                 check(functools.wraps(solution)(answered))
-            except (Exception, SystemExit) as error:  # whatever a reader's code does, the chapter goes on
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # whatever a reader's code does, the chapter goes on
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 print(f"Exercise {number}: not yet. {kind}{error}")
             else:
@@ -77,25 +85,12 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
 def _cell(value, tag):
     number = isinstance(value, (int, float))
-    short = f"{value:,.0f}" if number and abs(value) >= 1000 else f"{value:.3g}" if number else str(value)
+    short = (
+        f"{value:,.0f}"
+        if number and abs(value) >= 1000
+        else f"{value:.3g}"
+        if number
+        else str(value)
+    )
     text = f"{value:,}" if isinstance(value, int) else short
     return f'<{tag} style="text-align:{"right" if number else "left"}">{html.escape(text)}</{tag}>'
-
-
-def _gpu_cell(line, cell):
-    """What ``%%gpu`` at the top of a cell does: runs the cell, or says that there is no GPU to run it on."""
-    from IPython import get_ipython
-
-    if arrays.gpu_count():
-        get_ipython().run_cell(cell).raise_error()
-        return
-    print("Skipped here: this cell needs a GPU, and this machine has none.")
-    for made in records.by_machine("cells").values():
-        for _, row in records.rows(made, cell=key_of(cell)).iterrows():
-            when = made.attrs["dates"][row.table]
-            print(f"It printed, on an {made.attrs['device']}, {when}:\n\n{row.printed}")
-
-
-def key_of(cell: str) -> str:
-    """By what a record names a ``%%gpu`` cell, so that one with another text is another: its hash."""
-    return hashlib.sha256(cell.removeprefix("%%gpu").strip().encode()).hexdigest()[:12]

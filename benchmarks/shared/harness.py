@@ -1,8 +1,9 @@
-"""What all benchmarks share: versions timed in turns, cases run by seeds, records written table by table.
+"""What all benchmarks share: versions timed in turns, cases run by seeds, records written table by
+table.
 
-A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a :class:`Size` or
-one for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds, results. Optional:
-``ceilings`` of (device, format), and ``context``, which makes that of a table.
+A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a
+:class:`Size` or one for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds,
+results. Optional: ``ceilings`` of (device, format), and ``context``, which makes that of a table.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks import provenance, quiet
+from benchmarks.shared import provenance, quiet
 from ed_lib import data, gates, machine, records, roofline, timing
 
 
 class Size(SimpleNamespace):
-    """What a benchmark is run at; called, another with some values changed. workers: trainings side by side;
-    None: as the machine has threads.
+    """What a benchmark is run at; called, another with some values changed. workers: trainings side
+    by side; None: as the machine has threads.
     """
 
     seeds, offline, workers = 3, False, None
@@ -51,15 +52,21 @@ class Version:
 
 
 def measure(versions, device, seconds, *, rounds=3):
-    """Rows of the versions whose error is within the tolerance, timed for so many seconds each, in turns."""
+    """Rows of the versions whose error is within the tolerance, timed for so many seconds each, in
+    turns.
+    """
     versions = [*filter(is_right, versions)]
     calls, on_gpu = {n: version.call for n, version in enumerate(versions)}, device != "cpu"
     times, rows = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu), []
     for version, time in zip(versions, times.values(), strict=True):
         row = version.case | {"seconds": time.median, "q1": time.q1, "q3": time.q3, "n": time.n}
         if on_gpu:
-            row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)[0].median
-        row |= dict(zip(("floor_bytes", "floor_flops"), version.cost, strict=True)) | {"error": version.error}
+            row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)[
+                0
+            ].median
+        row |= dict(zip(("floor_bytes", "floor_flops"), version.cost, strict=True)) | {
+            "error": version.error
+        }
         rows.append(row | version.results)
     return rows
 
@@ -67,7 +74,10 @@ def measure(versions, device, seconds, *, rounds=3):
 def is_right(version):
     """Whether its error is within its tolerance; says so if it is not."""
     if wrong := version.error is not None and not version.error <= version.tolerance:
-        print(f"{version.case}: deviates by {version.error:.1e}, more than rounding explains; not timed")
+        print(
+            f"{version.case}: deviates by {version.error:.1e}, more than rounding explains;"
+            " not timed"
+        )
     return not wrong
 
 
@@ -78,10 +88,14 @@ def summary(seconds):
 
 
 def runs(function, cases, size, *, seeds=None, **common):
-    """Rows of cases: what ``function(seed=n, size=size, **case, **common)`` gives, side by side, as lists by
-    seed. size: a :class:`Size`. seeds: how many; without, the size's.
+    """Rows of cases: what ``function(seed=n, size=size, **case, **common)`` gives, side by side, as
+    lists by seed. size: a :class:`Size`. seeds: how many; without, the size's.
     """
-    from joblib import Parallel, delayed, parallel_config  # which a bare machine with a GPU may lack
+    from joblib import (
+        Parallel,
+        delayed,
+        parallel_config,
+    )  # which a bare machine with a GPU may lack
 
     with parallel_config("loky", inner_max_num_threads=1):
         options, seeds = common | {"size": size}, range(seeds or size.seeds)
@@ -94,7 +108,9 @@ def runs(function, cases, size, *, seeds=None, **common):
 
 @contextlib.contextmanager
 def one_thread(flush_denormal=False, threads=1):
-    """PyTorch on one thread, as NumPy's products are: too small to share. What is denormal may count as 0."""
+    """PyTorch on one thread, as NumPy's products are: too small to share. What is denormal may
+    count as 0.
+    """
     before = torch.get_num_threads()
     torch.set_flush_denormal(flush_denormal)
     torch.set_num_threads(threads)
@@ -106,19 +122,32 @@ def one_thread(flush_denormal=False, threads=1):
 
 
 @functools.cache
-def images(name, offline=False, convert=lambda pictures, labels: (data.as_inputs(pictures), labels)):
-    """What ``convert`` makes of the training images and their labels, and of the test images and theirs."""
+def images(
+    name, offline=False, convert=lambda pictures, labels: (data.as_inputs(pictures), labels)
+):
+    """What ``convert`` makes of the training images and their labels, and of the test images and
+    theirs.
+    """
     found = data.load(name, offline=offline)
-    return convert(found.train_images, found.train_labels), convert(found.test_images, found.test_labels)
+    return convert(found.train_images, found.train_labels), convert(
+        found.test_images, found.test_labels
+    )
 
 
 def run(benchmark, device, out, *, only=(), tiny=False):
-    """Measures all tables of a module or ``only`` some, each written when it ends → {table: "done", or why it
-    failed}. On a CPU each waits for a quiet machine, and fails if a time is below its floor.
+    """Measures all tables of a module or ``only`` some, each written when it ends → {table: "done",
+    or why it failed}. On a CPU each waits for a quiet machine, and fails if a time is below its
+    floor.
     """
-    size, timed, states = benchmark.TINY if tiny else benchmark.SIZE, device == "cpu" and not tiny, {}
+    size, timed, states = (
+        benchmark.TINY if tiny else benchmark.SIZE,
+        device == "cpu" and not tiny,
+        {},
+    )
     size = size[device] if isinstance(size, dict) else size
-    ceilings = functools.cache(functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device))
+    ceilings = functools.cache(
+        functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device)
+    )
     for table in only or benchmark.TABLES:
         rows, name = [], f"{benchmark.__name__}, {table}"
         try:
@@ -135,13 +164,17 @@ def run(benchmark, device, out, *, only=(), tiny=False):
             states[table] = "done"
         except Exception as error:  # of a driver, a compiler, or of ours; the other tables go on
             traceback.print_exc()
-            states[table] = f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
+            states[table] = (
+                f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
+            )
         print(f"{name}: {states[table]}", flush=True)
     return states
 
 
 def floor(row, ceilings):
-    """{"floor": seconds at the least}: of the bytes, or of the operations, at their format's rate."""
+    """{"floor": seconds at the least}: of the bytes, or of the operations, at their format's
+    rate.
+    """
     if "floor" in row or row.get("floor_flops") is None:
         return {}
     return {"floor": ceilings(format_of(row)).floor(row["floor_bytes"], row["floor_flops"])}

@@ -1,4 +1,6 @@
-"""The formats that benchmarks compare: what each is computed in, and the ceilings of its products."""
+"""The formats that benchmarks compare: what each is computed in, and the ceilings of its
+products.
+"""
 
 import contextlib
 import dataclasses
@@ -15,7 +17,11 @@ def names(device):
     """The formats of training that "cpu" or "cuda" is asked for; float16 is slow on a CPU."""
     if device == "cpu":
         return ["float32", "bfloat16"]
-    return ["float32", *["tf32", "bfloat16"] * (torch.cuda.get_device_capability() >= (8, 0)), "float16"]
+    return [
+        "float32",
+        *["tf32", "bfloat16"] * (torch.cuda.get_device_capability() >= (8, 0)),
+        "float16",
+    ]
 
 
 def context(device, name):
@@ -26,7 +32,9 @@ def context(device, name):
 
 @contextlib.contextmanager
 def products(name):
-    """What a whole step in a format runs in: in "tf32" a GPU's float32 products are, the way back's too."""
+    """What a whole step in a format runs in: in "tf32" a GPU's float32 products are, the way back's
+    too.
+    """
     switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv] if name == "tf32" else []
     try:
         for switch in switches:
@@ -39,7 +47,9 @@ def products(name):
 
 @contextlib.contextmanager
 def restored():
-    """float32 products, those of convolutions and LSTMs too, are exact inside, and as they were after it."""
+    """float32 products, those of convolutions and LSTMs too, are exact inside, and as they were
+    after it.
+    """
     backends = torch.backends.cudnn, torch.backends.mkldnn
     libraries = [getattr(backend, part) for backend in backends for part in ("conv", "rnn")]
     before = [library.fp32_precision for library in libraries]
@@ -55,8 +65,8 @@ def restored():
 
 @restored()
 def ceilings(device, name):
-    """:class:`ed_lib.roofline.Ceilings` of "cpu" or "cuda" in the format of that name. What a CPU cannot add
-    in few bits it adds in float32; TF32 is no faster than bfloat16.
+    """:class:`ed_lib.roofline.Ceilings` of "cpu" or "cuda" in the format of that name. What a CPU
+    cannot add in few bits it adds in float32; TF32 is no faster than bfloat16.
     """
     mine = roofline.ceilings(device, "bfloat16" if name == "tf32" else name)
     others = [roofline.ceilings(device, "float32").rate] if device == "cpu" else []
@@ -64,6 +74,8 @@ def ceilings(device, name):
 
 
 def deviation(found, right):
-    """The largest deviation of a tensor's numbers relative to its largest number, over all tensors."""
+    """The largest deviation of a tensor's numbers relative to its largest number, over all
+    tensors.
+    """
     pairs = zip(found, right, strict=True)
     return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)

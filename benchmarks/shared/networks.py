@@ -1,8 +1,9 @@
-"""Networks that only records need: an ordinary one, ED's that skips carry deep, one whose cells hold vectors.
+"""Networks that only records need: an ordinary one, ED's that skips carry deep, one whose cells
+hold vectors.
 
-With skips, inhibitory cells are turned round, z = −y in place of y. Then all weights between cells, M, are
-≥ 0, and a cell, f(z) = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z), and so does the
-output.
+With skips, inhibitory cells are turned round, z = −y in place of y. Then all weights between cells,
+M, are ≥ 0, and a cell, f(z) = σ(z M + b) − s with s = 0 or 1, grows with every z. So does z + f(z),
+and so does the output.
 """
 
 import numpy as np
@@ -18,11 +19,12 @@ RULES = ("ed", "squared", "cross_entropy")
 
 
 class Ordinary:
-    """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured against.
+    """An ordinary network, by backpropagation on the cross-entropy: what ED is to be measured
+    against.
 
-    Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no hidden layer
-    it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two classes apart, K
-    outputs K of them (softmax). optimizer, rate, steps: see ``rivals.optimizer``.
+    Layers of cells with a ReLU between them, ``widths`` from the inputs to the outputs; with no
+    hidden layer it is logistic regression. For :func:`ed_lib.ed.learner.fit`. One output tells two
+    classes apart, K outputs K of them (softmax). optimizer, rate, steps: see ``rivals.optimizer``.
     """
 
     def __init__(self, widths, optimizer="adam", rate=1e-3, *, steps=None, seed=0):
@@ -37,7 +39,11 @@ class Ordinary:
 
     def step(self, x, target):
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
-        loss = functional.cross_entropy if self.n_outputs > 1 else functional.binary_cross_entropy_with_logits
+        loss = (
+            functional.cross_entropy
+            if self.n_outputs > 1
+            else functional.binary_cross_entropy_with_logits
+        )
         probabilities = self.forward(x)
         self.optimizer.zero_grad()
         loss(self.scores, target).backward()
@@ -46,17 +52,32 @@ class Ordinary:
 
 
 class Residual:
-    """One output on ``depth`` layers z + f(z) / √depth after a first, of ``width`` pairs of cells, with Adam.
+    """One output on ``depth`` layers z + f(z) / √depth after a first, of ``width`` pairs of cells,
+    with Adam.
 
-    It starts as an EDNetwork does, but for weights between cells so small that what is common to a layer's
-    cells keeps its size. rule: "ed", the signed rule; or the gradient of that loss. stack: whether the
-    hidden-to-hidden layers learn. steps: see ``rivals.optimizer``. n = 2 ``width``.
+    It starts as an EDNetwork does, but for weights between cells so small that what is common to a
+    layer's cells keeps its size. rule: "ed", the signed rule; or the gradient of that loss. stack:
+    whether the hidden-to-hidden layers learn. steps: see ``rivals.optimizer``. n = 2 ``width``.
     """
 
-    def __init__(self, n_inputs, width, depth, rule="ed", rate=1e-3, *, stack=True, steps=None, seed=0,
-                 u0=0.4, dtype="float32"):  # fmt: skip
+    def __init__(
+        self,
+        n_inputs,
+        width,
+        depth,
+        rule="ed",
+        rate=1e-3,
+        *,
+        stack=True,
+        steps=None,
+        seed=0,
+        u0=0.4,
+        dtype="float32",
+    ):
         self.rule, self.u0, self.share = rule, u0, max(depth, 1) ** -0.5
-        ed = EDNetwork(n_inputs, width, depth, init="fan_in", seed=seed, backend="torch", dtype=dtype)
+        ed = EDNetwork(
+            n_inputs, width, depth, init="fan_in", seed=seed, backend="torch", dtype=dtype
+        )
         self.net, self.asarray, self.n_inputs, self.n_outputs = self, ed.asarray, n_inputs, 1
         self.inhibitory = ed.asarray(np.repeat([0.0, 1.0], width))  # s, (n,)
         signs, p, rng = 1 - 2 * self.inhibitory, ed.parameters, np.random.default_rng(seed)
@@ -65,19 +86,25 @@ class Residual:
         for weight in (hidden, last):
             weight *= 2 * u0 / weight.sum(-2, keepdims=True)  # one over σ's slope in its middle
         self.parameters = {
-            "input.weight": p["input.weight"][0].unflatten(0, (2, -1)).sum(0) * signs,  # both types send x
-            "hidden.weight": ed.asarray(hidden), "output.weight": ed.asarray(last),
+            "input.weight": p["input.weight"][0].unflatten(0, (2, -1)).sum(0)
+            * signs,  # both types send x
+            "hidden.weight": ed.asarray(hidden),
+            "output.weight": ed.asarray(last),
             "input.bias": p["input.bias"][0, 0] * signs,
             "hidden.bias": p["hidden.bias"][:, 0, 0] * signs,
             "output.bias": p["output.bias"][0, 0, :1].clone(),
-        }  # fmt: skip
+        }
         learning = [
-            p.requires_grad_() for name, p in self.parameters.items() if stack or "hidden" not in name
+            p.requires_grad_()
+            for name, p in self.parameters.items()
+            if stack or "hidden" not in name
         ]
         self.optimizer = rivals.optimizer(learning, "adam", rate, steps, fused=True)
 
     def forward(self, x):
-        """x (B, n_inputs) → the output, (B, 1). Keeps each layer's y and, times 2/u0, the last sum."""
+        """x (B, n_inputs) → the output, (B, 1). Keeps each layer's y and, times 2/u0, the last
+        sum.
+        """
         p, scale, of_rule = self.parameters, 2 / self.u0, self.rule == "ed"
         self.y = [((x @ p["input.weight"] + p["input.bias"]) * scale).sigmoid()]  # (B, n)
         z = self.y[0] - self.inhibitory
@@ -85,7 +112,9 @@ class Residual:
             z = z.detach() if of_rule else z  # under ED's nothing goes back from layer to layer
             self.y.append(((z @ weight + bias) * scale).sigmoid())
             z = z + self.share * (self.y[-1] - self.inhibitory)
-        self.last = ((z.detach() if of_rule else z) @ p["output.weight"] + p["output.bias"]) * scale  # (B, 1)
+        self.last = (
+            (z.detach() if of_rule else z) @ p["output.weight"] + p["output.bias"]
+        ) * scale  # (B, 1)
         return self.last.sigmoid().detach()
 
     def loss(self, output, target):
@@ -110,26 +139,36 @@ class Residual:
 
 
 class VectorPerceptron(Perceptron):
-    """Layers of ``widths`` cells, from inputs to classes: a hidden cell holds a number for each of K classes.
+    """Layers of ``widths`` cells, from inputs to classes: a hidden cell holds a number for each of
+    K classes.
 
-    A cell's sums a = Σ w y + b, (K,), pass its gate, all K or none, if they lie on the side of a fixed random
-    vector of ±1, t · a > 0. Weights between cells are numbers ≥ 0, so each path from a cell to the scores
-    multiplies its K numbers by one number ≥ 0: the gradient by them is the error vector e, (K,), times one
-    number ≥ 0. The rule "vector" takes it for one where the gate is open; the other is "backprop". D. Clark
-    et al., "Credit assignment through broadcasting a global error vector" (2021).
+    A cell's sums a = Σ w y + b, (K,), pass its gate, all K or none, if they lie on the side of a
+    fixed random vector of ±1, t · a > 0. Weights between cells are numbers ≥ 0, so each path from a
+    cell to the scores multiplies its K numbers by one number ≥ 0: the gradient by them is the error
+    vector e, (K,), times one number ≥ 0. The rule "vector" takes it for one where the gate is open;
+    the other is "backprop". D. Clark et al., "Credit assignment through broadcasting a global error
+    vector" (2021).
     """
 
     rules = "vector", "backprop"
 
     def draw(self):
         inputs, *hidden, K = self.widths
-        self.weights = [self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5]  # (I, O, K), of any sign
+        self.weights = [
+            self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5
+        ]  # (I, O, K), of any sign
         for size in zip(hidden, [*hidden[1:], 1], strict=True):  # one cell holds the scores
-            self.weights.append(self.normal(*size).abs() * 2 / size[0])  # (I, O), of a size that sums keep
+            self.weights.append(
+                self.normal(*size).abs() * 2 / size[0]
+            )  # (I, O), of a size that sums keep
         self.biases = [torch.zeros(width, K, dtype=self.dtype) for width in (*hidden, 1)]  # (O, K)
-        self.sides = [self.normal(width, K).sign() for width in hidden]  # t of each hidden cell, (O, K)
+        self.sides = [
+            self.normal(width, K).sign() for width in hidden
+        ]  # t of each hidden cell, (O, K)
         for sides in self.sides:
-            sides[1::2] = -sides[: len(sides) // 2 * 2 : 2]  # in pairs, whose gates open for opposite sums
+            sides[1::2] = -sides[
+                : len(sides) // 2 * 2 : 2
+            ]  # in pairs, whose gates open for opposite sums
         return [p.requires_grad_() for p in (*self.weights, *self.biases)]
 
     def forward(self, x):
@@ -148,8 +187,12 @@ class VectorPerceptron(Perceptron):
 
     def directions(self, target):
         error = (target - self.sums[-1][:, 0].softmax(1).detach()) / len(target)  # (B, K)
-        told = [gate[:, :, None] * error[:, None] for gate in self.gates] + [error[:, None]]  # (B, O, K)
-        last = slice(-1 if self.rule == "backprop" else None, None)  # who is told; autograd does the rest
+        told = [gate[:, :, None] * error[:, None] for gate in self.gates] + [
+            error[:, None]
+        ]  # (B, O, K)
+        last = slice(
+            -1 if self.rule == "backprop" else None, None
+        )  # who is told; autograd does the rest
         return list(torch.autograd.grad(self.sums[last], self.parameters, told[last]))
 
     @torch.no_grad()

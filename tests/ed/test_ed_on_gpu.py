@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib import arrays, records
-from ed_lib.ed import gpu, layout, network, rules
+from ed_lib.ed import cuda_on_cpu, ed_on_gpu, layout, network, rules
 from ed_lib.ed.space import DTYPES, Space, library, space, to_numpy
 from tests import cuda
 from tests.ed.test_network import RULES_AND_BIASES, assert_same_after_steps, twins
@@ -18,7 +18,8 @@ PLACE = ("cupy", "cuda") if arrays.gpu_count("cupy") else ("numpy", "cpu")
 SPACES = {dtype: space(*PLACE, dtype) for dtype in DTYPES}
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "float64": dict(rtol=1e-11, atol=1e-13)}
 
-# width, batch, K, D, n, dtype, rule: every size with others, not each with each; then a scale of the weights
+# width, batch, K, D, n, dtype, rule: every size with others, not each with each; then a scale of
+# the weights
 CASES = [
     (1, 1, 1, 1, 1, "float64", "kaneko"),
     (1, 64, 3, 5, 2, "float32", "signed"),
@@ -42,10 +43,14 @@ def fold_states(y):
     return y.reshape(*y.shape[:-2], 2 * y.shape[-1])
 
 
-CHAPTERS = [json.loads(path.read_text())["cells"] for path in sorted(records.ROOT.glob("book/*/*.ipynb"))]
+CHAPTERS = [
+    json.loads(path.read_text())["cells"] for path in sorted(records.ROOT.glob("book/*/*.ipynb"))
+]
 CELLS = ["".join(cell["source"]) for cells in CHAPTERS for cell in cells]
-SHOWN = dict(match for cell in CELLS for match in re.findall(r'^(\w+) = r"""(.*?)"""', cell, re.M | re.S))
-SOURCES = {"forward": gpu.FORWARD, "update": gpu.UPDATE} | SHOWN
+SHOWN = dict(
+    match for cell in CELLS for match in re.findall(r'^(\w+) = r"""(.*?)"""', cell, re.M | re.S)
+)
+SOURCES = {"forward": ed_on_gpu.FORWARD, "update": ed_on_gpu.UPDATE} | SHOWN
 
 
 class Case:
@@ -65,8 +70,16 @@ class Case:
     def folded(self):
         """weight, bias, states, gains, bias gains."""
         gains = rules.gains(self.error, self.rule)[..., 0] * 0.8 / self.batch  # (K, 2, B)
-        of_bias = rules.BIAS_CELL * gains if self.cells else self.error.T[:, None] * 0.8 / self.batch
-        plain = layout.fold(self.weight), self.fold_bias(self.bias), fold_states(self.states), gains, of_bias
+        of_bias = (
+            rules.BIAS_CELL * gains if self.cells else self.error.T[:, None] * 0.8 / self.batch
+        )
+        plain = (
+            layout.fold(self.weight),
+            self.fold_bias(self.bias),
+            fold_states(self.states),
+            gains,
+            of_bias,
+        )
         return [SPACES[self.dtype].asarray(a) for a in plain]
 
     def fold_bias(self, bias):
@@ -89,7 +102,9 @@ class Case:
         else:
             slope = self.error.T[:, None, :, None] * y * (1 - y)  # (D, K, p, B, o)
             change = 0.8 * slope.mean(3, keepdims=True)
-        return self.weight + rules.weight_update(x, y, self.error, 0.8, self.rule), self.bias + change
+        return self.weight + rules.weight_update(
+            x, y, self.error, 0.8, self.rule
+        ), self.bias + change
 
 
 def assert_kernels_are_right(case):
@@ -97,15 +112,17 @@ def assert_kernels_are_right(case):
     arrays, buffers = zip(*map(guarded, case.folded()), strict=True)
     weight, bias, states, *gains = arrays
     before = [to_numpy(a).copy() for a in (states, *gains)]
-    gpu.update(weight, bias, states, *gains)
+    ed_on_gpu.update(weight, bias, states, *gains)
     wanted = case.update()
     for ours, right in ((weight, layout.fold(wanted[0])), (bias, case.fold_bias(wanted[1]))):
         np.testing.assert_allclose(to_numpy(ours), right, **TOLERANCE[case.dtype])
     assert all((to_numpy(a) == b).all() for a, b in zip((states, *gains), before, strict=True))
     weight[...], bias[...] = case.folded()[:2]
     states[1:] = float("nan")
-    gpu.forward(states, weight, bias.sum(2, keepdims=True), case.u0)
-    np.testing.assert_allclose(to_numpy(states), fold_states(case.forward()), **TOLERANCE[case.dtype])
+    ed_on_gpu.forward(states, weight, bias.sum(2, keepdims=True), case.u0)
+    np.testing.assert_allclose(
+        to_numpy(states), fold_states(case.forward()), **TOLERANCE[case.dtype]
+    )
     np.testing.assert_array_equal(to_numpy(states[0]), before[0][0])
     for buffer in buffers:
         assert (buffer[:256] == 7).all() and (buffer[-256:] == 7).all()
@@ -128,7 +145,10 @@ def test_both_kernels_equal_the_rules_and_write_nothing_else(case):
 
 @pytest.mark.oracle
 @settings(max_examples=15)
-@given(sizes=st.tuples(*(st.integers(1, n) for n in (12, 9, 3, 4, 2))), rule=st.sampled_from(rules.RULES))
+@given(
+    sizes=st.tuples(*(st.integers(1, n) for n in (12, 9, 3, 4, 2))),
+    rule=st.sampled_from(rules.RULES),
+)
 def test_both_kernels_equal_the_rules_for_any_sizes(sizes, rule):
     """In float64: width, batch, K, D, n."""
     assert_kernels_are_right(Case(*sizes, "float64", rule))
@@ -140,12 +160,12 @@ def test_both_kernels_equal_the_rules_for_any_sizes(sizes, rule):
 @pytest.mark.parametrize("name", SOURCES)
 def test_nvrtc_compiles_the_kernels_and_those_that_chapters_show(name, dtype, architecture):
     assert "__global__" in (source := SOURCES[name])
-    assert cuda.cubin_size(source, architecture, gpu.options(dtype)) > 1000
+    assert cuda.cubin_size(source, architecture, ed_on_gpu.options(dtype)) > 1000
 
 
 @RULES_AND_BIASES
 def test_a_network_learns_the_same_by_the_cuda_kernels(monkeypatch, rule, bias):
-    monkeypatch.setattr(network.EDNetwork, "compute", gpu)
+    monkeypatch.setattr(network.EDNetwork, "compute", ed_on_gpu)
     assert_same_after_steps(*twins("kernel", 5, 3, 2, rule=rule, bias=bias), 7)
 
 
@@ -153,7 +173,9 @@ def test_what_is_taken_on_a_gpu():
     cupy = Space("cupy", "cuda", "float32")
     assert network.obstacle(cupy, 256) is None and "up to 256 pairs" in network.obstacle(cupy, 257)
     assert [network.choose("auto", cupy, width, 2) for width in (32, 600)] == ["kernel", "layers"]
-    with pytest.raises(ValueError, match="path is 'kernel', which takes up to 256 pairs of cells, not 600"):
+    with pytest.raises(
+        ValueError, match="path is 'kernel', which takes up to 256 pairs of cells, not 600"
+    ):
         network.choose("kernel", cupy, 600, 2)
 
 
@@ -162,13 +184,15 @@ extern "C" __global__ void scale(float* a, float by, int n) { if (threadIdx.x < 
 """
 
 
-@pytest.mark.parametrize("arguments", [(2.0, np.int32(3)), (np.float32(2), 3), (np.float32(2),)], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [(2.0, np.int32(3)), (np.float32(2), 3), (np.float32(2),)], ids=str
+)
 def test_an_argument_that_a_gpu_would_misread_is_refused(arguments):
     """Python's float is a double, in CuPy too, and its int a long long."""
     array = np.ones(4, np.float32)
     with pytest.raises(TypeError, match="scale does not compile, or not for these"):
-        gpu.RawKernel(SCALE, "scale")((1,), (4,), (array, *arguments))
-    gpu.RawKernel(SCALE, "scale")((1,), (4,), (array, np.float32(2), np.int32(3)))
+        cuda_on_cpu.RawKernel(SCALE, "scale")((1,), (4,), (array, *arguments))
+    cuda_on_cpu.RawKernel(SCALE, "scale")((1,), (4,), (array, np.float32(2), np.int32(3)))
     np.testing.assert_array_equal(array, [2, 2, 2, 1])
 
 
@@ -186,11 +210,11 @@ extern "C" __global__ void transpose(const double* from, double* to, int n) {
 
 def test_blocks_and_threads_have_two_axes_and_share_memory_between_barriers(rng):
     a, b = rng.random((10, 10)), np.zeros((10, 10))
-    gpu.RawKernel(TRANSPOSE, "transpose")((3, 3), (4, 4), (a, b, np.int32(10)))
+    cuda_on_cpu.RawKernel(TRANSPOSE, "transpose")((3, 3), (4, 4), (a, b, np.int32(10)))
     np.testing.assert_array_equal(b, a.T)
 
 
 def test_a_missing_compiler_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="a CUDA kernel on a CPU needs the compiler g\\+\\+"):
-        gpu.compile_kernel(SCALE, "scale", ())
+        cuda_on_cpu.compile_kernel(SCALE, "scale", ())

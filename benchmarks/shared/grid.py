@@ -1,28 +1,33 @@
-"""The best of a grid of rates, which grows until its best is at no edge: a best rate at an edge says only
-that a better one was not tried.
+"""The best of a grid of rates, which grows until its best is at no edge: a best rate at an edge
+says only that a better one was not tried.
 """
 
 import math
 
-from benchmarks.harness import runs
+from benchmarks.shared.harness import runs
 
-LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3))  # 1e-5 to 30
+LADDER = tuple(
+    float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3)
+)  # 1e-5 to 30
 
 
 def search(function, cases, rates, size, *, score, tried="kept", best=max, ladder=LADDER, **common):
-    """As :func:`harness.runs`, each case at its best rate, found by the ``score`` of one run at each with
-    ``searching`` true, when the function keeps out data for it. It begins with ``rates``, neighbours on the
-    ladder, and goes on along it while the best is the lowest or the highest.
+    """As :func:`harness.runs`, each case at its best rate, found by the ``score`` of one run at
+    each with ``searching`` true, when the function keeps out data for it. It begins with ``rates``,
+    neighbours on the ladder, and goes on along it while the best is the lowest or the highest.
 
-    Results besides: the "rates" and what they reached, as ``tried``; "edge", whether the best is at the edge
-    even of the whole ladder, so that it is none.
+    Results besides: the "rates" and what they reached, as ``tried``; "edge", whether the best is at
+    the edge even of the whole ladder, so that it is none.
     """
     worst = {max: -math.inf, min: math.inf}[best]
     for case in cases:
 
         def reach(rates, case=case):
             cases = [case | {"rate": rate} for rate in rates]
-            found = [row[score][0] for row in runs(function, cases, size, seeds=1, searching=True, **common)]
+            found = [
+                row[score][0]
+                for row in runs(function, cases, size, seeds=1, searching=True, **common)
+            ]
             return [worst if math.isnan(one) else one for one in found]
 
         scores = widened(reach, rates, best, ladder)
@@ -32,8 +37,8 @@ def search(function, cases, rates, size, *, score, tried="kept", best=max, ladde
 
 
 def widened(reach, rates, best=max, ladder=LADDER):
-    """{rate: what it reached}, rising: of the rates, and of the ladder's beyond while an edge is the best.
-    reach: a list of rates → a list of what each reached.
+    """{rate: what it reached}, rising: of the rates, and of the ladder's beyond while an edge is
+    the best. reach: a list of rates → a list of what each reached.
     """
     scores = dict(zip(rates, reach(rates), strict=True))
     while True:
@@ -48,9 +53,11 @@ def widened(reach, rates, best=max, ladder=LADDER):
 
 
 def inner(scores, best=max):
-    """(the best rate of {rate: score}, of equals a middle one; whether the best is at an edge). A grid on
-    which all are equal has no best, and so is all edge.
+    """(the best rate of {rate: score}, of equals a middle one; whether the best is at an edge). A
+    grid on which all are equal has no best, and so is all edge.
     """
     rates, top = sorted(scores), best(scores.values())
     equal = [rate for rate in rates if scores[rate] == top]
-    return equal[(len(equal) - 1) // 2], len(rates) > 1 and not {rates[0], rates[-1]}.isdisjoint(equal)
+    return equal[(len(equal) - 1) // 2], len(rates) > 1 and not {rates[0], rates[-1]}.isdisjoint(
+        equal
+    )

@@ -1,9 +1,11 @@
-"""An LSTM on a CPU, for one sequence or few: its whole sequence in one compiled call, of weights laid
-once in the order in which they are read. Threads keep a part of them each and meet at a barrier after each
-step: the persistent kernel of Diamos et al. (2016), on cores. With VNNI a lane makes four products at once.
+"""An LSTM on a CPU, for one sequence or few: its whole sequence in one compiled call, of weights
+laid once in the order in which they are read. Threads keep a part of them each and meet at a
+barrier after each step: the persistent kernel of Diamos et al. (2016), on cores. With VNNI a lane
+makes four products at once.
 
-Letters: T steps, B batch, I inputs, H hidden, P: H rounded up to whole vectors, N = P / LANES blocks: LANES
-hidden numbers with their four gates, i, f, g, o, so that a sample's sums fill four vector registers.
+Letters: T steps, B batch, I inputs, H hidden, P: H rounded up to whole vectors, N = P / LANES
+blocks: LANES hidden numbers with their four gates, i, f, g, o, so that a sample's sums fill four
+vector registers.
 """
 
 from collections.abc import Sequence
@@ -16,20 +18,27 @@ from torch.nn.functional import pad
 
 from ed_lib import check
 from ed_lib.lstm.barrier import barrier
-from ed_lib.lstm.module import check_module, checked
+from ed_lib.lstm.doors import check_input, check_module
 from ed_lib.registers import FAST, LANES, VNNI, product
 
 F = np.float32  # numbers in the compiled code keep this type
-PHASES = {"input product": 1, "recurrent product": 2, "cell": 4, "waiting": 8}  # a pass is their sum
+PHASES = {
+    "input product": 1,
+    "recurrent product": 2,
+    "cell": 4,
+    "waiting": 8,
+}  # a pass is their sum
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
 
 
 class Packed:
-    """A ``torch.nn.LSTM`` with the weights that it has now, packed once, for a CPU, without gradients.
+    """A ``torch.nn.LSTM`` with the weights that it has now, packed once, for a CPU, without
+    gradients.
 
-    threads: how many share each layer. bits: of a number of W_hh and of h, 32, or 8, for which h0 has to lie
-    in [−1, 1]; W_ih and x keep theirs. ValueError or TypeError for what is no plain ``torch.nn.LSTM`` in
-    float32 or float64 on a CPU, for more threads than Numba has, for bits=8 in float64 or without VNNI.
+    threads: how many share each layer. bits: of a number of W_hh and of h, 32, or 8, for which h0
+    has to lie in [−1, 1]; W_ih and x keep theirs. ValueError or TypeError for what is no plain
+    ``torch.nn.LSTM`` in float32 or float64 on a CPU, for more threads than Numba has, for bits=8 in
+    float64 or without VNNI.
     """
 
     def __init__(self, module: torch.nn.LSTM, *, threads: int = 1, bits: int = 32):
@@ -46,8 +55,10 @@ class Packed:
         self.layers = [pack(tuple(weights), bits) for weights in module.all_weights]
 
     def __call__(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
-        """x (T, B, I), state (h0, c0), each (L, B, H), or None for zeros → output (T, B, H), (h_n, c_n)."""
-        x, (h0, c0) = checked(x, state, self.w_ih, (len(self.layers), self.size))
+        """x (T, B, I), state (h0, c0), each (L, B, H), or None for zeros → output (T, B, H), (h_n,
+        c_n).
+        """
+        x, (h0, c0) = check_input(x, state, self.w_ih, (len(self.layers), self.size))
         if self.bits == 8 and state and not h0.abs().max() <= 1:
             raise ValueError("h0 has a number beyond 1; with bits=8 wanted all in [−1, 1]")
         y, h0, c0 = (each.detach().numpy() for each in (x, h0, c0))
@@ -71,15 +82,20 @@ class Packed:
             codes[0], state = np.rint(127 * hidden[0]) + 128, codes.view(np.int32)
         counters = np.zeros((self.threads, 8), np.int64)  # of a cache line each
         rows = np.ascontiguousarray(x).reshape(-1, inputs)
-        if not forward(rows, *weights, gates, state, hidden, codes, cells, counters, self.phases, PATIENCE):
-            raise RuntimeError("a thread did not come to the end of a step; the result is not whole")
+        if not forward(
+            rows, *weights, gates, state, hidden, codes, cells, counters, self.phases, PATIENCE
+        ):
+            raise RuntimeError(
+                "a thread did not come to the end of a step; the result is not whole"
+            )
         return hidden, cells
 
 
 def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> tuple[np.ndarray, ...]:
     """W_ih (4H, I), W_hh (4H, H) and two biases (4H,), in the order in which they are read: w_ih
-    (N, I, 4 LANES), the biases' sum (N, 4 LANES), w_hh (N, P, 4 LANES), of eight bits (N, P / 4, 4 LANES),
-    four in an int32, and what a unit of the recurrent product is worth (N, 4 LANES). What is beyond H is 0.
+    (N, I, 4 LANES), the biases' sum (N, 4 LANES), w_hh (N, P, 4 LANES), of eight bits (N, P / 4, 4
+    LANES), four in an int32, and what a unit of the recurrent product is worth (N, 4 LANES). What
+    is beyond H is 0.
     """
     w_ih, w_hh, b_ih, b_hh = (weight.detach() for weight in weights)
     size = w_hh.shape[1]
@@ -89,7 +105,9 @@ def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> tuple[np.ndarray, .
     bias = pad((b_ih + b_hh).view(4, size), (0, more))  # (4, P)
     scale = torch.ones_like(bias)
     if bits == 8:
-        unit = w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127  # (4, P), of a weight
+        unit = (
+            w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        )  # (4, P), of a weight
         w_hh, scale = (w_hh / unit[..., None]).round().to(torch.int8), unit / 127  # h has 127 units
         bias = bias - 128 * w_hh.sum(2) * scale  # since its bytes count from 128
     first, second = blocks(w_ih[..., None]), blocks(w_hh.unflatten(2, (-1, 32 // bits)))
@@ -103,22 +121,43 @@ def blocks(w: torch.Tensor) -> np.ndarray:
 
 
 @njit(parallel=True, **FAST)
-def forward(x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience):
+def forward(  # noqa: PLR0917
+    x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
+):
     """``part`` on each thread → whether all came to the end."""
     ended = np.zeros(len(counters), np.bool_)
     for n in prange(len(counters)):
         ended[n] = part(
-            n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
+            n,
+            x,
+            w_ih,
+            bias,
+            w_hh,
+            scale,
+            gates,
+            state,
+            hidden,
+            codes,
+            cells,
+            counters,
+            phases,
+            patience,
         )
     return ended.all()
 
 
 @njit(**FAST)
-def part(n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience):
-    """What thread n does: its columns of both products, and their cells; False if another does not come."""
+def part(  # noqa: C901, PLR0917
+    n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
+):
+    """What thread n does: its columns of both products, and their cells; False if another does not
+    come.
+    """
     batch, count, threads = hidden.shape[1], len(w_hh), len(counters)
     own = range(n * count // threads, (n + 1) * count // threads)  # blocks
-    if phases & 1:  # the products of the inputs wait for nothing, and stay with the thread that uses them
+    if (
+        phases & 1
+    ):  # the products of the inputs wait for nothing, and stay with the thread that uses them
         for block in own:
             product(x, w_ih[block], np.broadcast_to(bias[block], gates[block].shape), gates[block])
     for t in range(len(hidden) - 1):
@@ -129,7 +168,13 @@ def part(n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, coun
             if phases & 4:
                 here = slice(block * LANES, (block + 1) * LANES)
                 for b in range(batch):
-                    cell(now[b], cells[t, b, here], cells[t + 1, b, here], hidden[t + 1, b, here], LANES)
+                    cell(
+                        now[b],
+                        cells[t, b, here],
+                        cells[t + 1, b, here],
+                        hidden[t + 1, b, here],
+                        LANES,
+                    )
         if phases & 4 and codes is not None:
             mine = slice(own.start * LANES, own.stop * LANES)
             for b in range(batch):
@@ -148,8 +193,8 @@ def encode(h, codes):
 
 @njit(**FAST)
 def cell(gates, before, after, h, n):
-    """One sample's step from the sums on: gates (4n,), i, f, g, o; the cell before → after and h, (n,). Two
-    loops, since a compiler makes vector instructions of a loop over few arrays only.
+    """One sample's step from the sums on: gates (4n,), i, f, g, o; the cell before → after and h,
+    (n,). Two loops, since a compiler makes vector instructions of a loop over few arrays only.
     """
     for j in range(n):
         after[j] = sigmoid(gates[n + j]) * before[j] + sigmoid(gates[j]) * tanh(gates[2 * n + j])
@@ -182,12 +227,14 @@ C2, C3, C4, C5, C6, C7 = [F(1 / np.prod(np.arange(1.0, n + 1))) for n in range(2
 
 @njit(**FAST)
 def series(x):
-    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for x from −87 to 87, in
-    operations that a vector register does for all its numbers at once.
+    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for x from −87 to
+    87, in operations that a vector register does for all its numbers at once.
     """
     x = F(-87) if x < F(-87) else F(87) if x > F(87) else x  # NaN stays
     shifted = np.float32(x * F(1 / np.log(2)) + F(1.5 * 2**23))  # rounds: n is in its last bits
     n = shifted - F(1.5 * 2**23)
     f = (x - n * F(0.693359375)) + n * F(2.12194440e-4)  # ln 2 in two parts, the first of few bits
     power = np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32)  # 2^n, by its bits
-    return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (power - F(1))
+    return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (
+        power - F(1)
+    )

@@ -1,4 +1,5 @@
-"""The parameters of a module as a few flat vectors, of which each rank can own a part: FSDP's units.
+"""The parameters of a module as a few flat vectors, of which each rank can own a part: FSDP's
+units.
 
 Y. Zhao and others, "PyTorch FSDP" (2023), section 3.2.
 """
@@ -12,11 +13,12 @@ from ed_lib.parallel.collectives import Wire
 
 
 class Unit:
-    """The parameters that a module trains, and no other unit has, as views of one vector ``weights`` (n,).
+    """The parameters that a module trains, and no other unit has, as views of one vector
+    ``weights`` (n,).
 
-    named: {name in the whole module: parameter}. ``kept``: what this rank's optimizer updates, all of
-    ``weights`` or this rank's part of it. While ``weights`` has no memory, each parameter is NaN throughout:
-    so what uses one then, by any reference to it, is not wrong in silence.
+    named: {name in the whole module: parameter}. ``kept``: what this rank's optimizer updates, all
+    of ``weights`` or this rank's part of it. While ``weights`` has no memory, each parameter is NaN
+    throughout: so what uses one then, by any reference to it, is not wrong in silence.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, named: dict[str, torch.nn.Parameter]):
@@ -25,7 +27,9 @@ class Unit:
         self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
         self.nothing = self.weights.new_full((), torch.nan)
         self.kept: Any = self.weights
-        self.awaited = set(self.parameters)  # those whose gradients the backward pass has not reached yet
+        self.awaited = set(
+            self.parameters
+        )  # those whose gradients the backward pass has not reached yet
         self.make_room()
 
     def pieces(self, flat: torch.Tensor) -> zip:
@@ -37,7 +41,9 @@ class Unit:
         return flat.tensor_split(wire.size)[wire.rank]
 
     def take_gradients(self) -> torch.Tensor:
-        """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the loss."""
+        """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the
+        loss.
+        """
         flat = self.weights.new_zeros(self.weights.numel())
         for p, place in self.pieces(flat):
             if p.grad is not None:
@@ -64,7 +70,9 @@ class Unit:
 
 
 def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
-    """A unit for what none of the ``modules`` has, if there is such, and then one for each of them."""
+    """A unit for what none of the ``modules`` has, if there is such, and then one for each of
+    them.
+    """
     names = {part: name for name, part in module.named_modules()}
     owner: dict[torch.nn.Parameter, str] = {}
     of: list[tuple[str, torch.nn.Module, dict]] = []
@@ -73,8 +81,14 @@ def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> lis
             raise ValueError(f"units has a {type(part).__name__} that is no part of the module")
         inside = set(part.modules())
         others = [(m, f"{place}.") for m, place in names.items() if m not in inside]
-        there = {p: (at + n).strip(".") for m, at in others for n, p in m.named_parameters("", False)}
-        mine = {f"{names[part]}.{n}".strip("."): p for n, p in part.named_parameters() if p.requires_grad}
+        there = {
+            p: (at + n).strip(".") for m, at in others for n, p in m.named_parameters("", False)
+        }
+        mine = {
+            f"{names[part]}.{n}".strip("."): p
+            for n, p in part.named_parameters()
+            if p.requires_grad
+        }
         for name, p in mine.items():
             if second := owner.get(p, there.get(p)):
                 wanted = "wanted it in one unit: leave both modules out"

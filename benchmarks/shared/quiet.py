@@ -10,9 +10,11 @@ OTHERS = 0.15  # of one core: what other programs may use
 REACHED = 0.75  # of the ceilings: what a quiet machine reaches at once
 
 
-def wait(patience: float = 600.0, reached: float = REACHED, say: Callable[[str], None] = print) -> None:
-    """Returns when nothing else is at work on this machine and it reaches this share of its ceilings;
-    :class:`Busy` after ``patience`` seconds.
+def wait(
+    patience: float = 600.0, reached: float = REACHED, say: Callable[[str], None] = print
+) -> None:
+    """Returns when nothing else is at work on this machine and it reaches this share of its
+    ceilings; :class:`Busy` after ``patience`` seconds.
     """
     start = time.monotonic()
     while reason := disturbance(reached):
@@ -27,14 +29,20 @@ def disturbance(reached: float = REACHED) -> str | None:
     if (others := load()) > OTHERS:
         return f"other programs use {others:.2f} of its cores"
     best, now = roofline.ceilings(), roofline.probe(seconds=0.6)
-    for what, found, most in (("GB/s", now.bandwidth, best.bandwidth), ("GFLOP/s", now.rate, best.rate)):
+    for what, found, most in (
+        ("GB/s", now.bandwidth, best.bandwidth),
+        ("GFLOP/s", now.rate, best.rate),
+    ):
         if found < reached * most:
-            return f"it reaches {found / 1e9:.0f} of the {most / 1e9:.0f} {what} that it has reached before"
+            reached = f"{found / 1e9:.0f} of the {most / 1e9:.0f} {what}"
+            return f"it reaches {reached} that it has reached before"
     return None
 
 
 def load(seconds: float = 1.0) -> float:
-    """How many of the machine's cores are at work, on average, in the next ``seconds``, which this sleeps."""
+    """How many of the machine's cores are at work, on average, in the next ``seconds``, which this
+    sleeps.
+    """
     import psutil  # which a bare machine with a GPU may lack
 
     return psutil.cpu_count() * psutil.cpu_percent(seconds) / 100

@@ -1,4 +1,6 @@
-"""What a record says of itself: its machine, the libraries, the code that made it; and how it is written."""
+"""What a record says of itself: its machine, the libraries, the code that made it; and how it is
+written.
+"""
 
 import ast
 import csv
@@ -20,15 +22,21 @@ from threadpoolctl import threadpool_info
 from ed_lib import machine, records
 
 OURS = ("ed_lib", "benchmarks")
-PARSING = threading.Lock()  # two threads at it can end in CPython's SystemError, "recursion depth mismatch"
-FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")  # by the environment
+PARSING = (
+    threading.Lock()
+)  # two threads at it can end in CPython's SystemError, "recursion depth mismatch"
+FORCED = re.compile(
+    "OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU"
+)  # by the environment
 ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
 
 
 def facts(device: str = "cpu") -> dict:
     """What made a measurement, for the head of its record. Names neither host, user nor folder."""
     keys = ("internal_api", "version", "architecture", "num_threads")
-    blas = [[pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    blas = [
+        [pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"
+    ]
     command = " ".join(["python", *(re.sub(r".*/(?=.)", "", word) for word in sys.orig_argv[1:])])
     forced = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
     if (gpu := machine.gpu(device)) is not None:
@@ -36,11 +44,19 @@ def facts(device: str = "cpu") -> dict:
         driver = subprocess.run(query, capture_output=True, text=True).stdout.split()[:1]
         gpu = {"memory": gpu.total_memory, "driver": driver, "cuda": torch.version.cuda}
     return {
-        "machine": machine.slug(device), "device": machine.name(device), "cpu": machine.name(),
-        "flags": machine.flags(), "gpu": gpu, "threads": torch.get_num_threads(), "os": platform.platform(),
-        "versions": machine.versions(), "torch_kernels": torch.backends.cpu.get_cpu_capability(),
-        "blas": blas, "forced": forced, "command": command,
-    }  # fmt: skip
+        "machine": machine.slug(device),
+        "device": machine.name(device),
+        "cpu": machine.name(),
+        "flags": machine.flags(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "os": platform.platform(),
+        "versions": machine.versions(),
+        "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+        "blas": blas,
+        "forced": forced,
+        "command": command,
+    }
 
 
 def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
@@ -52,7 +68,9 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
     table = {name: texts for name, texts in table.items() if any(texts)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
-        made = {key: value for key, value in provenance.items() if key != "label"} | {"rows": len(frame)}
+        made = {key: value for key, value in provenance.items() if key != "label"} | {
+            "rows": len(frame)
+        }
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
     return path
@@ -72,12 +90,16 @@ def _json(value):
 
 
 def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") -> str:
-    """SHA-256 of ``begun`` and the code, without docstrings and comments, of all files that names reach."""
+    """SHA-256 of ``begun`` and the code, without docstrings and comments, of all files that names
+    reach.
+    """
     digest = hashlib.sha256(begun.encode())
     for path in reached(names, root):
         tree = ast.parse((root / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+                node
+            ):
                 node.body = node.body[1:]
         digest.update(f"{path.as_posix()}\0{ast.unparse(tree)}\0".encode())
     return digest.hexdigest()
@@ -95,7 +117,9 @@ def imported(source: str) -> set[str]:
 
 
 def reached(names: Iterable[str], root: Path = records.ROOT) -> list[Path]:
-    """The files behind names and behind all that they import in turn: sorted, relative to ``root``."""
+    """The files behind names and behind all that they import in turn: sorted, relative to
+    ``root``.
+    """
     found, todo = set(), set(names)
     while todo:
         parts = todo.pop().split(".")

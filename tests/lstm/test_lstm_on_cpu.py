@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba")
 
-from ed_lib.lstm import cpu  # noqa: E402
-from ed_lib.lstm.cpu import Packed  # noqa: E402
+from ed_lib.lstm import lstm_on_cpu  # noqa: E402
+from ed_lib.lstm.lstm_on_cpu import Packed  # noqa: E402
 from ed_lib.registers import LANES  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
-FEWER = settings(max_examples=15)  # threads that wait for each other are slow where others want their cores
+FEWER = settings(
+    max_examples=15
+)  # threads that wait for each other are slow where others want their cores
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6}
-VNNI = pytest.mark.skipif(not cpu.VNNI, reason="needs AVX-512 VNNI")
+VNNI = pytest.mark.skipif(not lstm_on_cpu.VNNI, reason="needs AVX-512 VNNI")
 
 
 def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options):
@@ -78,7 +80,7 @@ def test_eight_bits_stay_near(hidden, batch):
 def test_every_weight_is_packed_once(hidden, inputs):
     shapes = (4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
     w_ih, w_hh, b, zero = (torch.arange(1.0, 1 + np.prod(shape)).view(shape) for shape in shapes)
-    packed = cpu.pack((w_ih, w_hh, b, 0 * zero))
+    packed = lstm_on_cpu.pack((w_ih, w_hh, b, 0 * zero))
     for array, weight in zip(packed[:3], (w_ih, b, w_hh), strict=True):
         assert sorted(array[array != 0]) == weight.flatten().tolist()
         assert array.size % LANES == 0 and array.ctypes.data % 16 == 0
@@ -90,10 +92,10 @@ def test_a_thread_that_dies_is_not_waited_for_forever(monkeypatch):
 
     def alone(*arrays):  # thread 0, with another that never comes
         counters.append(arrays[-3])
-        return cpu.part(0, *arrays[:-1], 1000)
+        return lstm_on_cpu.part(0, *arrays[:-1], 1000)
 
-    monkeypatch.setattr(cpu, "forward", alone)
-    monkeypatch.setattr(cpu, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(lstm_on_cpu, "forward", alone)
+    monkeypatch.setattr(lstm_on_cpu, "get_num_threads", lambda: 2)
     with pytest.raises(RuntimeError, match="a thread did not come"):
         Packed(module, threads=2)(x)
     assert counters[0][:, 0].tolist() == [1, 0], "it did its first step, and no more"
@@ -102,7 +104,7 @@ def test_a_thread_that_dies_is_not_waited_for_forever(monkeypatch):
 @numba.njit
 def over(x, sigmoid, tanh):
     for j in range(x.size):
-        sigmoid[j], tanh[j] = cpu.sigmoid(x[j]), cpu.tanh(x[j])
+        sigmoid[j], tanh[j] = lstm_on_cpu.sigmoid(x[j]), lstm_on_cpu.tanh(x[j])
 
 
 @pytest.mark.oracle
