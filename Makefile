@@ -71,6 +71,9 @@ lint: setup  ## check the style of the code (ruff) and its types (mypy)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+mutants: setup  ## make small mistakes in a module, and list those that its tests miss (MODULE=ed/costs TESTS="more files" N=50 SEED=0)
+	@$(ONE_THREAD) $(PY) -m tools.mutants $(MODULE) $(TESTS) --number $(or $(N),50) --seed $(or $(SEED),0)
+
 repository: setup  ## write the book's address (URL=https://...) everywhere
 	@$(PY) -m tools.repository "$(URL)"
 
