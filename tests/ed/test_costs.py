@@ -2,10 +2,13 @@
 size.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ed_lib.ed import EDNetwork, costs
 
@@ -32,3 +35,37 @@ def test_the_articles_size():
     # 403 MB and 2.15 GFLOP without the input and the output layer
     assert round(bytes_ / 1e6) == 404 and round(flops / 1e9, 2) == 2.16
     assert costs.step_cost(article)[0] == bytes_ + costs.forward_cost(article)[0]
+
+
+@pytest.mark.oracle
+def test_the_operations_are_those_that_pytorch_counts():
+    """Autograd of the same layers: its backward pass makes a second pass through the weights, and
+    an update of them.
+    """
+    shape = costs.Shape(n_inputs=5, width=3, depth=4, batch=6, n_outputs=2)
+    sizes = [2 * 5, *5 * [2 * 3], 2]  # pairs of cells: 2I, then 2W of each hidden layer, then 2
+    y = torch.ones(2, 6, 2 * 5, requires_grad=True)  # (K, B, 2I)
+    layers = [torch.ones(2, i, o, requires_grad=True) for i, o in itertools.pairwise(sizes)]
+    with FlopCounterMode(display=False) as forward:
+        for w in layers:
+            y = y @ w
+    with FlopCounterMode(display=False) as backward:
+        y.sum().backward()
+    once, both = forward.get_total_flops(), backward.get_total_flops()
+    assert costs.forward_cost(shape)[1] == once and 2 * costs.update_cost(shape)[1] == both
+    assert costs.step_cost(shape)[1] == once + both // 2
+    assert costs.step_cost(shape, passes=2)[1] == once + both
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bytes_are_those_of_the_arrays(dtype):
+    net = EDNetwork(5, 3, 4, 2, dtype=dtype)
+    net.forward(np.ones((6, 5), dtype))
+    shape = costs.Shape(5, 3, 4, 6, 2, *([] if dtype == "float32" else [8]))
+    w = sum(value.nbytes for name, value in net.state_dict().items() if "weight" in name)
+    x = net.states.nbytes
+    assert costs.forward_cost(shape)[0] == w + x  # read, written
+    assert costs.update_cost(shape)[0] == x + w + w  # read, read, written
+    assert costs.step_cost(shape)[0] == (w + x) + (x + w + w)
+    assert costs.step_cost(shape, passes=2)[0] == 2 * (w + x) + (x + w + w)
