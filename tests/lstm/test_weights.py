@@ -74,3 +74,21 @@ def test_a_second_layer_of_onnx():
     assert found.keys() == state.keys() and all(
         torch.equal(found[name], state[name]) for name in state
     )
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("cell", "library", "order"),
+    [
+        ("lstm", "miopen", [0, 1, 3, 2]),  # PyTorch's permute_wei_for_miopen, in RNN_miopen.cpp
+        ("gru", "miopen", [1, 0, 2]),
+        ("lstm", "keras", [0, 1, 2, 3]),  # keras/src/layers/rnn: z0 to z3; z, r, h
+        ("gru", "keras", [1, 0, 2]),
+        ("lstm", "onnx", [0, 3, 1, 2]),  # the operators' W[iofc] and W[zrh]
+        ("gru", "onnx", [1, 0, 2]),
+    ],
+)
+def test_the_published_orders(cell, library, order):
+    """Which of PyTorch's gates stands in each place of another library."""
+    gates = torch.arange(float(len(order)))
+    assert weights.reorder(cell, gates, "cudnn", library).tolist() == order
