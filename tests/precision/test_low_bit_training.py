@@ -278,3 +278,22 @@ def test_bfloat16_weights_stall_unless_rounded_at_random_or_by_kahan():
 def test_weights_are_numbers_of_bfloat16(how):
     w = trained(how, [0.001, 0.02, -0.3], start=1 / 3)
     assert torch.equal(w, w.bfloat16().float())
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("history", [1, 2, 3, 5])
+def test_a_delayed_scale_is_that_of_the_largest_of_the_last_steps(history):
+    """In a plain loop, with ml_dtypes' elements; the largest number is rarely the last step's."""
+    recipe = Recipe(Scaling(history=history), Scaling("float32"), Scaling("float32"))
+    steps = [
+        (size * draw(4, 16, seed=seed)) for seed, size in enumerate([1, 50, 3, 2, 9, 1, 1, 1, 4, 2])
+    ]
+    w, past = torch.eye(16), []
+    with low_bits(recipe, {"w": w}):
+        for number, x in enumerate(steps):
+            largest = max(past[-history:], default=x.abs().max().numpy())
+            by = largest / np.float32(448)
+            inside = np.clip(x.numpy() * (1 / by), -448, 448).astype(ml_dtypes.float8_e4m3fn)
+            wanted = inside.astype("float32") * by
+            assert np.array_equal((x @ w).numpy(), wanted), f"history {history}, step {number}"
+            past.append(x.abs().max().numpy())
