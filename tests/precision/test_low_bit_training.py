@@ -297,3 +297,158 @@ def test_a_delayed_scale_is_that_of_the_largest_of_the_last_steps(history):
             wanted = inside.astype("float32") * by
             assert np.array_equal((x @ w).numpy(), wanted), f"history {history}, step {number}"
             past.append(x.abs().max().numpy())
+
+
+def tiles_one_by_one(x, element, block, scale):
+    """A matrix in tiles of r × c numbers, each by the plain loop above."""
+    (rows, columns), (r, c) = x.shape, block
+    tiles = x.reshape(rows // r, r, columns // c, c).swapaxes(1, 2)
+    done = blocks_one_by_one(tiles.reshape(-1, r * c), element, r * c, scale)
+    return torch.from_numpy(done.reshape(tiles.shape).swapaxes(1, 2).reshape(rows, columns))
+
+
+PUBLISHED = {  # what x, w and g are made of: element, tile (across, along) the sum, scale
+    # OCP, "Microscaling Formats (MX) v1.0": 32 numbers share a power of two.
+    "MXFP8, floor": 3 * [("e4m3", (1, 32), "floor")],
+    # Mishra and others, arXiv 2506.08027: the same, the scale rounded up.
+    "MXFP8, ceil": 3 * [("e4m3", (1, 32), "ceil")],
+    "MXFP4": 3 * [("e2m1", (1, 32), "floor")],
+    # NVIDIA, arXiv 2509.25149: 16 numbers share a scale in E4M3.
+    "NVFP4, to nearest": 3 * [("e2m1", (1, 16), "two-level")],
+    # DeepSeek-V3, arXiv 2412.19437: rows of 128 for activations, squares of 128 for weights.
+    "E4M3, blocks of 128": [
+        ("e4m3", (1, 128), "float32"),
+        ("e4m3", (128, 128), "float32"),
+        ("e4m3", (1, 128), "float32"),
+    ],
+    # Micikevicius and others, arXiv 2209.05433: gradients in E5M2.
+    "E4M3, per tensor": 3 * [("e4m3", None, "float32")],
+    "hybrid, per tensor": [*2 * [("e4m3", None, "float32")], ("e5m2", None, "float32")],
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_three_products_of_a_recipe_are_those_of_its_published_blocks(name, monkeypatch):
+    """In the second step, which no recipe of these scales by what came before."""
+    monkeypatch.setitem(ELEMENTS, "e5m2", ml_dtypes.float8_e5m2)
+
+    def rounded(role, matrix, axis):
+        element, block, scale = PUBLISHED[name]["xwg".index(role)]
+        across, along = block or (matrix.shape[1 - axis], matrix.shape[axis])
+        tile = (across, along) if axis == 1 else (along, across)
+        return tiles_one_by_one(matrix.numpy(), element, tile, scale)
+
+    x, w = (10 * draw(256, 128)).requires_grad_(), draw(128, 384, seed=1).requires_grad_()
+    g = draw(256, 384, seed=2)
+    with low_bits(RECIPES[name], {"w": w}):
+        (100 * x.detach()) @ w
+        y = x @ w
+        y.backward(g)
+    one, two = x.detach(), w.detach()
+    for found, left, right in (
+        (y.detach(), rounded("x", one, 1), rounded("w", two, 0)),
+        (x.grad, rounded("g", g, 1), rounded("w", two, 1).t()),
+        (w.grad, rounded("x", one, 0).t(), rounded("g", g, 0)),
+    ):
+        torch.testing.assert_close(
+            found, left @ right, rtol=1e-5, atol=1e-2, msg=lambda m: f"{name}: {m}"
+        )
+
+
+@pytest.mark.oracle
+def test_nvfp4_rounds_weights_in_squares_and_gradients_at_random():
+    """arXiv 2509.25149: squares of 16 × 16 for weights; what is random is right in the mean."""
+    x, w, g = X[0], W, G[0]
+    squares = tiles_one_by_one(w.numpy(), "e2m1", (16, 16), "two-level")
+    rows = tiles_one_by_one(x.numpy(), "e2m1", (1, 16), "two-level")
+    found = []
+    for seed in range(64):
+        one = x.clone().requires_grad_()
+        with low_bits(RECIPES["NVFP4"], {"w": w}, seed):
+            y = one @ w
+            y.backward(g)
+        torch.testing.assert_close(y.detach(), rows @ squares, rtol=1e-5, atol=1e-3)
+        found.append(one.grad)
+    assert not torch.equal(found[0], found[1])
+    right = g @ squares.t()
+    errors = [float((some - right).norm()) for some in (found[0], torch.stack(found).mean(0))]
+    assert errors[1] < errors[0] / 4, f"of one draw and of the mean of 64: {errors}"  # √64 = 8
+
+
+@pytest.mark.parametrize("kind", ["low_bits", "stochastic"])
+def test_what_is_random_is_that_of_the_seed_which_is_0_unless_said(kind):
+    def numbers(*seed):
+        if kind == "low_bits":
+            x = X.clone().requires_grad_()
+            with low_bits(RECIPES["NVFP4"], {"w": W}, *seed):
+                (x @ W).backward(G)
+            return x.grad
+        w = torch.full((1000,), 1.0, requires_grad=True)
+        optimizer = torch.optim.SGD([w], 1.0)
+        Bfloat16Weights(optimizer, "stochastic", *seed)
+        w.grad = torch.full_like(w, 2**-10)
+        optimizer.step()
+        return w.detach()
+
+    assert torch.equal(numbers(), numbers(0)) and not torch.equal(numbers(0), numbers(1))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("element", ["e4m3", "e2m3", "e2m1"])
+@pytest.mark.parametrize("scale", ["float32", "floor", "ceil"])
+def test_a_block_of_the_formats_own_numbers_comes_back_as_it_is(element, scale):
+    """Its largest number is the format's largest, so its scale is 1; and of 2ⁿ times such numbers
+    2ⁿ. A largest number of exactly 1 is one like others.
+    """
+    own = torch.from_numpy(values(element)).float()[None]
+    for factor in (1.0, 2.0**-20, 2.0**20):
+        assert torch.equal(scaled(factor * own, Scaling(element, scale=scale)), factor * own)
+    ones = np.float32([[1, -0.5, 0.25, 0]])
+    wanted = blocks_one_by_one(ones, element, 4, scale)
+    assert np.array_equal(scaled(torch.from_numpy(ones), Scaling(element, scale=scale)), wanted)
+
+
+@pytest.mark.oracle
+def test_without_a_scale_sixteen_bits_overflow_and_eight_saturate():
+    x = torch.tensor([[3.4e38, -7e4, 500.0, 1 / 3]])
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        assert torch.equal(scaled(x, Scaling(name, scale="none")), x.to(dtype).float())
+    for name, dtype in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
+        top = FORMATS[name].largest
+        wanted = np.clip(x.numpy(), -top, top).astype(dtype).astype("float32")
+        assert np.array_equal(scaled(x, Scaling(name, scale="none")), wanted)
+
+
+def test_rows_and_columns_have_to_be_multiples_of_blocks_along_either_axis():
+    how = Scaling(block=(32, 16))
+    assert scaled(draw(64, 48), how, 1).shape == scaled(draw(48, 64), how, 0).shape[::-1]
+    for shape, axis in (((48, 48), 1), ((64, 40), 1), ((48, 48), 0), ((40, 64), 0)):
+        with pytest.raises(ValueError, match="wanted a multiple of its blocks"):
+            scaled(draw(*shape), how, axis)
+
+
+def test_the_operator_and_both_functions_of_a_product_are_rounded_alike():
+    with low_bits(RECIPES["MXFP4"], {"w": W}):
+        products = [X @ W, torch.matmul(X, W), X.matmul(W)]
+    assert not torch.equal(products[0], X @ W)
+    assert torch.equal(products[0], products[1]) and torch.equal(products[0], products[2])
+
+
+def test_after_an_infinity_a_delayed_scale_is_the_next_steps_own():
+    """However large its numbers are, beside 0 and beside 1."""
+    recipe = Recipe(Scaling(history=1), Scaling("float32"), Scaling("float32"))
+    w = torch.eye(16)
+    for size in (0.25, 1.0, 100.0):
+        with low_bits(recipe, {"w": w}):
+            torch.full((1, 16), torch.inf) @ w
+            following = torch.full((1, 16), size)
+            assert torch.equal(following @ w, following)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("how", ["nearest", "kahan"])
+def test_a_weight_beyond_bfloat16_is_infinite_as_in_pytorch(how):
+    w = trained(None, [0.195e38], start=float(torch.tensor(3.2e38).bfloat16()))
+    assert w.isfinite().all() and w.bfloat16().isinf().all()
+    assert torch.equal(trained(how, [0.195e38], start=3.2e38), w.bfloat16().float())
