@@ -172,9 +172,11 @@ def caught_by(root: Path, module: Path, source: str, tests: list[str], limit: fl
             try:
                 said, _ = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                # The whole session, since a test may have begun processes of its own.
-                os.killpg(process.pid, signal.SIGKILL)
                 return f"the limit of {limit:.0f} s"
+            finally:
+                if process.poll() is None:
+                    # The whole session, since a test may have begun processes of its own.
+                    os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == 0:
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(.*?)(?: - .*)?$", said, re.MULTILINE)
