@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tools.pages import ROOT, first_sentence
 
-PARTS = {  # {folder: title of its page}
+# The folders of ed_lib, and the titles of their pages.
+PARTS = {
     "ed": "Learning without a backward pass",
     "parallel": "Many devices",
     "precision": "Fewer bits",
