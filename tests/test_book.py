@@ -174,6 +174,21 @@ def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(
     assert cell.outputs[-1].text.startswith("These times say little: a call took 1 s")
 
 
+@pytest.mark.parametrize("source, waits", [
+    ("print(6 * 7)", 0),
+    ("%%gpu\nfrom ed_lib import timing\nprint(timing.now())", 0),
+    ("from ed_lib import timing\nprint(timing.now() > 0)", 1),
+])  # fmt: skip
+def test_only_a_chapter_that_times_something_waits_for_a_quiet_machine(
+    chapter, source, waits, tmp_path, monkeypatch
+):
+    waited = []
+    monkeypatch.setattr(quiet, "wait", lambda patience, reached: waited.append(patience))
+    chapter("from ed_lib import chapter\nchapter.setup()", source)
+    notebooks.main([str(tmp_path / PATH)])
+    assert len(waited) == waits and notebooks.read(tmp_path / PATH).cells[2].outputs
+
+
 @pytest.mark.parametrize("url, live", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
 def test_buttons_and_words_about_them_only_where_they_lead_somewhere(
     url, live, tmp_path, monkeypatch
