@@ -84,6 +84,7 @@ def run(seed, size, *, data="mnist", task="ten classes", passes=1, searching=Fal
     passes, few = (1, size.few) if searching else (passes, None)
     torch.set_flush_denormal(True)
     (inputs, labels), test = images(data, task, size.offline)
+    # Where there are few images, a sixth of them judges.
     out = min(size.held_out, len(labels) // 6)
     judge = inputs[-out:], labels[-out:]
     kept = min(few or len(labels), len(labels) - out)

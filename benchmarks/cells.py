@@ -33,6 +33,7 @@ def printed(path):
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 
+    # As in Jupyter: a cell may read or write a file beside its chapter.
     os.chdir(path.parent)
     shell = InteractiveShell.instance()
     rows = []

@@ -48,6 +48,7 @@ def on(threads):
     import numba
     from threadpoolctl import threadpool_limits
 
+    # Threads that the libraries have begun keep cores of their own.
     before = {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
     for task, cores in before.items():
         os.sched_setaffinity(task, sorted(cores)[:threads])

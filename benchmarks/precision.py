@@ -131,6 +131,7 @@ def exactly(model, x, y):
     model = copy.deepcopy(model).to(x.device).double()
     total = 0.0
     x = x.double() if x.is_floating_point() else x
+    # The gradients of the parts add up to those of the batch.
     for some, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
         loss = F.cross_entropy(model(some), labels, reduction="sum") / len(x)
         loss.backward()

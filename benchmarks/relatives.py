@@ -58,6 +58,7 @@ def learned(make, of, seed, searching, size, epochs, *, odd=False):
     "seconds"}.
     """
     (x, labels), (tests, judge) = split(of, searching, size)
+    # The steps of all epochs, whose last batches may be smaller.
     learner = make(x.shape[1], epochs * -(-len(x) // size.batch))
     x = torch.from_numpy(x)
     # (N, 1) of 0 and 1, or (N, 10) of one 1 each.

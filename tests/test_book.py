@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.shared import quiet
 from ed_lib import data, machine
-from tools import book, notebooks
+from tools import book, notebooks, page_cells
 from tools.notebooks import ROOT
 
 BANNER, PATH = "Not executed in this build", Path("chapter.ipynb")
@@ -216,7 +216,7 @@ def test_folded_code_without_outputs_goes_into_the_fold_after_it():
     for n in (0, 1, 3, 4):
         cells[n].metadata["tags"] = ["hide-input"]
     cells[1].outputs = [nbformat.v4.new_output("stream", text="said")]
-    found = book.joined(cells)
+    found = page_cells.joined(cells)
     assert [cell.source for cell in found] == ["a\n\n\nb", "c", "d\n\n\ne"] and found[0].outputs
 
 
@@ -229,8 +229,8 @@ def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
     cells[1].outputs = [
         nbformat.v4.new_output("display_data", {"text/html": '<svg role="img"></svg>'})
     ]
-    assert book.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
-    _, shown, fold, after = book.figure_first([words, *cells])
+    assert page_cells.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
+    _, shown, fold, after = page_cells.figure_first([words, *cells])
     assert notebooks.tags(shown) == ["remove-input"] and "svg" in str(shown.outputs)
     assert fold.source == "a\n\n\nb" and "a machine" in str(fold.outputs) and after.source == "c"
 

@@ -14,6 +14,7 @@ PARTS = {
     "lstm": "The LSTM inside cuDNN",
     "": "The ground floor",
 }
+# What a module has on its page: the dropdown opens where a link leads to a name in it.
 FOLD = """
 :::{{dropdown}} `{name}`: {about}
 ```{{eval-rst}}

@@ -7,7 +7,6 @@ there; one whose data cannot be had is shown with its committed outputs. `make t
 
 import argparse
 import contextlib
-import copy
 import fcntl
 import importlib.metadata
 import re
@@ -24,12 +23,14 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine
-from tools import api, measurements, notebooks
+from tools import api, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
+# What a page says only where the book has an address.
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
+# Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
 # What a search for these words finds first.
 INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}
@@ -67,6 +68,7 @@ def alone():
     process.
     """
     BUILD.mkdir(exist_ok=True)
+    # The system gives up a lock when its process ends, however it ends.
     with open(BUILD / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,11 +123,14 @@ def stage():
             made[path] = pages[path].decode()
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
+    # What is no page any more goes; prepare() writes the chapters.
+    kept = pages.keys() | set(notebooks.chapters())
     for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
-        if old.relative_to(SOURCE) not in pages.keys() | set(notebooks.chapters()):
+        if old.relative_to(SOURCE) not in kept:
             old.unlink()
     for path, content in pages.items():
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
+        # Sphinx reads anew whatever has a new time.
         if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
             (SOURCE / path).write_bytes(content)
 
@@ -222,7 +227,7 @@ def page(nb, path, banner=None):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
-    nb.cells = joined(figure_first(nb.cells))
+    nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     if banner:
@@ -232,42 +237,6 @@ def page(nb, path, banner=None):
     # The search index forgets what a build does not read anew.
     if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
-
-
-def figure_first(cells):
-    """The cells with the first screen's figure, which folded code makes, before that code."""
-    shown_code = (
-        n for n, cell in enumerate(cells[1:], 1) if "hide-input" not in notebooks.tags(cell)
-    )
-    code = cells[1 : next(shown_code, None)]
-    for n, cell in enumerate(code, 1):
-        if 'role="img"' in str(cell.outputs):
-            shown = copy.deepcopy(cell)
-            shown.id = f"{cell.id}-shown"
-            shown.metadata["tags"] = ["remove-input"]
-            # The code up to it becomes one fold, with what else it printed.
-            fold = code[0]
-            fold.outputs = [output for each in code[: n - 1] for output in each.outputs]
-            fold.source = "\n\n\n".join(each.source for each in code[:n])
-            return [cells[0], shown, fold, *cells[n + 1 :]]
-    return cells
-
-
-def joined(cells):
-    """The cells of a page: folded code without outputs goes into the folded cell after it."""
-    kept = []
-    # Whether the cell before is folded code.
-    before = False
-    for cell in cells:
-        folded = "hide-input" in notebooks.tags(cell)
-        if before and folded and not kept[-1].outputs:
-            cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
-            own = cell.metadata.setdefault("mystnb", {})
-            prompt = own.get("code_prompt_show", "Show the code")
-            own["code_prompt_show"] = re.sub(r", part \d$", "", prompt)
-        before = folded and cell.cell_type == "code"
-        kept.append(cell)
-    return kept
 
 
 def render():

@@ -45,6 +45,7 @@ def numbers():
     full = records.row(steps, model="encoder", batch=256, format="float32")
     tf32 = records.row(steps, model="encoder", batch=256, format="tf32")
     low = records.row(steps, model="encoder", batch=256, format="bfloat16")
+    # NVIDIA's, in GFLOP/s.
     published = one["published"]
     # A second run of the article's listing was printed by a chapter's cells.
     printed = "\n".join(records.of("cells", GPU)["printed"])
@@ -98,6 +99,7 @@ def draw():
     """Draws the rows, dark on white in either theme. The picture's metadata tell them, to a
     test.
     """
+    # A picture on the front page has no theme of its own.
     ink = {key: INK for key, colour in figures.STYLE.items() if colour == figures.INK}
     # What was published and its limit; what was measured and its limit.
     looks = (
@@ -118,6 +120,7 @@ def draw():
         ax.set(xscale="log", xlim=(0.7, 5000), ylim=(2.4, -0.8), yticks=[], facecolor="none")
         ax.set_xticks([1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
         ax.set_xlabel("times as fast, published (○) and measured (●); limits (|)", size=9.5)
+        # A picture that names no version of Matplotlib is the same from all of them.
         about = {"Software": None, "Description": json.dumps(drawn())}
         fig.savefig(PICTURE, dpi=200, facecolor="white", metadata=about)
 

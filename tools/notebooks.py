@@ -30,15 +30,19 @@ from ed_lib import data, gates, machine, roofline
 from ed_lib.gpu_cells import MAGIC
 from tools.pages import ROOT, pages
 
-FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
+# The tags of cells that the page shows folded.
+FOLDED = {"hide-input", "hide-cell"}
 # No bars of progress in outputs.
 QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
 # Of its ceilings: what a shared machine may reach, since a page's cells check their times too
 SHARED = 0.5
+# A call that needs data, and which.
 NEEDED = re.compile(r'data\.(load|text|sick|minilm)\((?:"([\w.-]+)")?')
+# What a cell has that measures a time, judges one, or starts processes.
 TIMES = re.compile(r"\btiming\b|\bgates\.(floors|order)\(|\blaunch\(")
-WORDS_A_MINUTE = 200  # that one reads
-MINUTES_A_CELL = 0.5  # of code that is not folded
+# How fast one reads: words, and cells of code that are not folded.
+WORDS_A_MINUTE = 200
+MINUTES_A_CELL = 0.5
 
 
 def chapters():
@@ -118,6 +122,7 @@ def times_nothing(nb):
 
 def missing(nb):
     """Why data that this notebook cannot do without cannot be had, in a line; None if they can."""
+    # A cell that catches the error goes on without them.
     cells = (cell.source for cell in code_cells(nb) if "except OSError" not in cell.source)
     calls = (match.groups() for source in cells for match in NEEDED.finditer(source))
     return next(filter(None, (_why_missing(*call) for call in calls)), None)
@@ -207,6 +212,7 @@ def canonical(nb):
 def write(nb, path):
     """Writes the file whole or not at all, whatever ends this process."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A rename is done whole or not at all; writing is not.
     beside = path.with_suffix(".part")
     beside.write_text(nbformat.writes(nb).rstrip("\n") + "\n", encoding="utf-8")
     os.replace(beside, path)
