@@ -41,6 +41,7 @@ endif
 colab: $(COLAB)/ready  ## execute every chapter in Colab's versions, as Colab would (CHAPTER=many_steps: that one); needs Python 3.13
 	@rm -rf $(COLAB)/content && mkdir $(COLAB)/content
 	@for chapter in book/*/$(or $(CHAPTER),*).ipynb; do \
+		if grep -q '"draft": true' $$chapter && ! grep -q "$${chapter%.ipynb}$$" _toc.yml; then continue; fi; \
 		sed -e 's|REPOSITORY = \\"[^\\]*|REPOSITORY = \\"$(CURDIR)|' $$chapter > $(COLAB)/content/$$(basename $$chapter); done
 	@$(COLAB)/env/bin/python -m pip uninstall --quiet --yes ed_lib 2> /dev/null
 	@$(COLAB)/env/bin/python -m pip freeze > $(COLAB)/before

@@ -25,9 +25,10 @@ def path_of(name):
         raise ValueError(f"NAME is {name!r}; wanted {wanted}")
     part, stem = name.split("/")
     there = sorted(path.relative_to(ROOT) for path in (ROOT / "book").glob("*/*.ipynb"))
-    parts = sorted({path.parent.name for path in there})
+    parts = sorted(path.name for path in (ROOT / "book").glob("[a-z]*/") if path.name != "appendix")
     if part not in parts:
-        raise ValueError(f"NAME is {name!r}; the parts under book/ are {', '.join(parts)}")
+        told = f"the parts are {', '.join(parts)}; a new one is a folder in book/"
+        raise ValueError(f"NAME is {name!r}; {told}")
     # `make colab` puts all chapters into one folder, so that no two of them can have one name.
     for path in [*there, *map(Path, MOVED)]:
         if path.stem == stem:
