@@ -15,10 +15,11 @@ NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
 COLAB := _build/colab
 COLAB_PYTHON := $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) python3.13)
 
-.PHONY: help setup book test colab gpu records status outputs lint repository clean
+.PHONY: help setup book test colab gpu records status chapter outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,20 +27,27 @@ help:  ## list the targets
 book: setup  ## execute every chapter on this machine and render the book (_build/html)
 	@$(PY) -m tools.book $(BOOK)
 
-test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes
+ifdef CHAPTER
+test: setup
+	CHAPTER=$(CHAPTER) $(ONE_THREAD) $(PY) -m pytest $(NBVAL) tests/test_notebooks.py tests/test_exercises.py $(CHAPTER)
+else
+test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes (CHAPTER=book/…: one chapter's)
 	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
 	$(ONE_THREAD) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
-		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 tests book
+		$(NBVAL) tests book
+endif
 
 colab: $(COLAB)/ready  ## execute every chapter in Colab's versions, as Colab would (CHAPTER=many_steps: that one); needs Python 3.13
 	@rm -rf $(COLAB)/content && mkdir $(COLAB)/content
 	@for chapter in book/*/$(or $(CHAPTER),*).ipynb; do \
+		if grep -q '"draft": true' $$chapter && ! grep -q "$${chapter%.ipynb}$$" _toc.yml; then continue; fi; \
 		sed -e 's|REPOSITORY = \\"[^\\]*|REPOSITORY = \\"$(CURDIR)|' $$chapter > $(COLAB)/content/$$(basename $$chapter); done
 	@$(COLAB)/env/bin/python -m pip uninstall --quiet --yes ed_lib 2> /dev/null
 	@$(COLAB)/env/bin/python -m pip freeze > $(COLAB)/before
-	@cd $(COLAB)/content && PATH="$(CURDIR)/$(COLAB)/env/bin:$$PATH" PYTHONPATH= python -m pytest -p no:cacheprovider --noconftest --rootdir=. \
-		--nbval-lax --nbval-current-env --nbval-cell-timeout=600 .
+	@cp tools/usage_errors.py $(COLAB)/content/conftest.py
+	@cd $(COLAB)/content && PATH="$(CURDIR)/$(COLAB)/env/bin:$$PATH" PYTHONPATH= python -m pytest -p no:cacheprovider \
+		--confcutdir=. --rootdir=. $(NBVAL) .
 	@$(COLAB)/env/bin/python -m pip freeze | grep -v "^ed_lib" | diff $(COLAB)/before - || \
 		{ echo "Installing ed_lib has moved a package that Colab holds."; exit 1; }
 
@@ -62,6 +70,9 @@ records: setup  ## measure this machine (NAME=lstm: that alone), write records/ 
 status: setup  ## list the chapters and records whose code has changed since they were made
 	@$(PY) -m tools.status
 
+chapter: setup  ## begin a chapter (NAME=parallel/my_question): a draft, executed, that _toc.yml takes into the book
+	@$(PY) -m tools.new_chapter "$(NAME)"
+
 outputs: setup  ## execute the chapters, write their outputs into book/ and the list of them into index.md
 	@$(PY) -m tools.notebooks $(CHAPTER)
 	@$(PY) -m tools.front
@@ -81,7 +92,7 @@ clean:  ## remove what was built, but not .venv
 	rm -rf _build
 
 setup: .venv/ready  ## set up .venv, once; the other targets do it by themselves
-.venv/ready: requirements.txt constraints.txt pyproject.toml
+.venv/ready: requirements.txt constraints.txt pyproject.toml setup.py
 	@[ ! -L .venv ] || { echo "Setting up .venv would empty the folder that it is a link to, $$(readlink .venv). Remove the link (rm .venv), or, if what is there will do: touch .venv/ready"; exit 1; }
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -91,6 +102,6 @@ setup: .venv/ready  ## set up .venv, once; the other targets do it by themselves
 	@echo "Setting up .venv, once: about 7 GB on Linux (PyTorch and CuPy bring CUDA), a few minutes."
 	$(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install $(QUIET) -r requirements.txt -e ".[test]" -c constraints.txt
-	$(PY) -m pip install $(QUIET) --no-deps d2l==1.0.3
+	$(PY) -m pip install $(QUIET) -r requirements.txt -c constraints.txt
+	$(PY) -m pip install $(QUIET) --no-deps --group d2l
 	@touch $@

@@ -1,6 +1,7 @@
 """What the tests of the package, of the notebooks and of the pages share."""
 
 import functools
+import itertools
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ed_lib import arrays
+from tools.usage_errors import pytest_runtest_call  # noqa: F401, a hook
 
 ROOT = Path(__file__).resolve().parent
 
@@ -23,10 +25,22 @@ hypothesis.settings.load_profile("book")
 if not arrays.gpu_count():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run in its interpreter
 os.environ.setdefault("ED_CEILINGS", str(ROOT / "_build" / "ceilings.json"))  # not the user's
-os.environ.setdefault(
-    "ED_QUICK", "1"
-)  # one short turn for what is timed: what it says is not compared
+# One short turn for what is timed: what it says is not compared.
+os.environ.setdefault("ED_QUICK", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars inside notebooks that nobody watches
+
+
+def pytest_ignore_collect(collection_path):
+    """Leaves drafts of chapters alone; one that CHAPTER names is tested."""
+    return left_alone(collection_path) or None
+
+
+def left_alone(path):
+    if path.suffix != ".ipynb" or os.environ.get("CHAPTER"):
+        return False
+    from tools import notebooks
+
+    return path in {notebooks.ROOT / draft for draft in notebooks.drafts()}
 
 
 def pytest_collection_modifyitems(items):
@@ -44,7 +58,7 @@ def pytest_terminal_summary(terminalreporter):
     passed.
     """
     seconds = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+    for report in itertools.chain(*terminalreporter.stats.values()):
         if hasattr(report, "duration"):
             place = report.nodeid.partition("::")[0].split("/")
             part = "tests" if len(place) == 2 else "/".join(place[:2])  # tests/ed, book/lstm

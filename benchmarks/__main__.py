@@ -1,30 +1,31 @@
-"""The command line of the benchmarks."""
+"""The command line of the benchmarks. What each is about, its module declares (shared/harness)."""
 
 import argparse
 import importlib
+import pkgutil
 import sys
 
+import benchmarks
 from benchmarks.shared import harness
 from ed_lib import arrays
 
-TIMED = "ed", "precision", "finetuning", "lstm"  # what runs by itself
-LONG = (  # whose results are alike anywhere, or nearly
-    "accuracy", "relatives", "deep", "language", "parallel_accuracy", "critical_batch",
-    "precision_accuracy", "few_bits", "one_token",
-)  # fmt: skip
-# The tables that are about a GPU too; the others are about a CPU, or as good on one
-ON_GPU = {
-    "ed": ("paths", "article", "by hand"),
-    "precision": ("training step",),
-    "finetuning": ("fine-tuning",),
-    "lstm": ("ladder", "combine"),
-    "cells": (),
-}
+
+def modules():
+    """{name: module} of all benchmarks: those that run by themselves first."""
+    names = [file.name for file in pkgutil.iter_modules(benchmarks.__path__) if not file.ispkg]
+    found = {
+        name: importlib.import_module(f"benchmarks.{name}") for name in names if name[0] != "_"
+    }
+    by_itself = sorted(name for name, module in found.items() if harness.is_timed(module))
+    others = sorted(found.keys() - {*by_itself})
+    return {name: found[name] for name in [*by_itself, *others]}
 
 
 def main(arguments=None):
+    known = modules()
+    timed = [name for name, module in known.items() if harness.is_timed(module)]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = f"of {', '.join(TIMED + LONG)}; without: {', '.join(TIMED)}"
+    names = f"of {', '.join(known)}; without: {', '.join(timed)}"
     parser.add_argument("benchmark", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--only", nargs="+", default=(), metavar="TABLE", help="without: all")
     parser.add_argument(
@@ -35,27 +36,29 @@ def main(arguments=None):
     )
     parser.add_argument("--out", help="the folder of the records; without: records, or _build/tiny")
     options = parser.parse_args(arguments)
-    if unknown := set(options.benchmark) - {*TIMED, *LONG, *ON_GPU}:
+    unknown = set(options.benchmark) - known.keys()
+    if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; NAME is {names}")
     if options.only and len(options.benchmark) != 1:
         parser.error("--only is of one benchmark; name it")
-    device, out = options.device, options.out or ("_build/tiny" if options.tiny else "records")
+    out = options.out or ("_build/tiny" if options.tiny else "records")
+    device = options.device
     if device == "auto":
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
         sys.exit("--device cuda: PyTorch sees no GPU on this machine")
+    on_gpu = [name for name, module in known.items() if harness.tables(module, "cuda")]
     states = []
-    for name in options.benchmark or (ON_GPU if device == "cuda" else TIMED):
-        if (device == "cuda" and name not in ON_GPU) or (device == "cpu" and name == "cells"):
+    for name in options.benchmark or (on_gpu if device == "cuda" else timed):
+        mine = harness.tables(known[name], device)
+        if not mine:
             print(f"{name}: left out, since it is about {'a CPU' if device == 'cuda' else 'a GPU'}")
             continue
-        benchmark = importlib.import_module(f"benchmarks.{name}")
-        mine = ON_GPU[name] if device == "cuda" else ()
-        if unknown := set(options.only) - set(tables := mine or tuple(benchmark.TABLES)):
-            parser.error(f"{name} has no table {', '.join(sorted(unknown))}; {', '.join(tables)}")
-        states += harness.run(
-            benchmark, device, out, only=options.only or mine, tiny=options.tiny
-        ).values()
+        unknown = set(options.only) - set(mine)
+        if unknown:
+            parser.error(f"{name} has no table {', '.join(sorted(unknown))}; {', '.join(mine)}")
+        only = options.only or (mine if device == "cuda" else ())
+        states += harness.run(known[name], device, out, only=only, tiny=options.tiny).values()
     sys.exit(any(state != "done" for state in states))
 
 

@@ -20,7 +20,8 @@ BATCH = 64
 METHODS = [
     {"method": "ed", "rule": "kaneko"}, {"method": "ed", "rule": "signed"},
     {"method": "squared", "rule": "signed"}, {"method": "cross_entropy", "rule": "signed"},
-    {"method": "ordinary", "rule": ""},  # as many cells, joined as usual, by backpropagation
+    # As many cells, joined as usual, by backpropagation.
+    {"method": "ordinary", "rule": ""},
 ]  # fmt: skip
 # few: training images of a run that tries a rate; a long one takes so many passes over all. width:
 # pairs of cells for each class. sgd, adam: where the grids begin.
@@ -52,10 +53,8 @@ def ten_classes(size, device):
     "kept", what each rate reached on the images held out; by seed that of the best, "held_out", the
     tests' "accuracy".
     """
-    grids, sizes = (
-        {"sgd": size.sgd, "adam": size.adam},
-        {"width": size.width, "passes": size.passes},
-    )
+    grids = {"sgd": size.sgd, "adam": size.adam}
+    sizes = {"width": size.width, "passes": size.passes}
     for of, method, name in itertools.product(size.sets, METHODS, grids):
         case = {"data": of} | method | {"optimizer": name} | sizes
         yield from search(run, [case], grids[name], size, score="held_out")
@@ -85,14 +84,17 @@ def run(seed, size, *, data="mnist", task="ten classes", passes=1, searching=Fal
     passes, few = (1, size.few) if searching else (passes, None)
     torch.set_flush_denormal(True)
     (inputs, labels), test = images(data, task, size.offline)
+    # Where there are few images, a sixth of them judges.
     out = min(size.held_out, len(labels) // 6)
-    judge, kept = (inputs[-out:], labels[-out:]), min(few or len(labels), len(labels) - out)
+    judge = inputs[-out:], labels[-out:]
+    kept = min(few or len(labels), len(labels) - out)
     pupil = a_learner(seed, passes * -(-kept // BATCH), classes=int(labels.max()) + 1, **case)
     options = {"epochs": passes, "batch": BATCH, "every": 10**9, "seed": 1000 * seed}
     history = learner.fit(pupil, (inputs[:kept], labels[:kept]), judge, **options)
-    found = {"held_out": history.accuracy[-1], "accuracy": learner.accuracy(pupil.net, *test)}
-    return {name: round(value, 5) for name, value in found.items()} | {
-        "seconds": sum(history.seconds)
+    return {
+        "held_out": round(history.accuracy[-1], 5),
+        "accuracy": round(learner.accuracy(pupil.net, *test), 5),
+        "seconds": sum(history.seconds),
     }
 
 
@@ -112,11 +114,11 @@ def a_learner(
     decay=True,
 ):
     """The learner of a run; ``steps`` of them in all."""
-    k, steps = classes if classes > 2 else 1, steps if decay else None
+    k = classes if classes > 2 else 1
+    steps = steps if decay else None
     if method == "ordinary":
-        return Ordinary(
-            (784, *[2 * width * k] * (depth + 1), k), optimizer, rate, steps=steps, seed=seed
-        )
+        hidden = [2 * width * k] * (depth + 1)
+        return Ordinary((784, *hidden, k), optimizer, rate, steps=steps, seed=seed)
     net = EDNetwork(784, width, depth, k, rule=rule, init=init, seed=seed, backend="torch")
     return learner.Learner(net, method, optimizer, rate, steps=steps, layers=learns)
 

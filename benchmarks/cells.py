@@ -33,17 +33,25 @@ def printed(path):
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 
+    # As in Jupyter: a cell may read or write a file beside its chapter.
     os.chdir(path.parent)
-    shell, rows = InteractiveShell.instance(), []
+    shell = InteractiveShell.instance()
+    rows = []
     for cell, source in sources_of(path).items():
         on_gpu = source.startswith(MAGIC)
-        os.environ.pop("ED_QUICK", None) if on_gpu else os.environ.update(ED_QUICK="1")
+        # What a GPU cell times is recorded; what the others time is not.
+        if on_gpu:
+            os.environ.pop("ED_QUICK", None)
+        else:
+            os.environ["ED_QUICK"] = "1"
         start = perf_counter()
         with capture_output() as caught:
             done = shell.run_cell(source)
-        if problem := done.error_before_exec or done.error_in_exec:
+        problem = done.error_before_exec or done.error_in_exec
+        text = caught.stdout.strip()
+        if problem:
             print(f"{path.stem}: {type(problem).__name__}: {problem}\n{source[:200]}", flush=True)
-        elif on_gpu and (text := caught.stdout.strip()):
+        elif on_gpu and text:
             times = dict.fromkeys(("seconds", "q1", "q3"), perf_counter() - start)
             rows.append({"cell": cell, "code": hash_of(source)} | times | {"n": 1, "printed": text})
     return rows
@@ -56,3 +64,5 @@ def chapter(path, size, device):
 
 PATHS = [path for path in sorted(records.ROOT.glob("book/*/*.ipynb")) if sources_of(path)]
 TABLES = {path.stem: partial(chapter, path) for path in PATHS}
+ON_GPU = tuple(TABLES)
+ON_CPU = False

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from benchmarks.shared.harness import Size, images, one_thread, runs
 from ed_lib import data, models, timing, training
 
-FIRST = {"SGD": 0.02, "Adam": 2.5e-4}  # the lowest rate; each other is twice the one before
-POWER, FROM = (
-    {"SGD": 1, "Adam": 0.5},
-    32,
-)  # for batches below FROM the rates fall as this power of the batch
+# The lowest rate; each other is twice the one before.
+FIRST = {"SGD": 0.02, "Adam": 2.5e-4}
+# For batches below FROM the rates fall as this power of the batch.
+POWER = {"SGD": 1, "Adam": 0.5}
+FROM = 32
 
 
 # A run ends, without success, after so many samples or steps, whichever are more, or the most
@@ -47,11 +47,12 @@ TINY = SIZE.rehearsal(
 
 def steps(size, device, optimizer):
     """A row for each batch and rate; results: "steps" of each seed, 0 if it never got there."""
-    first = {
-        batch: FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer] for batch in size.batches
-    }
-    cases = [{"batch": batch, "rate": float(f"{first[batch] * 2**n:.3g}"), "target": size.target}
-             for batch in size.batches for n in range(size.grid)]  # fmt: skip
+    cases = []
+    for batch in size.batches:
+        first = FIRST[optimizer] * min(1, batch / FROM) ** POWER[optimizer]
+        for n in range(size.grid):
+            rate = float(f"{first * 2**n:.3g}")
+            cases.append({"batch": batch, "rate": rate, "target": size.target})
     return runs(reach, cases, size, optimizer=optimizer)
 
 
@@ -60,17 +61,19 @@ def reach(batch, rate, target, seed, optimizer, size):
     (x, y), (test_x, test_y) = images("fashion-mnist", size.offline, data.tensors)
     net = torch.nn.Sequential(torch.nn.Flatten(), *models.mlp(size.widths, seed))
     update = getattr(torch.optim, optimizer)(net.parameters(), rate)
-    start, most = timing.now(), min(size.most, max(size.steps, size.samples // batch))
+    start = timing.now()
+    most = min(size.most, max(size.steps, size.samples // batch))
     epochs = (data.batches(len(x), batch, seed=1000 * seed + epoch) for epoch in itertools.count())
-    for n, rows in enumerate(
-        itertools.islice(itertools.chain.from_iterable(epochs), most), start=1
-    ):
+    batches = itertools.chain.from_iterable(epochs)
+    for n, rows in enumerate(itertools.islice(batches, most), start=1):
         training.optimizer_step(F.cross_entropy(net(x[rows]), y[rows]), update)
-        looks = n % max(1, n // 50) == 0  # to two per cent
+        # The steps are told to two per cent.
+        looks = n % max(1, n // 50) == 0
         if looks and training.accuracy(net, test_x[: size.looks], test_y[: size.looks]) >= target:
             break
+    # It never got there.
     else:
-        n = 0  # it never got there
+        n = 0
     return {"steps": n, "seconds": timing.now() - start}
 
 

@@ -37,7 +37,8 @@ def by_depth(size, device, cases=None):
     """Results: "kept" and "test", shares of images that are right."""
     for depth in size.depths:
         for network, rule in cases or size.cases:
-            rates, ladder = (size.sgd, LADDER) if rule == "kaneko" else (size.rates, size.ladder)
+            rates = size.sgd if rule == "kaneko" else size.rates
+            ladder = LADDER if rule == "kaneko" else size.ladder
             case = {"network": network, "rule": rule, "depth": depth}
             yield from search(even_or_odd, [case], rates, size, score="test", ladder=ladder)
 
@@ -59,13 +60,11 @@ def pupil(network, rule, depth, rate, seed, width, inputs, steps):
         net = EDNetwork(
             inputs, width, depth, rule=learns, init="fan_in", seed=seed, backend="torch"
         )
-        net.parameters["hidden.weight"] /= (
-            8 if "gain 1" in network else 1
-        )  # of width 32 the gain is 8
-        method, optimizer = (
-            ("ed" if rule == learns else rule),
-            ("sgd" if rule == "kaneko" else "adam"),
-        )
+        # With 32 pairs of cells a layer multiplies what is common to its cells by 8.
+        if "gain 1" in network:
+            net.parameters["hidden.weight"] /= 8
+        method = "ed" if rule == learns else rule
+        optimizer = "sgd" if rule == "kaneko" else "adam"
         return Learner(net, method, optimizer, rate, steps=steps)
     net = Ordinary((inputs, *[2 * width] * (depth + 1), 1), "adam", rate, steps=steps, seed=seed)
     torch.manual_seed(seed)

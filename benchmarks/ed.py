@@ -22,12 +22,17 @@ from ed_lib import machine
 from ed_lib.ed import EDNetwork, costs, layout, rivals
 from ed_lib.ed.space import to_numpy
 
-ALPHA, NEARLY_0, U0 = 0.8, 1e-9, 0.4
-ROUNDING = {"float32": 1e-5, "float64": 1e-11}  # the largest deviation that is put down to it
-START = {"rule": "signed", "init": "fan_in"}  # the article's rule; its start saturates the cells
+ALPHA = 0.8
+NEARLY_0 = 1e-9
+U0 = 0.4
+# The largest deviation that is put down to rounding.
+ROUNDING = {"float32": 1e-5, "float64": 1e-11}
+# The article's rule, but not its start, which saturates the cells.
+START = {"rule": "signed", "init": "fan_in"}
 COSTS = {"forward": costs.forward_cost, "update": costs.update_cost, "step": costs.step_cost}
 LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
-BLOCK = 16  # layers that torch.compile is shown at a time: it unrolls the loop over them
+# Layers that torch.compile is shown at a time: it unrolls the loop over them.
+BLOCK = 16
 
 
 # The article's shape, the depth of the second size, seconds for each version.
@@ -43,6 +48,7 @@ def on(threads):
     import numba
     from threadpoolctl import threadpool_limits
 
+    # Threads that the libraries have begun keep cores of their own.
     before = {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
     for task, cores in before.items():
         os.sched_setaffinity(task, sorted(cores)[:threads])
@@ -60,9 +66,12 @@ def by_threads(table):
     """A table whose rows are made once for each number of threads; on a GPU once."""
 
     def rows(size, device):
-        for threads in sorted({1, machine.threads()}, reverse=True) if device == "cpu" else [1]:
-            with on(threads) if device == "cpu" else contextlib.nullcontext():
-                yield from ({**row, "threads": threads} for row in table(size, device))
+        on_cpu = device == "cpu"
+        # All threads first: JAX keeps those that it began with.
+        for threads in sorted({1, machine.threads()}, reverse=True) if on_cpu else [1]:
+            with on(threads) if on_cpu else contextlib.nullcontext():
+                for row in table(size, device):
+                    yield row | {"threads": threads}
 
     return rows
 
@@ -82,10 +91,9 @@ def paths(size, device):
     shape, library = size.article, LIBRARY[device]
     net = network(shape, library, device, alpha=ALPHA, path="kernel")
     x, target = a_batch(shape, net)
-    error, net.alpha = (
-        deviation(shape, net.step(x, target), net.state_dict()["hidden.weight"]),
-        NEARLY_0,
-    )
+    output = net.step(x, target)
+    error = deviation(shape, output, net.state_dict()["hidden.weight"])
+    net.alpha = NEARLY_0
     calls = {"forward": partial(net.forward, x), "update": partial(net.update, target * 0 + 0.5)}
     versions = [
         version(shape, library, what, "kernel", call, error) for what, call in calls.items()
@@ -99,7 +107,8 @@ def articles_formulas(size, device):
         shape = replace(size.article, itemsize=np.dtype(dtype).itemsize)
         machine.check_memory("the article's update", 2 * costs.batch_axis(shape), device)
         ours = network(shape, LIBRARY[device], device, dtype, alpha=ALPHA, path="layers")
-        net, (x, target) = rivals.ArticleNetwork(ours), a_batch(shape, ours)
+        net = rivals.ArticleNetwork(ours)
+        x, target = a_batch(shape, ours)
         output = net.forward(x)
         net.update(target - output)
         error = deviation(shape, output, net.state["hidden.weight"])
@@ -130,11 +139,10 @@ def by_hand(size, device):
 
 def autograd(size, device):
     """A step of ED in PyTorch, and one by PyTorch's autograd, on a CPU."""
-    shape, net = size.article, network(size.article, "torch", "cpu", path="layers")
-    batch, layers = (
-        a_batch(shape, net),
-        rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_()),
-    )
+    shape = size.article
+    net = network(shape, "torch", "cpu", path="layers")
+    batch = a_batch(shape, net)
+    layers = rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_())
     weights = [weight for layer in layers for weight in layer]
 
     def by_autograd(x, target):
@@ -165,31 +173,30 @@ def compilers(size, device):
             layout.forward(*exact, U0)
             rights.append(exact[0][1:])
         stack = net.states, *stack[1:]
-        one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]  # x (B, C), (D, C, C), (D, 1, C)
+        # One network of the K: x (B, C), weight (D, C, C), bias (D, 1, C).
+        one = stack[0][0, 0], stack[1][:, 0], stack[2][:, 0]
         ways = {
             "loop over layers": partial(layout.forward, *stack, U0),
             "torch.compile": of_compile(*one),
             "jax.lax.scan": of_jax(*one),
             "kernel": partial(whole.forward, x),
         }
+        # Ours leave the states in the network; the compilers' calls return them.
+        kept = {"kernel": whole, "loop over layers": net}
         errors = {}
         for how, call in ways.items():
             answers = call()
-            ours = {"kernel": whole, "loop over layers": net}.get(how)
-            found = ours.states[1:] if ours else np.asarray(answers).reshape(rights[0].shape)
-            errors[how] = float(np.abs(found - rights[how == "kernel"]).max())
-        cost = (
-            4 * (stack[0].size + stack[1].size),
-            2 * shape.batch * stack[1].size,
-        )  # of these layers alone
-        yield from measure(
-            [
-                version(shape, "", "forward", how, call, errors[how], cost=cost)
-                for how, call in ways.items()
-            ],
-            "cpu",
-            size.seconds,
-        )
+            right = rights[how == "kernel"]
+            found = kept[how].states[1:] if how in kept else np.asarray(answers)
+            errors[how] = float(np.abs(found.reshape(right.shape) - right).max())
+        # The bytes and FLOPs of these layers alone.
+        states, weights = stack[0].size, stack[1].size
+        cost = 4 * (states + weights), 2 * shape.batch * weights
+        versions = [
+            version(shape, "", "forward", how, call, errors[how], cost=cost)
+            for how, call in ways.items()
+        ]
+        yield from measure(versions, "cpu", size.seconds)
 
 
 def of_compile(x, weight, bias):
@@ -197,8 +204,9 @@ def of_compile(x, weight, bias):
     x, weight, bias = map(torch.as_tensor, (x, weight, bias))
     torch.compiler.reset()
 
+    # (B, C), (n, C, C), (n, 1, C) → (n, B, C)
     @partial(torch.compile, options={"cpp.threads": torch.get_num_threads()})
-    def block(x, weight, bias):  # (B, C), (n, C, C), (n, 1, C) → (n, B, C)
+    def block(x, weight, bias):
         answers = [x]
         for w, b in zip(weight, bias, strict=True):
             answers.append(torch.sigmoid(2 / U0 * (answers[-1] @ w + b)))
@@ -253,13 +261,13 @@ def network(shape, library, device, dtype="float32", alpha=NEARLY_0, **options):
 def a_batch(shape, net):
     """x (B, n_inputs) and target (B, K), the same for all, in the network's library."""
     rng = np.random.default_rng(1)
-    x, target = (
-        rng.random((shape.batch, shape.n_inputs)),
-        rng.integers(0, 2, (shape.batch, shape.n_outputs)),
-    )
+    x = rng.random((shape.batch, shape.n_inputs))
+    target = rng.integers(0, 2, (shape.batch, shape.n_outputs))
     return net.asarray(x), net.asarray(target)
 
 
 TABLES = {"paths": paths, "article": articles_formulas, "by hand": by_hand, "autograd": autograd,
           "compilers": compilers}  # fmt: skip
 TABLES = {name: by_threads(table) for name, table in TABLES.items()}
+TIMED = True
+ON_GPU = "paths", "article", "by hand"

@@ -23,12 +23,14 @@ from ed_lib.precision.low_bit_training import (
     low_bits,
 )
 
-NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
+NV = RECIPES["NVFP4"]
+E2M1 = Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}
 CASES = (
     {"float32": None}
     | RECIPES
-    | {  # the first are NVFP4, but for one of its parts
+    # The first are NVFP4, but for one of its parts.
+    | {
         "NVFP4 without stochastic rounding": replace(NV, g=FOUR),
         "NVFP4 without Hadamard": replace(NV, hadamard=False),
         "NVFP4 without square blocks": replace(NV, w=FOUR),
@@ -45,7 +47,9 @@ CASES = (
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
 SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"
 LOSS_SCALE = 2.0**12
-RATE, SLOW = 3e-3, 1e-4  # a low one, at which the weights of bfloat16 are tried as well
+RATE = 3e-3
+# A low one, at which the weights of bfloat16 are tried as well.
+SLOW = 1e-4
 
 
 # A step takes a batch of stretches of context characters. shape: layers, heads, width. At the end
@@ -87,18 +91,21 @@ def run(kind, name, rate, seed, size):
     """Trains one → {"loss", "seconds"}."""
     text = data.text()
     shape = len(text.characters), size.context, *size.shape
-    net, few = Transformer(*shape, rate=rate, steps=size.steps, seed=seed), nullcontext()
+    net = Transformer(*shape, rate=rate, steps=size.steps, seed=seed)
+    few = nullcontext()
     if kind == "weights" and name != "float32":
         Bfloat16Weights(net.optimizer, name, seed)
     elif name != "float32":
-        few = low_bits(
-            CASES[name], {key: w for key, w in net.parameters.items() if key[0].isdigit()}, seed
-        )
+        # The weights of the blocks are named by a block's number.
+        of_blocks = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
+        few = low_bits(CASES[name], of_blocks, seed)
     step = partial(scaled_step, net) if kind == "scaled" else net.step
-    draw, start = data.stretches(text.train, size.batch, size.context, seed=seed), timing.now()
+    draw = data.stretches(text.train, size.batch, size.context, seed=seed)
+    start = timing.now()
     for _ in range(size.steps):
         with few:
-            step(*(half.T for half in next(draw)))  # (B, T) each
+            # Characters and those after them, (B, T) each.
+            step(*(half.T for half in next(draw)))
     seconds = (timing.now() - start) / size.steps
     return {"loss": held_out_loss(net, text.held_out[: size.held_out]), "seconds": seconds}
 

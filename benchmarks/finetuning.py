@@ -17,7 +17,8 @@ from benchmarks.shared.harness import Size, summary
 from ed_lib import data, models
 from ed_lib.precision import memory, minilm
 
-SIZE = Size(pairs=None, batch=32, epochs=3, rate=5e-5, seeds=3)  # all pairs
+# pairs: of how many sentences; None: all.
+SIZE = Size(pairs=None, batch=32, epochs=3, rate=5e-5, seeds=3)
 TINY = SIZE(pairs=4, batch=4, epochs=1, seeds=1)
 
 
@@ -25,7 +26,8 @@ def fine_tuning(size, device):
     """A row for each format. Results: "accuracy" on the held-out pairs, by seed; and the bytes of a
     step on the first batch, "activations", "casts" and "total".
     """
-    few, tokenizer = slice(size.pairs), minilm.tokenizer()
+    few = slice(size.pairs)
+    tokenizer = minilm.tokenizer()
     parts = [data.Pairs(*(column[few] for column in p)) for p in data.sick()]
     train, test = (minilm.examples(part, tokenizer) for part in parts)
     steps = list(step_flops(size, train))
@@ -43,9 +45,8 @@ def fine_tuning(size, device):
             options["scaler"] = torch.amp.GradScaler(device) if name == "float16" else None
             with formats.products(name):
                 histories.append(minilm.finetune(net, train, test, seed=1000 * seed, **options))
-        bytes = (
-            8 * 4 * parameters_of(net) * len(steps)
-        )  # AdamW reads and writes eight float32 a parameter
+        # AdamW reads and writes eight float32 a parameter.
+        bytes = 8 * 4 * parameters_of(net) * len(steps)
         case = {
             "format": name,
             "pairs": len(train.labels),
@@ -71,14 +72,20 @@ def bytes_of_a_step(net, size, context, device, train):
 
 def step_flops(size, train):
     """FLOPs of the products of each step, of the first seed's batches, as padded."""
-    make, counted = partial(models.Encoder, **minilm.SIZES), {}  # by shape, (B, T)
+    make = partial(models.Encoder, **minilm.SIZES)
+    counted = {}
     for epoch in range(size.epochs):
         for some in data.batches(len(train.labels), size.batch, seed=epoch):
             batch = train.batch(some)
-            if batch[0].shape not in counted:
-                counted[batch[0].shape] = flops(make, *batch)
-            yield counted[batch[0].shape]
+            # Batches of one shape, (B, T), are counted once.
+            shape = batch[0].shape
+            if shape not in counted:
+                counted[shape] = flops(make, *batch)
+            yield counted[shape]
 
 
-context, ceilings = formats.restored, formats.ceilings
+context = formats.restored
+ceilings = formats.ceilings
 TABLES = {"fine-tuning": fine_tuning}
+TIMED = True
+ON_GPU = tuple(TABLES)

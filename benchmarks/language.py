@@ -18,20 +18,28 @@ from ed_lib.ed.relatives import Perceptron
 
 shakespeare = functools.cache(data.text)
 
+# Transformers: the rule of attention, and that of the perceptrons.
 TRANSFORMERS = [
-    ("backprop",) * 2,
-    ("broadcast",) * 2,
-    ("frozen",) * 2,
-]  # of attention and of the perceptrons
-TRANSFORMERS += [("backprop", "broadcast"), ("backprop", "frozen")]
+    ("backprop", "backprop"),
+    ("broadcast", "broadcast"),
+    ("frozen", "frozen"),
+    ("backprop", "broadcast"),
+    ("backprop", "frozen"),
+]
+# What reads a window: its rule, its hidden layers, and whether its weights are of one sign.
 WINDOWS = [
-    (rule, 2, False) for rule in ("backprop", "sign", "local", "direct", "broadcast", "frozen")
-]
-WINDOWS += [
+    ("backprop", 2, False),
+    ("sign", 2, False),
+    ("local", 2, False),
+    ("direct", 2, False),
+    ("broadcast", 2, False),
+    ("frozen", 2, False),
     ("backprop", 1, False),
-    *((rule, 2, True) for rule in ("frozen", "backprop", "broadcast")),
+    ("frozen", 2, True),
+    ("backprop", 2, True),
+    ("broadcast", 2, True),
+    ("backprop", 0, False),
 ]
-WINDOWS += [("backprop", 0, False)]  # of so many hidden layers
 # A step takes a batch of stretches of context characters, or as many windows. search: steps of a
 # transformer's run that tries a rate. every: steps between two looks at so many places; at the end
 # all the held-out text is read, or so many characters.
@@ -65,17 +73,20 @@ def rows(size, device, table):
     """A row for each case; results: "tried", the losses at the rates; of each seed "loss", in nats
     a character of the held-out text, and "curve", the looks on the way.
     """
-    function, keys, cases, rates = {
-        "transformer": (transformer, ("attention", "mlp"), size.transformers, size.rates),
-        "window": (window, ("rule", "hidden", "one_signed"), size.windows, size.rates_of_windows),
-    }[table]
-    cases = [dict(zip(keys, case, strict=True)) for case in cases]
-    return search(function, cases, rates, size, score="loss", tried="tried", best=min)
+    how = {"score": "loss", "tried": "tried", "best": min}
+    if table == "transformer":
+        keys = "attention", "mlp"
+        cases = [dict(zip(keys, case, strict=True)) for case in size.transformers]
+        return search(transformer, cases, size.rates, size, **how)
+    keys = "rule", "hidden", "one_signed"
+    cases = [dict(zip(keys, case, strict=True)) for case in size.windows]
+    return search(window, cases, size.rates_of_windows, size, **how)
 
 
 def transformer(attention, mlp, rate, seed, searching, size):
     """Trains one → {"loss", "curve", "seconds"}; seconds are of a step."""
-    text, steps = shakespeare(), size.search if searching else size.steps
+    text = shakespeare()
+    steps = size.search if searching else size.steps
     shape = len(text.characters), size.context, size.layers, size.heads, size.width
     model = Transformer(*shape, attention=attention, mlp=mlp, rate=rate, steps=steps, seed=seed)
     draw = data.stretches(text.train, size.batch, size.context, seed=seed)
@@ -85,18 +96,25 @@ def transformer(attention, mlp, rate, seed, searching, size):
 
 def window(rule, hidden, one_signed, rate, seed, searching, size):
     """Trains a perceptron that reads a window one-hot → {"loss", "curve", "seconds"}."""
-    text, layers = shakespeare(), size.hidden[:hidden]
-    V, T, batch = len(text.characters), size.window, size.batch * size.context
+    text = shakespeare()
+    layers = size.hidden[:hidden]
+    V = len(text.characters)
+    T = size.window
+    batch = size.batch * size.context
     options = {"one_signed": one_signed, "steps": size.steps, "seed": seed}
-    net, one_hot = Perceptron((T * V, *layers, V), rule, rate, **options), torch.eye(V)
+    net = Perceptron((T * V, *layers, V), rule, rate, **options)
+    one_hot = torch.eye(V)
     draw = data.stretches(text.train, batch, T, seed=seed)
 
     def step():
-        x, after = next(draw)  # (T, B) each
-        net.step(one_hot[x.T].flatten(1), one_hot[after[-1]])  # (B, T V), (B, V)
+        # Characters and those after them, (T, B) each.
+        x, after = next(draw)
+        # Of a window T characters, (B, T V), tell the one after the last, (B, V).
+        net.step(one_hot[x.T].flatten(1), one_hot[after[-1]])
 
     def look(numbers, places=None):
-        stretches = numbers.unfold(0, T + 1, 1)  # (n, T + 1)
+        # Every window, and what comes after it: (n, T + 1).
+        stretches = numbers.unfold(0, T + 1, 1)
         places = len(stretches) if places is None else min(places * size.context, len(stretches))
         chosen = stretches[torch.linspace(0, len(stretches) - 1, places).long()]
         shares = [net.forward(one_hot[some[:, :-1]].flatten(1)) for some in chosen.split(4096)]
@@ -107,7 +125,8 @@ def window(rule, hidden, one_signed, rate, seed, searching, size):
 
 def taught(step, look, steps, places, text, size):
     """Takes the steps, looking at so many places on the way."""
-    curve, start = [], timing.now()
+    curve = []
+    start = timing.now()
     for n in range(steps):
         if n % size.every == 0:
             curve.append(round(look(text.held_out, places), 4))

@@ -17,9 +17,11 @@ from benchmarks.shared.harness import Size, Version, measure
 from ed_lib.lstm import LSTM, RUNGS, ladder
 from ed_lib.lstm.lstm_on_gpu import capture
 
-NN, LAST = "nn.LSTM", RUNGS[-1]
+NN = "nn.LSTM"
+LAST = RUNGS[-1]
 WHATS = *RUNGS, NN
-TOLERANCE = 5e-5  # relative, as `deviation` has it: less than TF32 needs
+# It is relative, as `deviation` has it, and less than TF32 needs.
+TOLERANCE = 5e-5
 
 
 class Subject:
@@ -30,24 +32,26 @@ class Subject:
         self.shape = shape
         self.module = torch.nn.LSTM(shape.inputs, shape.hidden, shape.layers, device=device)
         for parameter in self.module.parameters():
-            torch.nn.init.uniform_(
-                parameter, -(shape.hidden**-0.5), shape.hidden**-0.5, generator=draw
-            )
+            most = shape.hidden**-0.5
+            torch.nn.init.uniform_(parameter, -most, most, generator=draw)
         sizes = shape.steps, shape.batch, shape.inputs
-        self.x = torch.randn(sizes, generator=draw, device=device)  # (T, B, H)
+        # (T, B, H)
+        self.x = torch.randn(sizes, generator=draw, device=device)
 
     def version(self, what, how="eager", **options):
         """The :class:`Version` of a pass forward by one of RUNGS, or NN. how: or as a "graph";
         options: of ours.
         """
-        module = self.module if what == NN else LSTM.from_torch(self.module, rung=what, **options)
+        if what == NN:
+            module = self.module
+        else:
+            module = LSTM.from_torch(self.module, rung=what, **options)
         sizes = {key: getattr(self.shape, key) for key in ("layers", "hidden", "batch", "steps")}
         case = {"what": what} | sizes | {"format": "float32", "how": how} | options
         call = partial(forward, module, self.x)
         error = deviation(call(), self.right())
-        least = 4 * (
-            self.shape.weights + self.x.numel() + call()[0].numel()
-        )  # nothing else leaves the chip
+        # Weights, inputs and outputs, at the least: nothing else leaves the chip.
+        least = 4 * (self.shape.weights + self.x.numel() + call()[0].numel())
         call = capture(call) if how == "graph" else call
         return Version(case, call, (least, self.shape.flops), error, TOLERANCE)
 
@@ -66,13 +70,13 @@ def forward(module, x):
 # few: steps whose inputs are combined on a CPU; rounds: of the ladder, by layers.
 SIZE = Size(few=16, layers=(1, 4), rounds=(9, 5), steps=100, batch=64, hidden=512, seconds=0.1)
 TINY = SIZE(few=5, rounds=(2, 1), steps=6, batch=3, hidden=16, seconds=0.001)
-context, ceilings = formats.restored, formats.ceilings
+context = formats.restored
+ceilings = formats.ceilings
 
 
 def subject_of(size, device, layers, steps=None):
-    return Subject(
-        ladder.LSTMRun(steps or size.steps, size.batch, size.hidden, size.hidden, layers), device
-    )
+    steps = steps or size.steps
+    return Subject(ladder.LSTMRun(steps, size.batch, size.hidden, size.hidden, layers), device)
 
 
 def climb(size, device):
@@ -84,8 +88,11 @@ def climb(size, device):
         hows = ("eager", "graph") if device == "cuda" else ("eager",)
         versions = [subject.version(what, how) for how in hows for what in WHATS]
         for row in measure(versions, device, size.seconds, rounds=rounds):
-            of = 4 if row["what"] == LAST else 1  # layers
-            yield row | ({"published": ladder.PUBLISHED.get(row["what"])} if layers == of else {})
+            # NVIDIA published the last rung for four layers, the others for one.
+            of_layers = 4 if row["what"] == LAST else 1
+            if layers == of_layers:
+                row["published"] = ladder.PUBLISHED.get(row["what"])
+            yield row
 
 
 def combine(size, device):
@@ -94,9 +101,10 @@ def combine(size, device):
     numbers = [2**n for n in range(steps.bit_length()) if 2**n < steps] + [steps]
     for what, layers in ((RUNGS[-2], 1), (LAST, size.layers[-1])):
         subject = subject_of(size, device, layers, steps)
-        yield from measure(
-            [subject.version(what, combine=k) for k in numbers], device, size.seconds
-        )
+        versions = [subject.version(what, combine=k) for k in numbers]
+        yield from measure(versions, device, size.seconds)
 
 
 TABLES = {"ladder": climb, "combine": combine}
+TIMED = True
+ON_GPU = tuple(TABLES)

@@ -7,27 +7,23 @@ Characters: a small GPT, rounded after training. Writing: a text, character by c
 """
 
 import copy
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import nn
 
 from benchmarks.shared import formats
 from benchmarks.shared.formats import deviation
-from benchmarks.shared.harness import Size, Version, measure, summary
-from ed_lib import data, machine, models
-from ed_lib.precision import decoding, minilm, quantization, weight_only
-from ed_lib.precision.weight_only import Linear4
+from benchmarks.shared.harness import Size, Version, measure
+from benchmarks.shared.rounding import HOWS, in_few_bits, inputs
+from benchmarks.shared.weights import FORMATS, Rounded, kept_as
+from ed_lib import data, models
+from ed_lib.precision import decoding, minilm, quantization
 
-FORMATS = "float32", "float32, w xᵀ", "float32, NumPy", "bfloat16", "int8", "int4", "W8A8"
-HOWS = "nearest", "GPTQ", "AWQ"
+# Characters that the GPT reads.
+CONTEXT = 64
 WAYS = "float32, no cache", "float32", "bfloat16", "int8", "int4"
-POOL = ThreadPoolExecutor(machine.threads())
 
 # copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for
 # all; trained, wide: width, heads and layers of the two that write so many characters (length).
@@ -87,136 +83,53 @@ def products_of(size, batch):
     float32.
     """
     draw = torch.Generator().manual_seed(0)
-    w, x = torch.randn(size.n, size.n, generator=draw), torch.randn(batch, size.n, generator=draw)
+    w = torch.randn(size.n, size.n, generator=draw)
+    x = torch.randn(batch, size.n, generator=draw)
     for name in FORMATS if quantization.has_vnni() else FORMATS[:-1]:
         product, numbers, bytes = kept_as(name, w)
         turns = [kept_as(name, w)[0] for _ in range(size.copies)]
         few = x if "float32" in name or name == "W8A8" else x.bfloat16()
-        call = lambda x=few, turns=turns: [each(x) for each in turns]  # noqa: E731
-        cost = size.copies * bytes, size.copies * 2 * w.numel() * batch * (name != "W8A8")
+        call = partial(all_of, turns, few)
+        # W8A8's products are of bytes, which have a rate of their own: its floor is of reading.
+        flops = 0 if name == "W8A8" else 2 * w.numel() * batch
+        cost = size.copies * bytes, size.copies * flops
         error = deviation([product(few)], [x.double() @ numbers.double().T])
         tolerance = 1e-4 if "float32" in name else 3e-2
         yield Version({"format": name, "batch": batch}, call, cost, error, tolerance)
 
 
-def kept_as(format, w):
-    """A weight (O, I) → (the product with a copy of it in this format, of x (B, I); the numbers;
-    bytes).
-    """
-    if format == "int8":
-        scale = quantization.choose_scale(w)  # (O, 1)
-        codes, short = quantization.quantize(w, scale, 8), scale[:, 0].bfloat16()
-        product = torch.ops.aten._weight_int8pack_mm
-        return lambda x: product(x, codes, short), codes * scale, codes.nbytes
-    if format == "W8A8":
-        layer = quantization.W8A8(w)
-        return layer, layer.codes * layer.scale[:, None], layer.codes.nbytes
-    if format == "int4":
-        few = weight_only.rtn(w, 4, 128)
-        return Linear4(few), few.weight(), few.bytes
-    w = w.bfloat16() if format == "bfloat16" else w.clone()
-    if "NumPy" in format:
-        return in_numpy(w), w, w.nbytes
-    return (lambda x: (w @ x.T).T) if "xᵀ" in format else (lambda x: x @ w.T), w, w.nbytes
-
-
-def in_numpy(w):
-    """The product with w by NumPy's BLAS, a part of w on each thread: its own threads, which spin
-    when they have done, would slow down who comes next.
-    """
-    parts = np.array_split(w.numpy(), machine.threads())
-    return lambda x: torch.from_numpy(
-        np.concatenate([*POOL.map(lambda w: w @ x.numpy().T, parts)]).T
-    )
-
-
-class Rounded(nn.Module):
-    """A Linear layer with its weight in few bits: (…, I) → (…, O), float32, with inputs in
-    bfloat16.
-    """
-
-    def __init__(self, linear, format):
-        super().__init__()
-        self.bias, self.outputs = linear.bias, linear.out_features
-        self.product, self.numbers, self.bytes = kept_as(format, linear.weight.detach())
-
-    def forward(self, x):
-        y = self.product(x.flatten(0, -2).bfloat16()).float()  # (…, I) → (N, I) → (N, O)
-        return y.view(*x.shape[:-1], self.outputs) + self.bias
+def all_of(products, x):
+    """x through each of the products in turn."""
+    return [product(x) for product in products]
 
 
 def encoders(size, device):
     """A row for each way of rounding; results: "relatedness", "off" and "bytes" of the Linear
     layers.
     """
+    # A bare machine with a GPU may lack scipy.
+    from scipy.stats import spearmanr
+
     learned, held_out = data.sick()
-    tokenizer, net = minilm.tokenizer(), minilm.load()
-    few, right = slice(size.pairs), []
+    tokenizer = minilm.tokenizer()
+    net = minilm.load()
+    few = slice(size.pairs)
     sides = learned.first[: size.sentences], held_out.first[few], held_out.second[few]
     calibration, *pairs = (minilm.tokenize(tokenizer, side)[0] for side in sides)
     seen = inputs(net, lambda watched: minilm.embeddings(watched, calibration, batch=1))
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
+    right = None
     for row, weights in in_few_bits(size, exact, seen):
         for name, weight in weights.items():
             net.get_submodule(name).weight.data = weight
-        first, second = (minilm.embeddings(net, side) for side in pairs)  # (N, H) each
-        right.append(torch.cat([first, second]))  # the first is float32's
-        off = float((right[-1] - right[0]).norm() / right[0].norm())
+        # An embedding of H numbers for each sentence, (N, H) for each side of the pairs.
+        first, second = (minilm.embeddings(net, side) for side in pairs)
+        found = torch.cat([first, second])
+        # The first way is float32.
+        right = found if right is None else right
+        off = float((found - right).norm() / right.norm())
         relatedness = spearmanr((first * second).sum(1), held_out.relatedness[few]).statistic
         yield row | {"relatedness": float(relatedness), "off": off}
-
-
-def in_few_bits(size, exact, seen):
-    """For each way of rounding: a row with its seconds and bytes, {name: the numbers that a weight
-    becomes}.
-
-    A group of 0 is a row's whole, of −1 the whole matrix. ``exact`` {name: (O, I)}, ``seen`` its
-    inputs.
-    """
-    ways = [("float32", 32, 0)]
-    for bits in size.bits:  # with eight there is nothing to mend
-        hows = size.hows[: 1 if bits == 8 else 3]
-        ways += [("nearest", bits, -1), ("nearest", bits, 0)]
-        ways += [(how, bits, group) for group in size.groups for how in hows]
-    for way in ways:
-        start = time.perf_counter()
-        found = {name: rounded(weight, seen[name], *way) for name, weight in exact.items()}
-        row = dict(zip(("how", "bits", "group"), way, strict=True)) | summary(
-            [time.perf_counter() - start]
-        )
-        row["bytes"] = sum(bytes for _, bytes in found.values())
-        yield row, {name: weight for name, (weight, _) in found.items()}
-
-
-def inputs(net, run):
-    """What each Linear layer of a transformer's blocks is given when it is run: {name: (N, I)}."""
-    seen, watched = {}, copy.deepcopy(net)
-    for name, layer in watched.named_modules():
-        if isinstance(layer, nn.Linear) and "." in name:
-            rows = seen[name] = []
-            layer.register_forward_pre_hook(
-                lambda layer, x, rows=rows: rows.append(x[0].flatten(0, -2))
-            )
-    with torch.no_grad():
-        run(watched)
-    return {name: torch.cat(rows) for name, rows in seen.items()}
-
-
-def rounded(weight, x, how, bits, group):
-    """(the numbers that a weight (O, I), with inputs x (N, I), is rounded to; the bytes of their
-    codes).
-    """
-    if how == "float32":
-        return weight, weight.nbytes
-    w, factors = weight if group >= 0 else weight.reshape(1, -1), 1
-    width = group if group > 0 else w.shape[1]
-    if how == "GPTQ":
-        few = weight_only.gptq(w, weight_only.hessian(x), bits, width)
-    elif how == "AWQ":
-        few, factors = weight_only.awq(w, x, bits, width)
-    else:
-        few = weight_only.rtn(w, bits, width)
-    return (few.weight() / factors).view(weight.shape), few.bytes
 
 
 def transformer(shape, steps=0):
@@ -224,12 +137,15 @@ def transformer(shape, steps=0):
     text.
     """
     text = data.text()
-    net = models.GPT(len(text.characters), 64, *shape)
+    net = models.GPT(len(text.characters), CONTEXT, *shape)
     adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, max(steps, 2), pct_start=0.05)
-    for _, batch in zip(range(steps), data.stretches(text.train, 12, 64, seed=0), strict=False):
+    draw = data.stretches(text.train, 12, CONTEXT, seed=0)
+    for _ in range(steps):
+        # (T, B) each: characters, and those after them.
+        x, after = next(draw)
         adam.zero_grad()
-        loss_of(net, torch.cat([batch[0], batch[1][-1:]]).T).backward()
+        loss_of(net, torch.cat([x, after[-1:]]).T).backward()
         adam.step()
         schedule.step()
     return net, text
@@ -245,9 +161,9 @@ def loss_of(net, text):
 def writers(size, device):
     """A row for each way of rounding the trained GPT; results: "loss" and "bytes"."""
     net, text = transformer(size.trained, size.steps)
-    learned, held_out = (
-        part.unfold(0, 65, 64) for part in (text.train, text.held_out)
-    )  # (n, 65) each
+    # Stretches of CONTEXT characters and the one after them, (n, CONTEXT + 1).
+    learned = text.train.unfold(0, CONTEXT + 1, CONTEXT)
+    held_out = text.held_out.unfold(0, CONTEXT + 1, CONTEXT)
     seen = inputs(net, lambda watched: watched(learned[: size.stretches, :-1]))
     exact = {name: net.get_submodule(name).weight.detach().clone() for name in seen}
     for row, weights in in_few_bits(size, exact, seen):
@@ -273,21 +189,23 @@ def ways(name, net, line):
     """A version of each way to write a line (T,) with a network."""
     for way in WAYS:
         format, _, anew_each = way.partition(",")
-        made, right, bytes, weights = copy.deepcopy(net), copy.deepcopy(net).double(), 0, 0
+        made = copy.deepcopy(net)
+        right = copy.deepcopy(net).double()
+        bytes = weights = 0
         for layer, linear in net.named_modules():
             if isinstance(linear, nn.Linear):
                 few = Rounded(linear, format)
                 if format != "float32":
                     made.set_submodule(layer, few)
                 right.get_submodule(layer).weight.data = few.numbers.double()
-                bytes, weights = bytes + few.bytes, weights + linear.weight.numel()
+                bytes += few.bytes
+                weights += linear.weight.numel()
         call = partial(anew if anew_each else write, made, line)
-        reads = (len(line) + 1) / 2 if anew_each else 1  # of each character
+        # With no cache a character is read as often, on average, as the text is half long.
+        reads = (len(line) + 1) / 2 if anew_each else 1
         cost = len(line) * bytes, len(line) * reads * 2 * weights
-        error, tolerance = (
-            deviation([call()], [right(line[None])[:, -1]]),
-            1e-4 if "float32" in way else 5e-2,
-        )
+        error = deviation([call()], [right(line[None])[:, -1]])
+        tolerance = 1e-4 if "float32" in way else 5e-2
         yield Version({"net": name, "format": way}, call, cost, error, tolerance)
 
 

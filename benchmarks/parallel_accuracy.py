@@ -25,7 +25,8 @@ from ed_lib.parallel.asynchronous import (
 )
 from ed_lib.parallel.replica import Replica, local_rows
 
-LR = 0.2  # the source's
+# The source's learning rate.
+LR = 0.2
 
 
 # images, batch and epochs of the source's run (d2l.ai, 13.5), None: all 60,000. gradients: on the
@@ -55,18 +56,17 @@ def source(size, device):
     with one thread for each process, and once with two. Seconds are of an epoch. Results:
     "accuracy" at the end.
     """
-    images("fashion-mnist", size.offline, data.tensors)  # where it must be downloaded, once
+    # Where the data must be downloaded, they are so once.
+    images("fashion-mnist", size.offline, data.tensors)
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             run = launch(lenets, devices, size, 1, timeout=7200.0)[0]
         else:
             with one_thread(threads=2 if how == "two threads" else 1):
                 run = lenets(size, devices)
-        yield (
-            {"how": how, "devices": devices}
-            | summary(run.seconds[1:])
-            | {"accuracy": run.accuracy[-1]}
-        )
+        # The first epoch is left out: it warms up.
+        row = {"how": how, "devices": devices} | summary(run.seconds[1:])
+        yield row | {"accuracy": run.accuracy[-1]}
 
 
 def lenets(size, copies):
@@ -74,13 +74,15 @@ def lenets(size, copies):
     ranks.
     """
     (x, y), test = images("fashion-mnist", size.offline, data.tensors)
-    x, y, test = x[: size.images], y[: size.images], [rows[: size.tests] for rows in test]
+    x, y = x[: size.images], y[: size.images]
+    test = [rows[: size.tests] for rows in test]
     nets = [as_the_source_starts(models.lenet()) for _ in range(copies)]
     replicas = [Replica(net, 2**18) for net in nets] if dist.is_initialized() else []
     params = [list(net.parameters()) for net in nets]
 
     def step(rows):
-        loss, rows = 0.0, torch.from_numpy(rows)
+        loss = 0.0
+        rows = torch.from_numpy(rows)
         mine = local_rows(rows) if replicas else rows
         for net, part in zip(nets, mine.tensor_split(copies), strict=True):
             summed = F.cross_entropy(net(x[part]), y[part], reduction="sum")
@@ -89,7 +91,8 @@ def lenets(size, copies):
         for replica in replicas:
             replica.finish(len(rows))
         with torch.no_grad():
-            for same in zip(*params, strict=True):  # one parameter, as every copy has it
+            # ``same`` is one parameter, as every copy has it.
+            for same in zip(*params, strict=True):
                 total = sum(p.grad for p in same) / (1 if replicas else len(rows))
                 for p in same:
                     p -= LR * total
@@ -108,8 +111,11 @@ def as_the_source_starts(net, seed=0):
     return net
 
 
-EVEN, SLOW = (1, 1, 1, 1), (1, 1, 1, 5)
-METHODS = {  # seconds of a gradient, for each worker
+EVEN = (1, 1, 1, 1)
+SLOW = (1, 1, 1, 5)
+GUESSING = 0.1
+# Seconds of a gradient, for each worker.
+METHODS = {
     "serial": (1,), "synchronous": EVEN,
     "asynchronous": EVEN, "asynchronous, lr by staleness": EVEN,
     "asynchronous, one slow": SLOW, "asynchronous, one slow, lr by staleness": SLOW,
@@ -129,8 +135,12 @@ def asynchronous(size, device):
 
 def on_clock(method, lr, seed, size):
     """One training run → accuracy on the tests, and seconds."""
-    problem, test, begin = *a_problem(seed, size), time.perf_counter()
-    start, seconds, accuracy = problem.start(), METHODS[method], 0.1  # if it diverges
+    problem, test = a_problem(seed, size)
+    begin = time.perf_counter()
+    start = problem.start()
+    seconds = METHODS[method]
+    # It stays there if the training diverges.
+    accuracy = GUESSING
     if method == "synchronous":
         server = SynchronousServer(start, lr, len(seconds))
     else:
@@ -169,8 +179,10 @@ def meetings(size, device):
 
 def between_meetings(method, steps, lr, outer, seed, size):
     """One run → the mean cross-entropy on the test images, and seconds."""
-    problem, (tests, right), begin = *a_problem(seed, size), time.perf_counter()
-    how = partial(WAYS[method], lr=lr), outer, 0.9 if method == "DiLoCo" else 0.0
+    problem, (tests, right) = a_problem(seed, size)
+    begin = time.perf_counter()
+    momentum = 0.9 if method == "DiLoCo" else 0.0
+    how = partial(WAYS[method], lr=lr), outer, momentum
     params = local_sgd(problem.start(), problem, 4, size.each // steps, steps, *how)
     with torch.no_grad():
         loss = F.cross_entropy(problem.at(params)(tests), right)

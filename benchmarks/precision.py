@@ -20,8 +20,10 @@ from benchmarks.shared import formats, harness
 from benchmarks.shared.harness import Size
 from ed_lib import models, training
 
-CHUNK = 64  # samples that go through the reference at a time
-RATE = 1e-12  # so that repetitions leave the network as it was
+# So many samples go through the reference at a time.
+CHUNK = 64
+# It is so small that repetitions leave the network as it was.
+RATE = 1e-12
 BERT = {
     "layers": 12,
     "hidden": 768,
@@ -92,7 +94,8 @@ def flops(make, *batch):
     attention its two products.
     """
     with torch.device("meta"):
-        model, (*inputs, labels) = make(), (tensor.to("meta") for tensor in batch)
+        model = make()
+        *inputs, labels = (tensor.to("meta") for tensor in batch)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         F.cross_entropy(model(*inputs), labels).backward()
     return counter.get_total_flops()
@@ -108,7 +111,8 @@ def training_step(size, device):
         for n in subject.batches:
             try:
                 batch = subject.batch(n, device)
-                exact, cost = exactly(model, *batch), subject.cost(parameters_of(model), *batch)
+                exact = exactly(model, *batch)
+                cost = subject.cost(parameters_of(model), *batch)
                 versions = [run.version(batch, exact, cost) for run in runs]
                 rows = harness.measure(versions, device, size.seconds)
                 exactly_in = {row["format"]: row["seconds"] for row in rows}["float32"]
@@ -124,8 +128,10 @@ def parameters_of(model):
 
 def exactly(model, x, y):
     """Loss, and gradient of each parameter, in float64."""
-    model, total = copy.deepcopy(model).to(x.device).double(), 0.0
+    model = copy.deepcopy(model).to(x.device).double()
+    total = 0.0
     x = x.double() if x.is_floating_point() else x
+    # The gradients of the parts add up to those of the batch.
     for some, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
         loss = F.cross_entropy(model(some), labels, reduction="sum") / len(x)
         loss.backward()
@@ -139,15 +145,14 @@ class Run:
     """
 
     def __init__(self, subject, format, model, device):
-        self.subject, self.format, self.device = subject, format, device
+        self.subject = subject
+        self.format = format
+        self.device = device
         fixed = {"init_scale": 2.0**14, "growth_interval": 10**9, "enabled": format == "float16"}
-        self.model, self.scaler = (
-            copy.deepcopy(model).to(device),
-            torch.amp.GradScaler(device, **fixed),
-        )
-        self.optimizer = getattr(torch.optim, subject.optimizer)(
-            self.model.parameters(), RATE, fused=True
-        )
+        self.model = copy.deepcopy(model).to(device)
+        self.scaler = torch.amp.GradScaler(device, **fixed)
+        kind = getattr(torch.optim, subject.optimizer)
+        self.optimizer = kind(self.model.parameters(), RATE, fused=True)
 
     def version(self, batch, exact, cost):
         """A step on a batch (x, y), compared with the ``exact`` loss and gradients."""
@@ -157,7 +162,8 @@ class Run:
             "batch": len(batch[0]),
             "how": "eager",
         }
-        error, call = self.deviation(*batch, exact), partial(self.step, *batch)
+        error = self.deviation(*batch, exact)
+        call = partial(self.step, *batch)
         return harness.Version(case, call, cost, error, formats.TOLERANCE[self.format])
 
     def loss(self, x, y):
@@ -186,4 +192,7 @@ class Run:
 
 
 TABLES = {"training step": training_step}
-context, ceilings = formats.restored, formats.ceilings
+TIMED = True
+ON_GPU = tuple(TABLES)
+context = formats.restored
+ceilings = formats.ceilings

@@ -5,24 +5,29 @@ models also the bytes of what is stored, and of the first seed the time that it 
 """
 
 import contextlib
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import prune
 
 from benchmarks.shared.formats import deviation
-from benchmarks.shared.harness import Size, Version, images, measure, one_thread, runs
-from ed_lib import data, models, timing, training
+from benchmarks.shared.harness import Size, Version, measure, one_thread, runs
+from benchmarks.shared.smaller import (
+    data_of,
+    fewer_filters,
+    fitted,
+    pruned_gradually,
+    students,
+    tuned,
+    unpacked,
+)
+from ed_lib import models, timing, training
 from ed_lib.precision import autocasting
-from ed_lib.precision.compression import keep_filters
 from ed_lib.precision.low_bit_training import RECIPES, Product, low_bits
-from ed_lib.precision.quantization import Quantized, dequantize, quantize_model, stored_bytes
+from ed_lib.precision.quantization import quantize_model, stored_bytes
 from ed_lib.precision.scaler import GradScaler
 
 
@@ -56,7 +61,8 @@ FORMATS = {
     "float32": Format(),
     "float16": Format(autocasting.autocast, partial(GradScaler, "cpu")),
     "bfloat16": Format(BFLOAT16),
-    "fp8": Format(change=eight_bits),  # what is no linear layer is in float32
+    # Only linear layers are in eight bits; the rest is in float32.
+    "fp8": Format(change=eight_bits),
     # Without masters: all parameters and gradients in few bits, and no others; and without scaling.
     "float16 alone": Format(autocasting.autocast, change=lambda model: model.half()),
     "bfloat16 alone": Format(BFLOAT16, change=lambda model: model.bfloat16()),
@@ -65,9 +71,10 @@ MODELS = {
     "MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)),
     "LeNet": models.lenet,
 }
-WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}  # what it is not trained in
-LAYERS = ("0", "3", "7")  # LeNet's layers with outputs that can be cut
-TASKS = (  # a network, its data, torch's optimizer, and its rate in each epoch
+# What a network is not trained in.
+WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}
+# A network, its data, torch's optimizer, and its rate in each epoch.
+TASKS = (
     ("MLP", "fashion-mnist", "SGD", (0.1,) * 5 + (0.01,)),
     ("MLP", "fashion-mnist", "SGD", (0.01,) * 6),
     ("MLP", "fashion-mnist", "Adam", (1e-3,) * 5 + (1e-4,)),
@@ -102,37 +109,37 @@ TINY = SIZE.rehearsal(
 )
 
 
-def data_of(size, name="fashion-mnist"):
-    """((images, labels), (images, labels)): for training, and for the test."""
-    (x, y), (tests, labels) = images(name, size.offline, data.tensors)
-    return (x[: size.images], y[: size.images]), (tests[: size.tests], labels[: size.tests])
-
-
 def accuracies(size, device):
     """A row for each task and format; by seed "accuracy", and "points" more than float32, in per
     cent.
     """
     keys = "model", "data", "optimizer", "rates", "format"
-    cases = [dict(zip(keys, (*task, name), strict=True)) for task in size.tasks for name in FORMATS
-             if name not in WITHOUT.get(task[0], ())]  # fmt: skip
+    cases = []
+    for task in size.tasks:
+        names = [name for name in FORMATS if name not in WITHOUT.get(task[0], ())]
+        cases += [dict(zip(keys, (*task, name), strict=True)) for name in names]
     for row in runs(trained, cases, size):
-        if row["format"] == "float32":  # the first of each task
+        # float32 is the first of each task.
+        if row["format"] == "float32":
             right = row["accuracy"]
-        yield row | {"points": (100 * np.subtract(row["accuracy"], right)).round(4).tolist()}
+        points = 100 * np.subtract(row["accuracy"], right)
+        yield row | {"points": points.round(4).tolist()}
 
 
 def trained(model, data, optimizer, rates, format, seed, size):
     """One run → accuracy on the test images, seconds of training."""
     torch.set_flush_denormal(True)
     (x, y), test = data_of(size, data)
-    how, net = FORMATS[format], MODELS[model](seed=seed)
+    how = FORMATS[format]
+    net = MODELS[model](seed=seed)
     how.change(net)
-    optimizer, grow = getattr(torch.optim, optimizer)(net.parameters(), rates[0]), how.scaler()
+    optimizer = getattr(torch.optim, optimizer)(net.parameters(), rates[0])
+    scaler = how.scaler()
     seconds = 0.0
     for epoch, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
         options = {"batch": size.batch, "seed": len(rates) * seed + epoch, "context": how.context}
-        history = training.train(net, optimizer, x, y, test, scaler=grow, **options)
+        history = training.train(net, optimizer, x, y, test, scaler=scaler, **options)
         seconds += history.seconds[-1]
     return {"accuracy": history.accuracy[-1], "seconds": seconds}
 
@@ -145,22 +152,22 @@ def smaller(size, device):
         versions = []
         for name, net in found["nets"][0].items():
             results = {
-                key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")
+                "accuracy": [of_seed[name] for of_seed in found["accuracy"]],
+                "bytes": [of_seed[name] for of_seed in found["bytes"]],
             }
-            form = unpacked(
-                net
-            )  # what is stored in few bits is widened once, and computes in float32
+            # What is stored in few bits is widened once, and computes in float32.
+            form = unpacked(net)
             error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
             call = partial(answers, form, x[:batch])
-            versions.append(
-                Version({"way": name, "batch": batch}, call, error=error, results=results)
-            )
+            case = {"way": name, "batch": batch}
+            versions.append(Version(case, call, error=error, results=results))
         yield from measure(versions, "cpu", size.seconds)
 
 
 def made(seed, size):
     """From one seed {way: model}, its accuracy on the test images, and bytes."""
-    start, (_, test) = timing.now(), data_of(size)
+    start = timing.now()
+    _, test = data_of(size)
     base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
     nets = {"float32": base, "float32, trained on": tuned(base, seed, size)}
     for bits in (8, 4, 2):
@@ -176,121 +183,6 @@ def made(seed, size):
     accuracy = {name: training.accuracy(net, *test) for name, net in nets.items()}
     bytes = {name: stored_bytes(net) for name, net in nets.items()}
     return {"nets": nets, "accuracy": accuracy, "bytes": bytes, "seconds": timing.now() - start}
-
-
-def pruned_gradually(amount, seed, base, size):
-    """Prunes along the first three quarters of the tuning."""
-    net, ((x, y), _) = copy.deepcopy(base), data_of(size)
-    optimizer = torch.optim.Adam(net.parameters(), size.tuning_rate)
-    length = int(0.75 * size.tuning * len(x)) // size.prunings
-    for step in range(1, size.prunings + 1):
-        prune_to(net, cubic(step, size.prunings, amount))
-        at = torch.arange((step - 1) * length, step * length) % len(x)
-        training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed + step)
-    at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
-    training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
-    for layer, name in weights_of(net):
-        prune.remove(layer, name)  # the masks become zeros
-    return net
-
-
-def unpacked(model):
-    """A copy whose quantized layers are ordinary again, with the numbers of their codes for
-    weights.
-    """
-    model = copy.deepcopy(model)
-    for name, module in [(n, m) for n, m in model.named_modules() if isinstance(m, Quantized)]:
-        module.layer.weight = nn.Parameter(dequantize(module.codes(), module.scale))
-        model.set_submodule(name, module.layer)
-    return model
-
-
-def weights_of(net):
-    return [
-        (layer, "weight") for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
-    ]
-
-
-def prune_to(net, share):
-    """Prunes the weights of smallest absolute value, of all layers together, until so many are
-    0.
-    """
-    weights, total = weights_of(net), sum(layer.weight.numel() for layer, _ in weights_of(net))
-    gone = sum(
-        int((mask == 0).sum()) for name, mask in net.named_buffers() if name.endswith("weight_mask")
-    )
-    prune.global_unstructured(weights, prune.L1Unstructured, amount=round(share * total) - gone)
-
-
-def cubic(step, steps, end):
-    """The share pruned at ``step`` of ``steps``, fast at first: end (1 − (1 − step / steps)³) (Zhu
-    and Gupta, 2017, equation 1). After the last step, end.
-    """
-    return end * (1 - (1 - min(step, steps) / steps) ** 3)
-
-
-def fewer_filters(amount, seed, base, size):
-    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the
-    start.
-    """
-    keep = {}
-    for name in LAYERS:
-        norms = base.get_submodule(name).weight.detach().flatten(1).norm(dim=1)  # (n, …) → (n,)
-        keep[name] = norms.topk(len(norms) - round(amount * len(norms))).indices.sort().values
-    small = tuned(keep_filters(base, keep), seed, size)
-    fresh = keep_filters(models.lenet(100 + seed), keep)
-    return {
-        "trained on": small,
-        "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
-        "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
-    }
-
-
-def students(seed, base, size):
-    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels
-    at all.
-    """
-    (x, y), _ = data_of(size)
-    from_teacher, found = targets(base, x, y), {}
-    for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
-        net = nn.Sequential(nn.Flatten(), *models.mlp((784, 32, 10), seed))
-        learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
-        learn["loss_function"] = partial(taught, alpha=alpha)
-        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, from_teacher, **learn)
-        found[f"student, {name}"] = net
-    return found
-
-
-def targets(teacher, x, y):
-    """A teacher's scores of images x (N, …), and in the last column their labels y (N,): (N,
-    classes + 1).
-    """
-    with torch.no_grad():
-        scores = torch.cat(
-            [teacher.eval()(some) for some in x.split(training.CHUNK)]
-        )  # (N, classes)
-    return torch.cat([scores, y[:, None].to(scores.dtype)], dim=1)
-
-
-def taught(scores, targets, alpha, temperature=2.0):
-    """α T² KL(softmax(teacher / T) ‖ softmax(student / T)) + (1 − α) · cross-entropy with the
-    labels: scores (B, classes), targets (B, classes + 1) → (). T² is there since the first part's
-    gradient shrinks as 1/T².
-    """
-    p = F.softmax(targets[:, :-1] / temperature, dim=1)  # (B, classes)
-    from_teacher = F.kl_div(F.log_softmax(scores / temperature, dim=1), p, reduction="batchmean")
-    from_labels = F.cross_entropy(scores, targets[:, -1].long())
-    return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
-
-
-def tuned(net, seed, size):
-    return fitted(copy.deepcopy(net), size.tuning, size.tuning_rate, 50 + seed, size)
-
-
-def fitted(net, epochs, rate, seed, size):
-    optimizer = torch.optim.Adam(net.parameters(), rate)
-    training.train(net, optimizer, *data_of(size)[0], epochs=epochs, batch=size.batch, seed=seed)
-    return net
 
 
 def answers(net, x):

@@ -58,17 +58,19 @@ def learned(make, of, seed, searching, size, epochs, *, odd=False):
     "seconds"}.
     """
     (x, labels), (tests, judge) = split(of, searching, size)
+    # The steps of all epochs, whose last batches may be smaller.
     learner = make(x.shape[1], epochs * -(-len(x) // size.batch))
     x = torch.from_numpy(x)
-    target = torch.from_numpy(
-        labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10)
-    )
+    # (N, 1) of 0 and 1, or (N, 10) of one 1 each.
+    wanted = labels[:, None].astype("float32") % 2 if odd else data.one_hot(labels, 10)
+    target = torch.from_numpy(wanted)
     start = timing.now()
     for epoch in range(epochs):
         for rows in data.batches(len(x), size.batch, seed=1000 * seed + epoch):
             learner.step(x[rows], target[rows])
     seconds = timing.now() - start
-    return {"test": accuracy(learner.net, tests, judge % 2 if odd else judge), "seconds": seconds}
+    right = judge % 2 if odd else judge
+    return {"test": accuracy(learner.net, tests, right), "seconds": seconds}
 
 
 def split(of, searching, size):

@@ -161,6 +161,8 @@ def test_what_is_wrong_is_not_timed_and_a_floor_is_its_formats(capsys):
 @pytest.mark.parametrize("words, code, asked", [
     ("ed --only paths --tiny", 0, [("ed", "_build/tiny", {"only": ["paths"], "tiny": True})]),
     ("ed precision", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "precision")]),
+    ("", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "finetuning", "lstm", "precision")]),
+    ("cells", 0, []), ("cells ed", 0, [("ed", "records", {"only": (), "tiny": False})]),
     ("lsmt", 2, []), ("ed lstm --only paths", 2, []), ("ed --only path", 2, []),
 ])  # fmt: skip
 def test_the_command_line(monkeypatch, words, code, asked):
@@ -173,6 +175,31 @@ def test_the_command_line(monkeypatch, words, code, asked):
     with pytest.raises(SystemExit) as ended:
         command.main([*words.split(), "--device", "cpu"])
     assert ended.value.code == code and seen == asked
+
+
+def test_each_benchmark_declares_which_of_its_tables_are_about_a_gpu(monkeypatch):
+    on_gpu = {}
+    for name, module in command.modules().items():
+        tables = harness.tables(module, "cuda")
+        assert set(tables) <= set(module.TABLES), name
+        assert tables or harness.tables(module, "cpu"), f"{name} is about no device"
+        on_gpu |= {name: tables} if tables and name != "cells" else {}
+    assert on_gpu == {
+        "ed": ("paths", "article", "by hand"),
+        "finetuning": ("fine-tuning",),
+        "lstm": ("ladder", "combine"),
+        "precision": ("training step",),
+    }
+    seen = []
+    monkeypatch.setattr(arrays, "gpu_count", lambda name="": 1)
+    monkeypatch.setattr(
+        harness, "run", lambda module, *_, only, **__: seen.append((module.__name__, only)) or {}
+    )
+    with pytest.raises(SystemExit):
+        command.main(["--device", "cuda"])
+    assert {name.removeprefix("benchmarks."): only for name, only in seen} == on_gpu | {
+        "cells": tuple(cells.TABLES)
+    }
 
 
 def test_searching_never_sees_the_test_images():

@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.shared import quiet
 from ed_lib import data, machine
-from tools import book, notebooks
+from tools import book, notebooks, page_cells
 from tools.notebooks import ROOT
 
 BANNER, PATH = "Not executed in this build", Path("chapter.ipynb")
@@ -174,6 +174,21 @@ def test_outputs_of_a_busy_machine_are_refused_and_a_readers_are_not(
     assert cell.outputs[-1].text.startswith("These times say little: a call took 1 s")
 
 
+@pytest.mark.parametrize("source, waits", [
+    ("print(6 * 7)", 0),
+    ("%%gpu\nfrom ed_lib import timing\nprint(timing.now())", 0),
+    ("from ed_lib import timing\nprint(timing.now() > 0)", 1),
+])  # fmt: skip
+def test_only_a_chapter_that_times_something_waits_for_a_quiet_machine(
+    chapter, source, waits, tmp_path, monkeypatch
+):
+    waited = []
+    monkeypatch.setattr(quiet, "wait", lambda patience, reached: waited.append(patience))
+    chapter("from ed_lib import chapter\nchapter.setup()", source)
+    notebooks.main([str(tmp_path / PATH)])
+    assert len(waited) == waits and notebooks.read(tmp_path / PATH).cells[2].outputs
+
+
 @pytest.mark.parametrize("url, live", [("OWNER/REPOSITORY", False), ("somebody/their-book", True)])
 def test_buttons_and_words_about_them_only_where_they_lead_somewhere(
     url, live, tmp_path, monkeypatch
@@ -201,7 +216,7 @@ def test_folded_code_without_outputs_goes_into_the_fold_after_it():
     for n in (0, 1, 3, 4):
         cells[n].metadata["tags"] = ["hide-input"]
     cells[1].outputs = [nbformat.v4.new_output("stream", text="said")]
-    found = book.joined(cells)
+    found = page_cells.joined(cells)
     assert [cell.source for cell in found] == ["a\n\n\nb", "c", "d\n\n\ne"] and found[0].outputs
 
 
@@ -214,8 +229,8 @@ def test_the_first_screens_figure_comes_before_the_code_that_makes_it():
     cells[1].outputs = [
         nbformat.v4.new_output("display_data", {"text/html": '<svg role="img"></svg>'})
     ]
-    assert book.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
-    _, shown, fold, after = book.figure_first([words, *cells])
+    assert page_cells.figure_first([cells[0], words, *cells[1:]]) == [cells[0], words, *cells[1:]]
+    _, shown, fold, after = page_cells.figure_first([words, *cells])
     assert notebooks.tags(shown) == ["remove-input"] and "svg" in str(shown.outputs)
     assert fold.source == "a\n\n\nb" and "a machine" in str(fold.outputs) and after.source == "c"
 

@@ -67,7 +67,7 @@ def behind(wanted, before):
 
 def exercises():
     """Each exercise: its chapter, the statements before its check, the check, the solution."""
-    for path in notebooks.chapters():
+    for path in notebooks.tested():
         before, checks = [], []
         for cell in code_cells(notebooks.read(ROOT / path)):
             if {"gpu", "setup", "exercise", "claim"} & {*tags(cell)} or "%%" in cell.source:

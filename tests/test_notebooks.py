@@ -1,16 +1,22 @@
 """The chapters as files: clean JSON, the manner of the book, figures, exercises that work."""
 
 import re
+import shutil
+import subprocess
+import sys
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
 
-from ed_lib import figures
-from tools import notebooks
+from ed_lib import chapter, figures
+from tools import notebooks, repository
 from tools.notebooks import ROOT, code_cells, tags
 from tools.pages import pages
 
-CHAPTERS = notebooks.chapters()
+CHAPTERS = notebooks.tested()
 LIMITS = {"words": 2500, "cells": 70}  # of a chapter: words of prose, and cells
 PHONE = 390  # CSS pixels, the width that a figure has on a phone
 chapters = pytest.mark.parametrize("path", CHAPTERS, ids=str)
@@ -33,7 +39,8 @@ def prose_of(nb):
 def test_the_table_of_contents_holds_every_notebook_and_every_page_is_there_or_made():
     found = (ROOT / "book").rglob("*.ipynb")
     there = {path.relative_to(ROOT) for path in found if ".ipynb_checkpoints" not in path.parts}
-    assert there == set(CHAPTERS) and there
+    listed = set(notebooks.chapters())
+    assert there - set(notebooks.drafts()) == listed and listed
     for name in pages():
         files = [suffix for suffix in (".md", ".ipynb") if (ROOT / f"{name}{suffix}").exists()]
         assert len(files) == (not name.startswith("book/appendix/api/")), name
@@ -79,17 +86,8 @@ def test_the_reading_time_that_a_chapter_states_is_the_one_counted(nb):
     """A minute for 200 words, and half a minute for a cell of code that is not folded; no
     exercises.
     """
-    minutes, folded = 0, {"claim", *notebooks.FOLDED}
-    for cell in nb.cells:
-        minutes += (
-            len(cell.source.split("## Exercises")[0].split()) / 200 * (cell.cell_type == "markdown")
-        )
-        if "## Exercises" in cell.source:
-            break
-        minutes += 0.5 * (cell.cell_type == "code" and not folded & set(tags(cell)))
-    assert (
-        abs(5 * -(-minutes // 5) - int(re.search(r"\*\*Time:\*\* (\d+) min", prose_of(nb))[1])) <= 5
-    )
+    told = int(re.search(r"\*\*Time:\*\* (\d+) min", prose_of(nb))[1])
+    assert abs(notebooks.reading_minutes(nb) - told) <= 5
 
 
 @chapters
@@ -155,12 +153,50 @@ def test_exercises_fail_as_stubs_and_pass_with_their_solutions(nb):
     assert counts["exercise"] == counts["exercise-check"] == counts["solution"] >= 2
 
 
-def test_the_set_up_cell_is_the_same_everywhere():
-    cells = [
-        [c.source for c in code_cells(notebooks.read(ROOT / p)) if "setup" in tags(c)]
-        for p in CHAPTERS
-    ]
-    assert all(len(found) == 1 for found in cells) and len({found[0] for found in cells}) == 1
+@chapters
+def test_the_set_up_cell_is_that_of_the_original(nb):
+    found = [cell.source for cell in code_cells(nb) if "setup" in tags(cell)]
+    assert found == [repository.setup_cell()], "run make repository URL=..."
+
+
+@pytest.fixture(scope="module")
+def magics():
+    """{"line": names, "cell": names} of the magics that there are after the set-up cell."""
+    shell = InteractiveShell.instance()
+    with plt.rc_context():
+        chapter.setup()
+    yield {kind: {*names} for kind, names in shell.magics_manager.magics.items()}
+    InteractiveShell.clear_instance()
+
+
+@chapters
+def test_every_magic_of_a_cell_is_there(nb, magics):
+    for cell in code_cells(nb):
+        code = TransformerManager().transform_cell(cell.source)
+        for kind, name in re.findall(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'", code):
+            assert name in magics[kind], f"%{name} is no {kind} magic: {cell.source[:80]}"
+
+
+MAGICS = {  # a cell, and whether it passes
+    "%%capture\n%time 1": True,
+    "import sys\nprint('careful', file=sys.stderr)": True,
+    "%%gpuu\nraise TypeError": False,
+    "%gpuu": False,
+}
+
+
+def test_a_cell_with_an_unknown_magic_fails_under_nbval(tmp_path):
+    """As `make colab` runs it: with the hook beside the chapters, and no other conftest.py."""
+    shutil.copy(ROOT / "tools" / "usage_errors.py", tmp_path / "conftest.py")
+    nb = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, MAGICS)])
+    nbformat.write(nb, tmp_path / "some.ipynb")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir=."]
+    command += ["--nbval-lax", "--nbval-current-env", "some.ipynb"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    found = dict(re.findall(r"Cell (\d)\S* (PASSED|FAILED)", said))
+    assert found == {
+        str(n): "PASSED" if ok else "FAILED" for n, ok in enumerate(MAGICS.values())
+    }, said
 
 
 def test_the_hash_sees_code_and_modules_but_neither_prose_nor_comments(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 machine.
 """
 
+import ast
 import platform
 import sys
 from dataclasses import replace
@@ -102,12 +103,37 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
     assert provenance.code_hash(["benchmarks.b"], tmp_path, "a cell") != before
 
 
+def test_a_record_of_ed_stands_for_the_kernel_that_it_ran():
+    """Its networks of dense layers run it, at depths 16 and 32."""
+    found = {path.as_posix() for path in provenance.reached(["benchmarks.deep"])}
+    assert {"ed_lib/ed/ed_on_cpu.py", "ed_lib/registers.py"} <= found
+
+
+BY_NAME = {  # files that import a module by its name, which the hash of a record does not see
+    "ed_lib/arrays.py": "a library of arrays",
+    "ed_lib/ed/space.py": "a library of arrays",
+    "benchmarks/__main__.py": "a benchmark, whose record is of the module itself",
+}
+
+
+def test_no_import_of_ours_is_hidden_from_the_hash():
+    found = set()
+    folders = (ROOT / folder for folder in ("ed_lib", "benchmarks", "tools"))
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        names = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+        if names & {"import_module", "__import__", "run_module", "run_path"}:
+            found.add(path.relative_to(ROOT).as_posix())
+    assert found == BY_NAME.keys()
+
+
 def test_status_lists_what_other_code_has_made(monkeypatch):
     record = pd.DataFrame({"table": ["a", "b", "b"]})
     record.attrs = {"code": {"a": "now", "b": "old"}, "date": "2026-11-26"}
     monkeypatch.setattr(provenance, "code_hash", lambda names: "now")
     monkeypatch.setattr(records, "by_machine", lambda name: {"m": record} if name == "ed" else {})
-    assert [*status.tables()] == [("ed, b (m)", "2026-11-26")]
+    assert [*status.tables()] == [("ed (m): b", "2026-11-26")]
     monkeypatch.setattr(notebooks, "fingerprint", lambda nb: nb.metadata.ed_lib.code)
     assert [*status.chapters()] == []
     monkeypatch.setattr(notebooks, "fingerprint", lambda nb: "other")

@@ -32,7 +32,7 @@ def repository(tmp_path):
     folder = tmp_path / "repository"  # not where the cell runs
     for name in ("ed_lib", "records"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
     for command in ("init -q", "add -A", "commit -qm all", f"tag v{ed_lib.__version__}"):
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]

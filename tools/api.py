@@ -6,13 +6,15 @@ from pathlib import Path
 
 from tools.pages import ROOT, first_sentence
 
-PARTS = {  # {folder: title of its page}
+# The folders of ed_lib, and the titles of their pages.
+PARTS = {
     "ed": "Learning without a backward pass",
     "parallel": "Many devices",
     "precision": "Fewer bits",
     "lstm": "The LSTM inside cuDNN",
     "": "The ground floor",
 }
+# What a module has on its page: the dropdown opens where a link leads to a name in it.
 FOLD = """
 :::{{dropdown}} `{name}`: {about}
 ```{{eval-rst}}

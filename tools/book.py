@@ -7,7 +7,6 @@ there; one whose data cannot be had is shown with its committed outputs. `make t
 
 import argparse
 import contextlib
-import copy
 import fcntl
 import importlib.metadata
 import re
@@ -24,17 +23,17 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine
-from tools import api, measurements, notebooks
+from tools import api, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
+# What a page says only where the book has an address.
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
+# Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
-INDEX = {
-    "when_it_does_not_fit": "! ZeRO, ! FSDP",
-    "mixed_precision": "! bf16",
-}  # there first, in a search
+# What a search for these words finds first.
+INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}
 BANNER = """\
 ```{{admonition}} Not executed in this build
 :class: warning
@@ -69,6 +68,7 @@ def alone():
     process.
     """
     BUILD.mkdir(exist_ok=True)
+    # The system gives up a lock when its process ends, however it ends.
     with open(BUILD / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,11 +79,11 @@ def alone():
 
 def build(need_data, render_only):
     """The whole book, or SystemExit with what is in its way."""
-    start, chapters = time.monotonic(), notebooks.chapters()
+    start = time.monotonic()
+    chapters = notebooks.chapters()
     check_program()
-    problem = next(
-        filter(None, (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)), None
-    )
+    problems = (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)
+    problem = next(filter(None, problems), None)
     if need_data and problem:
         sys.exit(f"No book: {problem}")
     stage()
@@ -106,8 +106,7 @@ def check_program():
     if not version.startswith("1."):
         sys.exit(
             f"No book: jupyter-book {version} is installed here, and this book needs version 1. "
-            "Install "
-            "it with: pip install 'jupyter-book>=1.0.4,<2'"
+            "Install it with: pip install 'jupyter-book>=1.0.4,<2'"
         )
 
 
@@ -119,16 +118,19 @@ def stage():
     files = [path for path in files if path.is_file() and path.suffix != ".ipynb"]
     pages = {path.relative_to(ROOT): path.read_bytes() for path in files}
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
-    made |= {
-        path: pages[path].decode() for path in pages.keys() - made.keys() if path.suffix == ".md"
-    }
+    for path in pages.keys() - made.keys():
+        if path.suffix == ".md":
+            made[path] = pages[path].decode()
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
+    # What is no page any more goes; prepare() writes the chapters.
+    kept = pages.keys() | set(notebooks.chapters())
     for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
-        if old.relative_to(SOURCE) not in pages.keys() | set(notebooks.chapters()):
+        if old.relative_to(SOURCE) not in kept:
             old.unlink()
     for path, content in pages.items():
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
+        # Sphinx reads anew whatever has a new time.
         if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
             (SOURCE / path).write_bytes(content)
 
@@ -144,7 +146,8 @@ def configuration():
     sphinx = config["sphinx"]["config"]
     ask = ["git", "log", "-1", "--format=%cs"]
     date = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    sphinx["html_last_updated_fmt"] = date or "%Y-%m-%d"  # of a clone; else the day of the build
+    # What is no clone has no commit; there it is the day of the build.
+    sphinx["html_last_updated_fmt"] = date or "%Y-%m-%d"
     if base := config["html"]["baseurl"]:
         sphinx |= {"ogp_site_url": f"{base.rstrip('/')}/", "ogp_image": "_static/front.png"}
     if not published():
@@ -157,14 +160,18 @@ def prepared(chapters, render_only):
     """Prepares the chapters, first, by two, those that time nothing → (path, what was done), as
     each ends.
     """
-    by_two = [] if render_only else [path for path in chapters if times_nothing(path)]
-    with ThreadPoolExecutor(2) as pool:  # a chapter computes in its kernel, which is a process
+    by_two = []
+    if not render_only:
+        by_two = [path for path in chapters if notebooks.times_nothing(read_chapter(path))]
+    # A chapter computes in its kernel, which is a process: threads that wait for it are enough.
+    with ThreadPoolExecutor(2) as pool:
         jobs = {pool.submit(prepare, path, OMP_NUM_THREADS="1"): path for path in by_two}
         try:
             yield from ((jobs[job], job.result()) for job in as_completed(jobs))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            while wait(jobs, timeout=0.2).not_done:  # a kernel may begin, or be gone, only now
+            # Of those that are at work a kernel may begin, or be gone, only now.
+            while wait(jobs, timeout=0.2).not_done:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     for child in psutil.Process().children():
                         if "ipykernel_launcher" in child.cmdline():
@@ -172,19 +179,19 @@ def prepared(chapters, render_only):
     yield from ((path, prepare(path, render_only)) for path in chapters if path not in by_two)
 
 
-def times_nothing(path):
-    """Whether a chapter, where there is no GPU, neither measures a time nor starts processes."""
-    cells = [cell.source for cell in code_cells(notebooks.read(ROOT / path))]
-    return not any(re.search(r"^(?!%%gpu)(?s:.*)(\btiming\b|\blaunch\()", cell) for cell in cells)
+def read_chapter(path):
+    return notebooks.read(ROOT / path)
 
 
 def prepare(path, render_only=False, **environment):
     """Puts a chapter into _build/source as a page; executes it if something has changed → what it
     did.
     """
-    nb, copy = notebooks.read(ROOT / path), EXECUTED / path
+    nb = read_chapter(path)
+    copy = EXECUTED / path
     old = notebooks.read_copy(copy)
-    made_on, made_of = machine.card(), notebooks.fingerprint(nb)
+    made_on = machine.card()
+    made_of = notebooks.fingerprint(nb)
     if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.code == made_of:
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
@@ -212,60 +219,24 @@ def page(nb, path, banner=None):
     """
     for cell in nb.cells:
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace(
-                "](#References ", "](../appendix/references.md "
-            )  # no address
+            # A source with no address of its own is found on the page of references.
+            cell.source = cell.source.replace("](#References ", "](../appendix/references.md ")
         if "claim" in notebooks.tags(cell):
             cell.metadata.setdefault("mystnb", {"code_prompt_show": "Show the check"})
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
     nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
-    nb.cells = joined(figure_first(nb.cells))
-    nb.metadata["language_info"] = {
-        "name": "python",
-        "pygments_lexer": "ipython3",
-    }  # cells with ! and %
-    if banner:  # under the first screen's figure
+    nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
+    # This lexer knows cells with ! and %.
+    nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    if banner:
+        # It stands under the first screen's figure.
         place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
         nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
-    if (
-        path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb
-    ):  # the search index forgets what a
-        notebooks.write(nb, SOURCE / path)  # build does not read anew
-
-
-def figure_first(cells):
-    """The cells with the first screen's figure, which folded code makes, before that code."""
-    shown_code = (
-        n for n, cell in enumerate(cells[1:], 1) if "hide-input" not in notebooks.tags(cell)
-    )
-    code = cells[1 : next(shown_code, None)]
-    for n, cell in enumerate(code, 1):
-        if 'role="img"' in str(cell.outputs):
-            shown, fold = copy.deepcopy(cell), code[0]
-            shown.id, shown.metadata["tags"] = f"{cell.id}-shown", ["remove-input"]
-            fold.outputs = [output for each in code[: n - 1] for output in each.outputs]
-            fold.source = "\n\n\n".join(each.source for each in code[:n])
-            return [cells[0], shown, fold, *cells[n + 1 :]]
-    return cells
-
-
-def joined(cells):
-    """The cells of a page: folded code without outputs goes into the folded cell after it."""
-    kept, folded = (
-        [],
-        [cell.cell_type == "code" and "hide-input" in notebooks.tags(cell) for cell in cells],
-    )
-    for cell, before in zip(cells, [False, *folded], strict=False):
-        if before and "hide-input" in notebooks.tags(cell) and not kept[-1].outputs:
-            cell.source = f"{kept.pop().source}\n\n\n{cell.source}"
-            own = cell.metadata.setdefault("mystnb", {})
-            own["code_prompt_show"] = re.sub(
-                r", part \d$", "", own.get("code_prompt_show", "Show the code")
-            )
-        kept.append(cell)
-    return kept
+    # The search index forgets what a build does not read anew.
+    if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:
+        notebooks.write(nb, SOURCE / path)
 
 
 def render():

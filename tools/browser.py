@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# What it is called on Linux, where a search of PATH finds it,
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# and where it is on a Mac, which has it in no PATH.
 MACOS = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 
 
@@ -25,14 +27,18 @@ def find():
 
 
 def flags():
-    """What it is started with: as root it runs without its sandbox, or not at all."""
-    return ["--disable-gpu"] + ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+    """What it is started with."""
+    # As root it runs without its sandbox, or not at all.
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return ["--disable-gpu", "--no-sandbox"]
+    return ["--disable-gpu"]
 
 
 def main():
     if find():
         return
     print("No Chromium found; installing one for the tests of the pages.", flush=True)
+    # Debian's package brings the libraries that it needs; Playwright's download does not.
     if shutil.which("apt-get") and os.geteuid() == 0:
         subprocess.run(["apt-get", "update", "-q"], check=False)
         subprocess.run(

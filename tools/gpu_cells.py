@@ -1,7 +1,7 @@
 """What GPU cells printed, and whether they still have the code that printed it.
 
-python -m tools.gpu_cells           lists the records of cells whose code has changed since python
--m tools.gpu_cells --keep    says that they were only renamed: the records are those cells' again
+python -m tools.gpu_cells           lists the records of cells whose code has changed since
+python -m tools.gpu_cells --keep    says that they were only renamed: the records are theirs again
 
 Where the code does something else, measure again (python -m benchmarks cells) or delete the row.
 """
@@ -42,6 +42,7 @@ def main(arguments=None):
     keep = parser.parse_args(arguments).keep
     for path, chapter, cell, old, new in [*changed()]:
         print(f"{chapter}, cell {cell} ({path.parent.name}): {old} → {new or 'no such cell'}")
+        # The hash stands beside the cell's id; nothing else of the record changes.
         if keep and new:
             path.write_text(path.read_text().replace(f"{cell},{old}", f"{cell},{new}"))
 

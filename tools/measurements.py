@@ -13,30 +13,33 @@ from ed_lib import records, timing
 from tools.pages import ROOT, first_sentence
 
 OVERVIEW = Path("book/appendix/measurements.md")
-HERE = "<!-- records -->"  # where that page lists them
+# Where that page lists the records.
+HERE = "<!-- records -->"
+# The columns that are seconds.
 TIMES = ("seconds", "q1", "q3", "launch", "floor")
-LONG, FEW = (
-    25,
-    30,
-)  # rows, beyond which a table is folded; numbers in a list that a mean may stand for
+# A table of more rows is folded.
+LONG = 25
+# A list of more numbers is not told by its mean.
+FEW = 30
+# Of a code's hash so many digits are enough to tell it from others.
+DIGITS = 12
 
 
 def pages():
     """{path in the book: text} of the overview and of every record's page."""
     names = sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")})
-    found = [
-        (place, name, record)
-        for name in names
-        for place, record in records.by_machine(name).items()
-    ]
-    made, lists = {}, {}
-    for machine, name, record in sorted(found, key=lambda one: one[:2]):
+    found = {}
+    for name in names:
+        for machine, record in records.by_machine(name).items():
+            found[machine, name] = record
+    made = {}
+    lists = {}
+    for machine, name in sorted(found):
+        record = found[machine, name]
         made[OVERVIEW.with_suffix("") / machine / f"{name}.md"] = page(record)
         head = f"\n### {record.attrs['device']}\n\nIn `records/{machine}/`:\n"
-        link, about = (
-            f"{OVERVIEW.stem}/{machine}/{name}.md",
-            first_sentence(ROOT / f"benchmarks/{name}.py"),
-        )
+        link = f"{OVERVIEW.stem}/{machine}/{name}.md"
+        about = first_sentence(ROOT / f"benchmarks/{name}.py")
         line = f"- [{name}]({link}), {record.attrs['date']}: {about}."
         lists.setdefault(machine, [head]).append(line)
     lines = "\n".join(line for of_machine in lists.values() for line in of_machine)
@@ -46,15 +49,22 @@ def pages():
 def page(record):
     """The text of a record's page."""
     made = record.attrs
-    facts = made | {"code": {table: str(code)[:12] for table, code in made["code"].items()}}
-    facts = "\n".join(f"- {key.replace('_', ' ')}: {words(value)}" for key, value in facts.items())
-    tables = "\n".join(
-        f"## {name[:1].upper()}{name[1:]}\n\n{table(records.rows(record, table=name))}\n"
-        for name in record["table"].unique()
-    )
+    code = {table: str(hash)[:DIGITS] for table, hash in made["code"].items()}
+    facts = []
+    for key, value in (made | {"code": code}).items():
+        facts.append(f"- {key.replace('_', ' ')}: {words(value)}")
+    facts = "\n".join(facts)
+    parts = []
+    for name in record["table"].unique():
+        rows = records.rows(record, table=name)
+        # The first letter alone: capitalize() would change the others too.
+        heading = name[:1].upper() + name[1:]
+        parts.append(f"## {heading}\n\n{table(rows)}\n")
+    tables = "\n".join(parts)
+    about = first_sentence(ROOT / f"benchmarks/{made['benchmark']}.py")
     return f"""# {made["benchmark"]}: {made["label"]}
 
-{first_sentence(ROOT / f"benchmarks/{made['benchmark']}.py")}. {made.get("note", "")}
+{about}. {made.get("note", "")}
 
 Measured on {made["date"]}. All numbers in full:
 `records/{made["machine"]}/{made["benchmark"]}.csv`.
@@ -72,33 +82,38 @@ def table(rows):
     them.
     """
     if "floor" in rows:
-        rows.insert(rows.columns.get_loc("seconds") + 1, "× floor", rows["seconds"] / rows["floor"])
+        after = rows.columns.get_loc("seconds") + 1
+        rows.insert(after, "× floor", rows["seconds"] / rows["floor"])
     columns = {key: [cell(key, value) for value in column] for key, column in rows.items()}
     shown = pd.DataFrame(columns).drop(columns=["table", "part"], errors="ignore")
+    # A column in which no row has anything belongs to other tables of the record.
     shown = shown.loc[:, (shown != "").any()]
-    same = {
-        key: column[0] for key, column in shown.items() if len(rows) > 1 and column.nunique() == 1
-    }
-    above = (
-        f"In all rows: {'; '.join(f'{key} {value}' for key, value in same.items())}.\n\n"
-        if same
-        else ""
-    )
+    # A single row has all its columns shown.
+    same = {}
+    if len(rows) > 1:
+        same = {key: column[0] for key, column in shown.items() if column.nunique() == 1}
     lines = shown.drop(columns=list(same)).to_csv(index=False)
     text = f"```{{csv-table}}\n:header-rows: 1\n:class: record\n\n{lines}```"
-    return above + (
-        f"::::{{dropdown}} All {len(rows)} rows\n{text}\n::::" if len(rows) > LONG else text
-    )
+    if len(rows) > LONG:
+        text = f"::::{{dropdown}} All {len(rows)} rows\n{text}\n::::"
+    if same:
+        told = "; ".join(f"{key} {value}" for key, value in same.items())
+        text = f"In all rows: {told}.\n\n{text}"
+    return text
 
 
 def cell(key, value):
     """A value as a short text; "" for none, and for what is too long to be read here."""
     if isinstance(value, list):
-        if not 0 < len(value) <= FEW or not all(isinstance(one, int | float) for one in value):
+        numbers = all(isinstance(one, int | float) for one in value)
+        if not numbers or not 0 < len(value) <= FEW:
             return ""
-        mean, low, high = map(words, (sum(value) / len(value), min(value), max(value)))
+        mean = words(sum(value) / len(value))
+        low = words(min(value))
+        high = words(max(value))
         return mean if low == high else f"{mean} ({low} – {high})"
-    if value is None or isinstance(value, dict) or value != value:  # a NaN
+    # NaN alone is unlike itself.
+    if value is None or isinstance(value, dict) or value != value:
         return ""
     return timing.tell(value) if key in TIMES else words(value)
 
@@ -111,4 +126,7 @@ def words(value):
         return ", ".join(map(words, value))
     if isinstance(value, str | bool | None):
         return re.sub(r"([\\`*_{}\[\]<>$|~^])", r"\\\1", str(value))
-    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"
+    # A count is written out.
+    if value == round(value) and abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

@@ -3,8 +3,9 @@ written.
 
 python -m tools.notebooks [book/ed/error_diffusion.ipynb ...]
 
-executes the chapters (all of them, or those named) and writes them back with their outputs. It
-waits for a quiet machine before each, and refuses times that no quiet machine shows.
+executes the chapters (all of them, or those named) and writes them back with their outputs. Before
+a chapter that times something it waits for a quiet machine, and it refuses times that no quiet
+machine shows.
 """
 
 import argparse
@@ -26,19 +27,47 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from benchmarks.shared import provenance, quiet
 from ed_lib import data, gates, machine, roofline
+from ed_lib.gpu_cells import MAGIC
 from tools.pages import ROOT, pages
 
-FOLDED = {"hide-input", "hide-cell"}  # the tags of cells that the page shows folded
-QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}  # no bars in outputs
+# The tags of cells that the page shows folded.
+FOLDED = {"hide-input", "hide-cell"}
+# No bars of progress in outputs.
+QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
 # Of its ceilings: what a shared machine may reach, since a page's cells check their times too
 SHARED = 0.5
+# A call that needs data, and which.
 NEEDED = re.compile(r'data\.(load|text|sick|minilm)\((?:"([\w.-]+)")?')
+# What a cell has that measures a time, judges one, or starts processes.
+TIMES = re.compile(r"\btiming\b|\bgates\.(floors|order)\(|\blaunch\(")
+# How fast one reads: words, and cells of code that are not folded.
+WORDS_A_MINUTE = 200
+MINUTES_A_CELL = 0.5
 
 
 def chapters():
     """The notebooks of the table of contents, as paths relative to the root, in reading order."""
     paths = (Path(f"{name}.ipynb") for name in pages(ROOT))
     return [path for path in paths if (ROOT / path).exists()]
+
+
+def drafts():
+    """The notebooks that are marked as drafts, and that the table of contents does not hold."""
+    found = {path.relative_to(ROOT) for path in (ROOT / "book").glob("*/*.ipynb")}
+    return [path for path in sorted(found.difference(chapters())) if is_draft(read(ROOT / path))]
+
+
+def is_draft(nb):
+    return nb.metadata.get("ed_lib", {}).get("draft", False)
+
+
+def tested():
+    """The notebooks that the tests are about: the chapters; or the one, which may be a draft, that
+    ``make test CHAPTER=book/parallel/my_question.ipynb`` names.
+    """
+    if named := os.environ.get("CHAPTER"):
+        return [(ROOT / named).relative_to(ROOT)]
+    return chapters()
 
 
 def read(path):
@@ -69,8 +98,31 @@ def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
 
+def reading_minutes(nb):
+    """The time that a chapter's box states: of its words and its cells, exercises left out, in
+    steps of five minutes.
+    """
+    minutes = 0.0
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            text, found, _ = cell.source.partition("## Exercises")
+            minutes += len(text.split()) / WORDS_A_MINUTE
+            if found:
+                break
+        elif not {"claim", *FOLDED} & set(tags(cell)):
+            minutes += MINUTES_A_CELL
+    return 5 * -(-minutes // 5)
+
+
+def times_nothing(nb):
+    """Whether a chapter, where there is no GPU, neither measures a time nor starts processes."""
+    sources = [cell.source for cell in code_cells(nb)]
+    return not any(TIMES.search(text) for text in sources if not text.startswith(MAGIC))
+
+
 def missing(nb):
     """Why data that this notebook cannot do without cannot be had, in a line; None if they can."""
+    # A cell that catches the error goes on without them.
     cells = (cell.source for cell in code_cells(nb) if "except OSError" not in cell.source)
     calls = (match.groups() for source in cells for match in NEEDED.finditer(source))
     return next(filter(None, (_why_missing(*call) for call in calls)), None)
@@ -93,15 +145,13 @@ def fingerprint(nb):
     Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the
     book's address stands in it, and changes no output.
     """
-    cells = [
-        cell.source.removeprefix("%%gpu\n") for cell in code_cells(nb) if "setup" not in tags(cell)
-    ]
+    cells = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
+    cells = [re.sub(rf"\A{MAGIC}.*\n", "", cell.source) for cell in cells]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
     with provenance.PARSING:
         modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
-        return provenance.code_hash(
-            modules, ROOT, "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
-        )
+        own = "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
+        return provenance.code_hash(modules, ROOT, own)
 
 
 def execute(nb, path, **environment):
@@ -112,25 +162,31 @@ def execute(nb, path, **environment):
     """
     client = NotebookClient(
         copy.deepcopy(nb),
-        timeout=600,  # seconds for a cell; generous, for a machine that is busy
+        # Seconds for a cell; generous, for a machine that is busy.
+        timeout=600,
         kernel_name="python3",
         # a kernel that is asked to end in the middle of a cell complains
         shutdown_kernel="immediate",
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str((ROOT / path).parent)}},
         record_timing=False,
-        coalesce_streams=True,  # pieces of a stream arrive cut at random
+        # Pieces of a stream arrive cut at random.
+        coalesce_streams=True,
     )
     try:
         client.execute(env=os.environ | QUIET | environment)
     except AssertionError:  # at a Ctrl-C nbclient ends its kernel, and then trips over its absence
         raise KeyboardInterrupt from None
-    client.nb.metadata["ed_lib"] = {
+    made = {
         "executed": datetime.date.today().isoformat(),
         "machine": " · ".join(machine.card().split(" · ")[:2]),
         "versions": machine.versions(),
         "code": fingerprint(nb),
     }
+    # Once the table of contents holds it, a draft is one no more.
+    if is_draft(nb) and path not in chapters():
+        made["draft"] = True
+    client.nb.metadata["ed_lib"] = made
     return canonical(client.nb)
 
 
@@ -138,19 +194,17 @@ def canonical(nb):
     """The notebook with nothing in it that depends on who saved it: no metadata but ours."""
     nb = copy.deepcopy(nb)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    wants = (
-        {"accelerator": "GPU"} if any("gpu" in tags(cell) for cell in nb.cells) else {}
-    )  # of Colab
+    # Of Colab a chapter wants a GPU if it has cells for one.
+    wants = {"accelerator": "GPU"} if any("gpu" in tags(cell) for cell in nb.cells) else {}
     made = nb.metadata.get("ed_lib", {})
     about = {"ed_lib": made, "kernelspec": kernel, "language_info": {"name": "python"}}
     nb.metadata = nbformat.from_dict(wants | about)
     for cell in nb.cells:
         kept = {key: cell.metadata[key] for key in ("tags", "mystnb") if key in cell.metadata}
         cell.metadata = nbformat.from_dict(kept)
+        # What is folded in the page is folded in Colab, but for what one opens its GPU for.
         if cell.cell_type == "code" and FOLDED & set(tags(cell)) and "gpu" not in tags(cell):
-            cell.metadata["cellView"] = (
-                "form"  # folded in Colab, but for what one opens its GPU for
-            )
+            cell.metadata["cellView"] = "form"
     nb.nbformat_minor = 5
     return nb
 
@@ -158,24 +212,28 @@ def canonical(nb):
 def write(nb, path):
     """Writes the file whole or not at all, whatever ends this process."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A rename is done whole or not at all; writing is not.
     beside = path.with_suffix(".part")
     beside.write_text(nbformat.writes(nb).rstrip("\n") + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 
 def make(path, patience):
-    """The chapter with outputs of a quiet machine. ``gates.Busy``, or CellExecutionError, if it
-    gets none.
+    """The chapter with outputs of a quiet machine, or of any if it times nothing. ``gates.Busy``,
+    or CellExecutionError, if it gets none.
     """
+    nb = read(ROOT / path)
     for left in (2, 1, 0):
-        quiet.wait(patience, SHARED)
+        if not times_nothing(nb):
+            quiet.wait(patience, SHARED)
         try:
-            return execute(read(ROOT / path), path, ED_GATES="strict")
+            return execute(nb, path, ED_GATES="strict")
         except CellExecutionError as error:
             if error.ename != "Busy" or not left:
                 raise
             print(f"{path}: {error.evalue}; once more", flush=True)
-            raise_ceilings()  # what is faster than they are may be right
+            # A time that is below its floor may be right, and the ceilings too low.
+            raise_ceilings()
 
 
 def raise_ceilings():
@@ -194,11 +252,11 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     path = None
     try:
-        if not options.chapter:  # all pages print the same ones
+        # All pages print the same ceilings.
+        if not options.chapter:
             raise_ceilings()
-        for path in [
-            Path(name).resolve().relative_to(ROOT) for name in options.chapter
-        ] or chapters():
+        named = [Path(name).resolve().relative_to(ROOT) for name in options.chapter]
+        for path in named or chapters():
             if problem := missing(read(ROOT / path)):
                 print(f"{path}: left as it is. {problem}", flush=True)
                 continue

@@ -21,7 +21,8 @@ def by_part(root=ROOT):
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     found = [("", toc["root"])]
     for part in toc["parts"]:
-        found += [(part.get("caption", ""), name) for name in _names(part["chapters"], root)]
+        caption = part.get("caption", "")
+        found += [(caption, name) for name in _names(part["chapters"], root)]
     return found
 
 
@@ -41,4 +42,5 @@ def _names(entries, root):
 def first_sentence(module):
     """Of a module's docstring, without its point; ``module`` is a path."""
     said = ast.get_docstring(ast.parse(module.read_text())) or ""
+    # A point that ends a sentence is followed by a space, or by nothing; one in a name is not.
     return re.split(r"\.(?:\s|$)", said.replace("\n", " "))[0]

@@ -7,7 +7,8 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-LONGEST = 300  # lines of a file
+# The lines of a file, at most.
+LONGEST = 300
 NESTS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -17,7 +18,8 @@ def faults(tree: ast.Module) -> list[tuple[int, str]]:
     """(line, what is wrong there) for each construct that a reader has to take apart."""
     found = []
     for node in ast.walk(tree):
-        inside = [one for one in ast.walk(node) if one is not node]
+        # ast.walk begins with the node itself.
+        _, *inside = ast.walk(node)
         if isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in inside):
             found.append((node.lineno, "a conditional expression inside another"))
         if isinstance(node, NESTS) and any(two_loops(one) for one in inside):
@@ -25,8 +27,8 @@ def faults(tree: ast.Module) -> list[tuple[int, str]]:
         if isinstance(node, ast.Assign) and assigns_three(node):
             found.append((node.lineno, "an assignment of three values at once"))
         if isinstance(node, (ast.Call, *LITERALS)):
-            parts = ast.iter_child_nodes(node)
-            if any(isinstance(holds(part), ast.NamedExpr) for part in parts):
+            parts = map(holds, ast.iter_child_nodes(node))
+            if any(isinstance(part, ast.NamedExpr) for part in parts):
                 found.append((node.lineno, "a walrus inside a literal or a call"))
     return sorted(set(found))
 
@@ -45,8 +47,10 @@ def assigns_three(node: ast.Assign) -> bool:
     targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
     if not targets or not isinstance(node.value, ast.Tuple) or len(node.value.elts) < 3:
         return False
-    exchanged = {*map(ast.unparse, targets[0].elts)} == {*map(ast.unparse, node.value.elts)}
-    return not exchanged
+    # The same names on both sides: they are exchanged.
+    names = {ast.unparse(name) for name in targets[0].elts}
+    values = {ast.unparse(value) for value in node.value.elts}
+    return names != values
 
 
 def counts(path: Path) -> Counter:
@@ -56,11 +60,13 @@ def counts(path: Path) -> Counter:
     text = path.read_text(encoding="utf-8")
     nodes = [*ast.walk(ast.parse(text))]
     docstrings = {line for node in nodes for line in docstring_lines(node)}
+    # An empty file has no lines, but is counted.
     found = Counter(lines=0)
     for number, line in enumerate(text.splitlines(), 1):
         found["lines"] += 1
         if number not in docstrings and line.strip():
-            found["comments" if line.strip().startswith("#") else "code"] += 1
+            kind = "comments" if line.strip().startswith("#") else "code"
+            found[kind] += 1
     found["expressions"] = sum(isinstance(node, ast.expr) for node in nodes)
     found["tuples"] = sum(assigns_tuple(node) for node in nodes)
     return found
@@ -81,10 +87,13 @@ def assigns_tuple(node: ast.AST) -> bool:
 
 def densities(folder: Path) -> str:
     """The lines of a folder's code, and how dense they are, in one line."""
-    found = sum(map(counts, sorted(folder.rglob("*.py"))), Counter())
-    code = found["code"]
+    found = Counter()
+    for path in folder.rglob("*.py"):
+        found += counts(path)
+    expressions = found["expressions"] / found["code"]
+    tuples = 100 * found["tuples"] / found["code"]
+    comments = 100 * found["comments"] / found["lines"]
     return (
-        f"{folder.name}: {found['lines']:,} lines; {found['expressions'] / code:.2f} expressions "
-        f"a line of code; {100 * found['tuples'] / code:.1f} tuple-assignments in 100; "
-        f"{100 * found['comments'] / found['lines']:.1f} % comment lines"
+        f"{folder.name}: {found['lines']:,} lines; {expressions:.2f} expressions a line of code; "
+        f"{tuples:.1f} tuple-assignments in 100; {comments:.1f} % comment lines"
     )

@@ -1,36 +1,60 @@
-"""`make status`: the chapters and tables of records whose code has changed since: information, no
-fault.
+"""`make status`: how long and how dense the code is; the drafts; and the chapters, the tables of
+records and the GPU cells whose code has changed since they were made. It is information, no fault.
 """
 
 from benchmarks.shared import provenance
 from ed_lib import records
-from tools import notebooks, readability
+from tools import gpu_cells, notebooks, readability
 from tools.pages import ROOT
+
+FOLDERS = "ed_lib", "ed_lib/ed", "ed_lib/parallel", "ed_lib/precision", "ed_lib/lstm"
+FOLDERS += "benchmarks", "tools", "tests"
 
 
 def chapters():
     """(chapter, the day of its outputs) for each whose code has changed since."""
     for path in notebooks.chapters():
-        made = (nb := notebooks.read(ROOT / path)).metadata.get("ed_lib", {})
+        nb = notebooks.read(ROOT / path)
+        made = nb.metadata.get("ed_lib", {})
         if made.get("code") != notebooks.fingerprint(nb):
             yield path.as_posix(), made.get("executed", "never executed")
 
 
 def tables():
-    """(benchmark, table and machine; the day of its record) for each that was measured by other
-    code.
+    """(benchmark, machine and tables; the day of its record) for each record with tables that were
+    measured by other code. Of GPU cells each has a hash of its own: :func:`cells`.
     """
-    for name in sorted({path.stem for path in (ROOT / "records").glob("*/*.csv")}):
+    names = {path.stem for path in (ROOT / "records").glob("*/*.csv")}
+    for name in sorted(names - {"cells"}):
         now = provenance.code_hash([f"benchmarks.{name}"])
         for machine, record in records.by_machine(name).items():
-            for table in record["table"].unique():
-                if record.attrs["code"].get(table) != now:
-                    yield f"{name}, {table} ({machine})", record.attrs["date"]
+            code = record.attrs["code"]
+            other = [table for table in record["table"].unique() if code.get(table) != now]
+            if other:
+                yield f"{name} ({machine}): {'; '.join(other)}", record.attrs["date"]
+
+
+def cells():
+    """(chapter, id of a cell and machine; what became of it) for each GPU cell of another code than
+    the one that its record is of.
+    """
+    for path, chapter, cell, _, new in gpu_cells.changed():
+        became = "another code" if new else "no such cell any more"
+        yield f"{chapter}, cell {cell} ({path.parent.name})", became
+
+
+def drafts():
+    """(draft, that it is one), for each."""
+    return [(path.as_posix(), "in no table of contents") for path in notebooks.drafts()]
 
 
 if __name__ == "__main__":
-    for folder in ("ed_lib", "benchmarks", "tools"):
+    for folder in FOLDERS:
         print(readability.densities(ROOT / folder))
-    for kind, found in (("chapters", [*chapters()]), ("tables of records", [*tables()])):
-        lines = [f"  {name}: {day}" for name, day in found]
-        print(f"{len(found)} {kind} were made by other code", *lines, sep="\n")
+    for what, found in (
+        ("drafts of chapters", drafts()),
+        ("chapters have outputs that were made by other code", [*chapters()]),
+        ("records have tables that were measured by other code", [*tables()]),
+        ("GPU cells were recorded with other code", [*cells()]),
+    ):
+        print(f"\n{len(found)} {what}", *(f"  {name}: {about}" for name, about in found), sep="\n")

@@ -17,11 +17,10 @@ def names(device):
     """The formats of training that "cpu" or "cuda" is asked for; float16 is slow on a CPU."""
     if device == "cpu":
         return ["float32", "bfloat16"]
-    return [
-        "float32",
-        *["tf32", "bfloat16"] * (torch.cuda.get_device_capability() >= (8, 0)),
-        "float16",
-    ]
+    # Compute capability 8.0 brought both.
+    if torch.cuda.get_device_capability() >= (8, 0):
+        return ["float32", "tf32", "bfloat16", "float16"]
+    return ["float32", "float16"]
 
 
 def context(device, name):

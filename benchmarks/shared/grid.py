@@ -6,9 +6,8 @@ import math
 
 from benchmarks.shared.harness import runs
 
-LADDER = tuple(
-    float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3)
-)  # 1e-5 to 30
+# 1e-5, 3e-5, 1e-4, … 30.
+LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 2) for digit in (1, 3))
 
 
 def search(function, cases, rates, size, *, score, tried="kept", best=max, ladder=LADDER, **common):
@@ -19,15 +18,14 @@ def search(function, cases, rates, size, *, score, tried="kept", best=max, ladde
     Results besides: the "rates" and what they reached, as ``tried``; "edge", whether the best is at
     the edge even of the whole ladder, so that it is none.
     """
-    worst = {max: -math.inf, min: math.inf}[best]
+    worst = -math.inf if best is max else math.inf
     for case in cases:
 
         def reach(rates, case=case):
             cases = [case | {"rate": rate} for rate in rates]
-            found = [
-                row[score][0]
-                for row in runs(function, cases, size, seeds=1, searching=True, **common)
-            ]
+            rows = runs(function, cases, size, seeds=1, searching=True, **common)
+            found = [row[score][0] for row in rows]
+            # A run that diverged is the worst, so that the best is never sought beyond it.
             return [worst if math.isnan(one) else one for one in found]
 
         scores = widened(reach, rates, best, ladder)
@@ -42,13 +40,14 @@ def widened(reach, rates, best=max, ladder=LADDER):
     """
     scores = dict(zip(rates, reach(rates), strict=True))
     while True:
-        low, high = min(scores), max(scores)
+        low = min(scores)
+        high = max(scores)
+        top = best(scores.values())
         beyond = {low: ladder.index(low) - 1, high: ladder.index(high) + 1}
-        new = [place for rate, place in beyond.items()
-               if scores[rate] == best(scores.values()) and 0 <= place < len(ladder)]  # fmt: skip
-        if not new:
+        places = [place for rate, place in beyond.items() if scores[rate] == top]
+        rates = [ladder[place] for place in places if 0 <= place < len(ladder)]
+        if not rates:
             return dict(sorted(scores.items()))
-        rates = [ladder[place] for place in new]
         scores |= dict(zip(rates, reach(rates), strict=True))
 
 
@@ -56,8 +55,10 @@ def inner(scores, best=max):
     """(the best rate of {rate: score}, of equals a middle one; whether the best is at an edge). A
     grid on which all are equal has no best, and so is all edge.
     """
-    rates, top = sorted(scores), best(scores.values())
+    rates = sorted(scores)
+    top = best(scores.values())
     equal = [rate for rate in rates if scores[rate] == top]
-    return equal[(len(equal) - 1) // 2], len(rates) > 1 and not {rates[0], rates[-1]}.isdisjoint(
-        equal
-    )
+    middle = equal[(len(equal) - 1) // 2]
+    at_edge = rates[0] in equal or rates[-1] in equal
+    # A single rate is no grid, and has no edge.
+    return middle, len(rates) > 1 and at_edge

@@ -3,7 +3,9 @@ table.
 
 A benchmark is a module with ``TABLES``, {table: function(size, device) → rows}, ``SIZE``, a
 :class:`Size` or one for each device, and ``TINY``, for a rehearsal. A row is a dict: case, seconds,
-results. Optional: ``ceilings`` of (device, format), and ``context``, which makes that of a table.
+results. Optional: ``ceilings`` of (device, format), and ``context``, which makes that of a table;
+``TIMED = True``, if it is about the speed of the machine, so that it runs by itself; ``ON_GPU``,
+its tables that are about a GPU too; ``ON_CPU = False``, if none is about a CPU.
 """
 
 import contextlib
@@ -29,7 +31,9 @@ class Size(SimpleNamespace):
     by side; None: as the machine has threads.
     """
 
-    seeds, offline, workers = 3, False, None
+    seeds = 3
+    offline = False
+    workers = None
 
     def __call__(self, **changes):
         return Size(**vars(self) | changes)
@@ -51,34 +55,47 @@ class Version:
     results: dict = field(default_factory=dict)
 
 
+def is_timed(benchmark):
+    """Whether a benchmark runs where none is named; the others are alike anywhere, or nearly."""
+    return getattr(benchmark, "TIMED", False)
+
+
+def tables(benchmark, device):
+    """The names of a benchmark's tables that are about "cpu" or "cuda"."""
+    if device == "cpu":
+        return tuple(benchmark.TABLES) if getattr(benchmark, "ON_CPU", True) else ()
+    return getattr(benchmark, "ON_GPU", ())
+
+
 def measure(versions, device, seconds, *, rounds=3):
     """Rows of the versions whose error is within the tolerance, timed for so many seconds each, in
     turns.
     """
     versions = [*filter(is_right, versions)]
-    calls, on_gpu = {n: version.call for n, version in enumerate(versions)}, device != "cpu"
-    times, rows = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu), []
+    calls = {n: version.call for n, version in enumerate(versions)}
+    on_gpu = device != "cpu"
+    times = timing.compare(calls, min_seconds=seconds, rounds=rounds, events=on_gpu)
+    rows = []
     for version, time in zip(versions, times.values(), strict=True):
         row = version.case | {"seconds": time.median, "q1": time.q1, "q3": time.q3, "n": time.n}
         if on_gpu:
-            row["launch"] = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)[
-                0
-            ].median
-        row |= dict(zip(("floor_bytes", "floor_flops"), version.cost, strict=True)) | {
-            "error": version.error
-        }
+            # How long the call takes to return, before the GPU has done what it asks for.
+            launch, _ = timing.apart(version.call, min_seconds=seconds / 4, min_runs=3)
+            row["launch"] = launch.median
+        row["floor_bytes"], row["floor_flops"] = version.cost
+        row["error"] = version.error
         rows.append(row | version.results)
     return rows
 
 
 def is_right(version):
     """Whether its error is within its tolerance; says so if it is not."""
-    if wrong := version.error is not None and not version.error <= version.tolerance:
-        print(
-            f"{version.case}: deviates by {version.error:.1e}, more than rounding explains;"
-            " not timed"
-        )
-    return not wrong
+    # NaN is within no tolerance.
+    right = version.error is None or version.error <= version.tolerance
+    if not right:
+        off = f"deviates by {version.error:.1e}, more than rounding explains"
+        print(f"{version.case}: {off}; not timed")
+    return right
 
 
 def summary(seconds):
@@ -91,14 +108,12 @@ def runs(function, cases, size, *, seeds=None, **common):
     """Rows of cases: what ``function(seed=n, size=size, **case, **common)`` gives, side by side, as
     lists by seed. size: a :class:`Size`. seeds: how many; without, the size's.
     """
-    from joblib import (
-        Parallel,
-        delayed,
-        parallel_config,
-    )  # which a bare machine with a GPU may lack
+    # A bare machine with a GPU may lack joblib.
+    from joblib import Parallel, delayed, parallel_config
 
     with parallel_config("loky", inner_max_num_threads=1):
-        options, seeds = common | {"size": size}, range(seeds or size.seeds)
+        options = common | {"size": size}
+        seeds = range(seeds or size.seeds)
         jobs = (delayed(function)(seed=n, **case, **options) for case in cases for n in seeds)
         found = Parallel(n_jobs=size.workers or machine.threads(), return_as="generator")(jobs)
     for case in cases:
@@ -112,6 +127,7 @@ def one_thread(flush_denormal=False, threads=1):
     count as 0.
     """
     before = torch.get_num_threads()
+    # Some processors take far longer for denormal numbers than for others.
     torch.set_flush_denormal(flush_denormal)
     torch.set_num_threads(threads)
     try:
@@ -129,9 +145,8 @@ def images(
     theirs.
     """
     found = data.load(name, offline=offline)
-    return convert(found.train_images, found.train_labels), convert(
-        found.test_images, found.test_labels
-    )
+    learned = convert(found.train_images, found.train_labels)
+    return learned, convert(found.test_images, found.test_labels)
 
 
 def run(benchmark, device, out, *, only=(), tiny=False):
@@ -139,36 +154,42 @@ def run(benchmark, device, out, *, only=(), tiny=False):
     or why it failed}. On a CPU each waits for a quiet machine, and fails if a time is below its
     floor.
     """
-    size, timed, states = (
-        benchmark.TINY if tiny else benchmark.SIZE,
-        device == "cpu" and not tiny,
-        {},
-    )
+    size = benchmark.TINY if tiny else benchmark.SIZE
     size = size[device] if isinstance(size, dict) else size
-    ceilings = functools.cache(
-        functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device)
-    )
+    timed = device == "cpu" and not tiny
+    # They are measured when a table first asks for a format's, and then known.
+    measured = functools.partial(getattr(benchmark, "ceilings", roofline.ceilings), device)
+    ceilings = functools.cache(measured)
+    states = {}
     for table in only or benchmark.TABLES:
-        rows, name = [], f"{benchmark.__name__}, {table}"
+        name = f"{benchmark.__name__}, {table}"
         try:
             if timed:
                 quiet.wait()
             with getattr(benchmark, "context", contextlib.nullcontext)():
-                for found in benchmark.TABLES[table](size, device):
-                    rows.append(row := {"table": table} | found | floor(found, ceilings))
-                    told = {key: value for key, value in row.items() if np.isscalar(value)}
-                    print(f"{name}: {told}", flush=True)
-                    if timed and row["seconds"] < row.get("floor", 0):
-                        raise gates.Busy(f"below its floor: {told}")
+                rows = list(told(benchmark, table, size, device, ceilings, timed))
                 print(write(benchmark, table, rows, size, ceilings, device, out))
             states[table] = "done"
-        except Exception as error:  # of a driver, a compiler, or of ours; the other tables go on
+        # An error of a driver, of a compiler, or of ours: the other tables go on.
+        except Exception as error:
             traceback.print_exc()
-            states[table] = (
-                f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.150}"
-            )
+            first_line = str(error).partition("\n")[0]
+            states[table] = f"failed: {type(error).__name__}: {first_line:.150}"
         print(f"{name}: {states[table]}", flush=True)
     return states
+
+
+def told(benchmark, table, size, device, ceilings, timed):
+    """The rows of a table with their floors, each printed when it is there. ``gates.Busy`` if one
+    that is timed is below its floor.
+    """
+    for found in benchmark.TABLES[table](size, device):
+        row = {"table": table} | found | floor(found, ceilings)
+        numbers = {key: value for key, value in row.items() if np.isscalar(value)}
+        print(f"{benchmark.__name__}, {table}: {numbers}", flush=True)
+        if timed and row["seconds"] < row.get("floor", 0):
+            raise gates.Busy(f"below its floor: {numbers}")
+        yield row
 
 
 def floor(row, ceilings):
@@ -190,6 +211,7 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     facts = {"benchmark": benchmark.__name__.rpartition(".")[2]} | provenance.facts(device)
     path = Path(out, facts["machine"], f"{facts['benchmark']}.csv")
     old = records.read(path) if path.exists() else pd.DataFrame({"table": []})
+    # The ceilings of the formats in these rows, beside those that the record has.
     roofs = {roof["dtype"]: roof for roof in old.attrs.get("ceilings", ())}
     known = [row for row in rows if row.get("floor_flops") is not None]
     roofs |= {format_of(row): vars(ceilings(format_of(row))) for row in known}
@@ -197,7 +219,9 @@ def write(benchmark, table, rows, size, ceilings, device, out):
     facts |= {"parameters": size, "ceilings": list(roofs.values()), "date": str(date.today())}
     facts["dates"] = old.attrs.get("dates", {}) | {table: facts["date"]}
     facts["code"] = old.attrs.get("code", {}) | {table: provenance.code_hash([benchmark.__name__])}
-    rows = [row for each in (tables | {table: rows}).values() for row in each]
+    tables[table] = rows
+    rows = [row for each in tables.values() for row in each]
+    # In a row the case stands before its seconds; so do the columns of all cases.
     cases = dict.fromkeys(key for row in rows for key in itertools.takewhile("seconds".__ne__, row))
-    columns = cases | dict.fromkeys(key for row in rows for key in row)  # the case's come first
+    columns = cases | dict.fromkeys(key for row in rows for key in row)
     return provenance.write(pd.DataFrame(rows, columns=list(columns), dtype=object), facts, out)

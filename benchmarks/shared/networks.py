@@ -28,25 +28,29 @@ class Ordinary:
     """
 
     def __init__(self, widths, optimizer="adam", rate=1e-3, *, steps=None, seed=0):
-        self.net, self.n_inputs, self.n_outputs = self, widths[0], widths[-1]
-        self.asarray, self.layers = space("torch").asarray, models.mlp(widths, seed)
+        # learner.fit reads these of a network and of its learner; this is both.
+        self.net = self
+        self.n_inputs = widths[0]
+        self.n_outputs = widths[-1]
+        self.asarray = space("torch").asarray
+        self.layers = models.mlp(widths, seed)
         self.optimizer = rivals.optimizer(self.layers.parameters(), optimizer, rate, steps)
 
     def forward(self, x):
         """x (B, n_inputs) → the probabilities, (B, K). Keeps the scores."""
         self.scores = self.layers(x)
-        return (self.scores.softmax(1) if self.n_outputs > 1 else self.scores.sigmoid()).detach()
+        several = self.n_outputs > 1
+        return (self.scores.softmax(1) if several else self.scores.sigmoid()).detach()
 
     def step(self, x, target):
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
-        loss = (
-            functional.cross_entropy
-            if self.n_outputs > 1
-            else functional.binary_cross_entropy_with_logits
-        )
         probabilities = self.forward(x)
+        if self.n_outputs > 1:
+            loss = functional.cross_entropy(self.scores, target)
+        else:
+            loss = functional.binary_cross_entropy_with_logits(self.scores, target)
         self.optimizer.zero_grad()
-        loss(self.scores, target).backward()
+        loss.backward()
         self.optimizer.step()
         return probabilities
 
@@ -74,47 +78,61 @@ class Residual:
         u0=0.4,
         dtype="float32",
     ):
-        self.rule, self.u0, self.share = rule, u0, max(depth, 1) ** -0.5
+        self.rule = rule
+        self.u0 = u0
+        self.share = max(depth, 1) ** -0.5
         ed = EDNetwork(
             n_inputs, width, depth, init="fan_in", seed=seed, backend="torch", dtype=dtype
         )
-        self.net, self.asarray, self.n_inputs, self.n_outputs = self, ed.asarray, n_inputs, 1
-        self.inhibitory = ed.asarray(np.repeat([0.0, 1.0], width))  # s, (n,)
-        signs, p, rng = 1 - 2 * self.inhibitory, ed.parameters, np.random.default_rng(seed)
-        hidden, last = (np.abs(rng.standard_normal(shape)) for shape in
-                        [(depth, 2 * width, 2 * width), (2 * width, 1)])  # fmt: skip
+        # learner.fit reads these of a network and of its learner; this is both.
+        self.net = self
+        self.asarray = ed.asarray
+        self.n_inputs = n_inputs
+        self.n_outputs = 1
+        # s of each cell, (n,): 1 where it is inhibitory.
+        self.inhibitory = ed.asarray(np.repeat([0.0, 1.0], width))
+        signs = 1 - 2 * self.inhibitory
+        p = ed.parameters
+        rng = np.random.default_rng(seed)
+        hidden = np.abs(rng.standard_normal((depth, 2 * width, 2 * width)))
+        last = np.abs(rng.standard_normal((2 * width, 1)))
         for weight in (hidden, last):
-            weight *= 2 * u0 / weight.sum(-2, keepdims=True)  # one over σ's slope in its middle
+            # What a cell is sent sums to 2 u0, one over σ's slope in its middle.
+            weight *= 2 * u0 / weight.sum(-2, keepdims=True)
+        # Cells of both types send x, so that their weights add.
+        from_inputs = p["input.weight"][0].unflatten(0, (2, -1)).sum(0)
         self.parameters = {
-            "input.weight": p["input.weight"][0].unflatten(0, (2, -1)).sum(0)
-            * signs,  # both types send x
+            "input.weight": from_inputs * signs,
             "hidden.weight": ed.asarray(hidden),
             "output.weight": ed.asarray(last),
             "input.bias": p["input.bias"][0, 0] * signs,
             "hidden.bias": p["hidden.bias"][:, 0, 0] * signs,
             "output.bias": p["output.bias"][0, 0, :1].clone(),
         }
-        learning = [
-            p.requires_grad_()
-            for name, p in self.parameters.items()
-            if stack or "hidden" not in name
-        ]
+        learning = []
+        for name, parameter in self.parameters.items():
+            if stack or "hidden" not in name:
+                learning.append(parameter.requires_grad_())
         self.optimizer = rivals.optimizer(learning, "adam", rate, steps, fused=True)
 
     def forward(self, x):
         """x (B, n_inputs) → the output, (B, 1). Keeps each layer's y and, times 2/u0, the last
         sum.
         """
-        p, scale, of_rule = self.parameters, 2 / self.u0, self.rule == "ed"
-        self.y = [((x @ p["input.weight"] + p["input.bias"]) * scale).sigmoid()]  # (B, n)
+        p = self.parameters
+        scale = 2 / self.u0
+        of_rule = self.rule == "ed"
+        # (B, n), as every z below.
+        self.y = [((x @ p["input.weight"] + p["input.bias"]) * scale).sigmoid()]
         z = self.y[0] - self.inhibitory
         for weight, bias in zip(p["hidden.weight"], p["hidden.bias"], strict=True):
-            z = z.detach() if of_rule else z  # under ED's nothing goes back from layer to layer
+            # Under ED's rule nothing goes back from layer to layer.
+            z = z.detach() if of_rule else z
             self.y.append(((z @ weight + bias) * scale).sigmoid())
             z = z + self.share * (self.y[-1] - self.inhibitory)
-        self.last = (
-            (z.detach() if of_rule else z) @ p["output.weight"] + p["output.bias"]
-        ) * scale  # (B, 1)
+        z = z.detach() if of_rule else z
+        # (B, 1)
+        self.last = (z @ p["output.weight"] + p["output.bias"]) * scale
         return self.last.sigmoid().detach()
 
     def loss(self, output, target):
@@ -123,8 +141,9 @@ class Residual:
             return functional.binary_cross_entropy_with_logits(self.last, target)
         if self.rule == "squared":
             return functional.mse_loss(self.last.sigmoid(), target) / 2
-        # ED: each cell rises by its own slope times the error; σ's 2/u0 is left to the rate.
-        told = (target - output) * self.u0 / 2 / len(target)  # (B, 1)
+        # ED: each cell rises by its own slope times the error, told (B, 1). σ's 2/u0 is left to
+        # the rate.
+        told = (target - output) * self.u0 / 2 / len(target)
         return -sum((told * y).sum() for y in [*self.y, self.last.sigmoid()])
 
     def step(self, x, target):
@@ -154,46 +173,50 @@ class VectorPerceptron(Perceptron):
 
     def draw(self):
         inputs, *hidden, K = self.widths
-        self.weights = [
-            self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5
-        ]  # (I, O, K), of any sign
-        for size in zip(hidden, [*hidden[1:], 1], strict=True):  # one cell holds the scores
-            self.weights.append(
-                self.normal(*size).abs() * 2 / size[0]
-            )  # (I, O), of a size that sums keep
-        self.biases = [torch.zeros(width, K, dtype=self.dtype) for width in (*hidden, 1)]  # (O, K)
-        self.sides = [
-            self.normal(width, K).sign() for width in hidden
-        ]  # t of each hidden cell, (O, K)
+        # The first weights, (I, O, K), are of any sign.
+        self.weights = [self.normal(inputs, hidden[0], K) * (2 / inputs) ** 0.5]
+        # The others, (I, O), are of a size that sums keep. One last cell holds the scores.
+        for inputs, outputs in zip(hidden, [*hidden[1:], 1], strict=True):
+            self.weights.append(self.normal(inputs, outputs).abs() * 2 / inputs)
+        # (O, K) of each layer.
+        self.biases = [torch.zeros(width, K, dtype=self.dtype) for width in (*hidden, 1)]
+        # The fixed vector t of each hidden cell: (O, K) of a layer.
+        self.sides = [self.normal(width, K).sign() for width in hidden]
         for sides in self.sides:
-            sides[1::2] = -sides[
-                : len(sides) // 2 * 2 : 2
-            ]  # in pairs, whose gates open for opposite sums
+            # Cells go in pairs, whose gates open for opposite sums.
+            pairs = len(sides) // 2
+            sides[1::2] = -sides[: 2 * pairs : 2]
         return [p.requires_grad_() for p in (*self.weights, *self.biases)]
 
     def forward(self, x):
         """x (B, n_inputs) → the probabilities, (B, K). Keeps each layer's sums, and the gates."""
         first, *others = self.weights
-        a = (x @ first.flatten(1)).view(len(x), *first.shape[1:]) + self.biases[0]  # (B, O, K)
-        self.sums, self.gates = [a], []
+        # (B, O, K)
+        a = (x @ first.flatten(1)).view(len(x), *first.shape[1:]) + self.biases[0]
+        self.sums = [a]
+        self.gates = []
         for weight, bias, sides in zip(others, self.biases[1:], self.sides, strict=True):
-            self.gates.append(((a * sides).sum(2) > 0).to(a))  # (B, O)
-            y = a * self.gates[-1][:, :, None]  # (B, O, K), the next layer's (B, I, K)
-            if self.rule == "vector":  # nothing goes back from layer to layer
+            # (B, O)
+            self.gates.append(((a * sides).sum(2) > 0).to(a))
+            # (B, O, K), which is the next layer's (B, I, K).
+            y = a * self.gates[-1][:, :, None]
+            if self.rule == "vector":
+                # Nothing goes back from layer to layer.
                 y = y.detach()
-            a = weight.T @ y + bias  # (O, I) @ (B, I, K) → (B, O, K)
+            # (O, I) @ (B, I, K) → (B, O, K)
+            a = weight.T @ y + bias
             self.sums.append(a)
         return a[:, 0].softmax(1).detach()
 
     def directions(self, target):
-        error = (target - self.sums[-1][:, 0].softmax(1).detach()) / len(target)  # (B, K)
-        told = [gate[:, :, None] * error[:, None] for gate in self.gates] + [
-            error[:, None]
-        ]  # (B, O, K)
-        last = slice(
-            -1 if self.rule == "backprop" else None, None
-        )  # who is told; autograd does the rest
-        return list(torch.autograd.grad(self.sums[last], self.parameters, told[last]))
+        # The error e, (B, K), and what each layer is told, (B, O, K).
+        error = (target - self.sums[-1][:, 0].softmax(1).detach()) / len(target)
+        told = [gate[:, :, None] * error[:, None] for gate in self.gates]
+        told.append(error[:, None])
+        if self.rule == "backprop":
+            # The last layer alone is told; autograd does the rest.
+            return list(torch.autograd.grad(self.sums[-1:], self.parameters, told[-1:]))
+        return list(torch.autograd.grad(self.sums, self.parameters, told))
 
     @torch.no_grad()
     def keep_signs(self):

@@ -22,21 +22,20 @@ from threadpoolctl import threadpool_info
 from ed_lib import machine, records
 
 OURS = ("ed_lib", "benchmarks")
-PARSING = (
-    threading.Lock()
-)  # two threads at it can end in CPython's SystemError, "recursion depth mismatch"
-FORCED = re.compile(
-    "OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU"
-)  # by the environment
-ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}  # to four significant digits
+# Two threads at it can end in CPython's SystemError, "recursion depth mismatch".
+PARSING = threading.Lock()
+# Variables of the environment that force something on the libraries.
+FORCED = re.compile("OPENBLAS|ONEDNN|DNNL|MKL|OMP_NUM|ATEN_CPU|NPY_DISABLE_CPU")
+# Columns whose numbers are written with four significant digits.
+ROUNDED = {"seconds", "q1", "q3", "launch", "floor", "error"}
 
 
 def facts(device: str = "cpu") -> dict:
     """What made a measurement, for the head of its record. Names neither host, user nor folder."""
     keys = ("internal_api", "version", "architecture", "num_threads")
-    blas = [
-        [pool.get(key) for key in keys] for pool in threadpool_info() if pool["user_api"] == "blas"
-    ]
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    blas = [[pool.get(key) for key in keys] for pool in pools]
+    # The command without the folders in it.
     command = " ".join(["python", *(re.sub(r".*/(?=.)", "", word) for word in sys.orig_argv[1:])])
     forced = {key: value for key, value in sorted(os.environ.items()) if FORCED.match(key)}
     if (gpu := machine.gpu(device)) is not None:
@@ -68,16 +67,16 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
     table = {name: texts for name, texts in table.items() if any(texts)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
-        made = {key: value for key, value in provenance.items() if key != "label"} | {
-            "rows": len(frame)
-        }
+        made = {key: value for key, value in provenance.items() if key != "label"}
+        made["rows"] = len(frame)
         file.writelines(f"# {key}: {_json(value)}\n" for key, value in made.items())
         csv.writer(file, lineterminator="\n").writerows([table, *zip(*table.values(), strict=True)])
     return path
 
 
 def _text(value, is_rounded):
-    if value is None or value != value:  # NaN is nothing
+    # NaN, which alone is unlike itself, is written as nothing.
+    if value is None or value != value:
         return ""
     if isinstance(value, str) and records.parsed(value) == value and value.isprintable():
         return value
@@ -85,8 +84,12 @@ def _text(value, is_rounded):
 
 
 def _json(value):
-    plain = lambda one: one.tolist() if hasattr(one, "tolist") else vars(one)  # noqa: E731, of NumPy, or a Size
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=plain)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain(value):
+    """The numbers of what is NumPy's, and the dict of a Size."""
+    return value.tolist() if hasattr(value, "tolist") else vars(value)
 
 
 def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") -> str:
@@ -97,9 +100,8 @@ def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") 
     for path in reached(names, root):
         tree = ast.parse((root / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-                node
-            ):
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            if documented and ast.get_docstring(node):
                 node.body = node.body[1:]
         digest.update(f"{path.as_posix()}\0{ast.unparse(tree)}\0".encode())
     return digest.hexdigest()
@@ -120,10 +122,12 @@ def reached(names: Iterable[str], root: Path = records.ROOT) -> list[Path]:
     """The files behind names and behind all that they import in turn: sorted, relative to
     ``root``.
     """
-    found, todo = set(), set(names)
+    found = set()
+    todo = set(names)
     while todo:
         parts = todo.pop().split(".")
-        for end in range(1, len(parts) + 1):  # a.b.c runs a, a.b and a.b.c
+        # Who imports a.b.c runs a, a.b and a.b.c.
+        for end in range(1, len(parts) + 1):
             stem = Path(*parts[:end])
             for path in (stem / "__init__.py", stem.with_suffix(".py")):
                 if path not in found and (root / path).is_file():

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from ed_lib import roofline
 from ed_lib.gates import Busy
 
-OTHERS = 0.15  # of one core: what other programs may use
-REACHED = 0.75  # of the ceilings: what a quiet machine reaches at once
+# What other programs may use, of one core.
+OTHERS = 0.15
+# What a quiet machine reaches at once, of its ceilings.
+REACHED = 0.75
 
 
 def wait(
@@ -28,7 +30,8 @@ def disturbance(reached: float = REACHED) -> str | None:
     """What keeps this machine from being timed, in words; None if nothing does."""
     if (others := load()) > OTHERS:
         return f"other programs use {others:.2f} of its cores"
-    best, now = roofline.ceilings(), roofline.probe(seconds=0.6)
+    best = roofline.ceilings()
+    now = roofline.probe(seconds=0.6)
     for what, found, most in (
         ("GB/s", now.bandwidth, best.bandwidth),
         ("GFLOP/s", now.rate, best.rate),
@@ -43,6 +46,7 @@ def load(seconds: float = 1.0) -> float:
     """How many of the machine's cores are at work, on average, in the next ``seconds``, which this
     sleeps.
     """
-    import psutil  # which a bare machine with a GPU may lack
+    # A bare machine with a GPU may lack psutil.
+    import psutil
 
     return psutil.cpu_count() * psutil.cpu_percent(seconds) / 100

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune as theirs
 
-from benchmarks.precision_accuracy import cubic, prune_to, taught, weights_of
+from benchmarks.shared.smaller import cubic, prune_to, taught, weights_of
 from ed_lib import models
 from ed_lib.precision.compression import keep_filters
 from ed_lib.precision.quantization import quantize_model, stored_bytes

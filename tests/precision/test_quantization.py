@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.ao.quantization.observer import PerChannelMinMaxObserver
 
-from benchmarks.precision_accuracy import unpacked
+from benchmarks.shared.smaller import unpacked
 from ed_lib import models
 from ed_lib.precision import quantization
 from ed_lib.precision.quantization import (
