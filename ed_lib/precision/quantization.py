@@ -17,11 +17,13 @@ from torch.func import functional_call
 
 from ed_lib import check
 
-TYPES = (nn.Conv2d, nn.Linear)  # of layers that have a weight to quantize: products
-LARGEST, TINY = (
-    torch.finfo(torch.float32).max,
-    torch.finfo(torch.float32).tiny,
-)  # 1 / TINY is still finite
+# The layers that have a weight to quantize: products.
+TYPES = (nn.Conv2d, nn.Linear)
+LARGEST = torch.finfo(torch.float32).max
+# The least scale: 1 / TINY is still finite.
+TINY = torch.finfo(torch.float32).tiny
+# Of a row's start, and of a column's number where 2 are too few.
+INDEX_BYTES = 4
 
 
 def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor:
@@ -36,16 +38,23 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
     if weight.dtype != torch.float32:
         raise TypeError(f"weight is of {weight.dtype}; wanted a tensor of float32")
     _check("weight", weight)
-    rows = weight.detach().flatten(1)  # (C, n)
-    largest = rows.abs().amax(1, keepdim=True)  # (C, 1)
+    # (C, n), and the largest of each row, (C, 1)
+    rows = weight.detach().flatten(1)
+    largest = rows.abs().amax(1, keepdim=True)
+    # The whole span comes first: of equal errors the first is taken.
     shares = (100, *range(1, 100)) if span == "mse" else (100,)
     scales = [(largest * (share / 100) / _high(bits)).clamp(min=TINY) for share in shares]
-    near = (dequantize(_codes(rows, scale, bits), scale) for scale in scales)
-    errors = torch.stack([(each - rows).square_().sum(1) for each in near])  # (shares, C)
-    scale = torch.stack(scales)[
-        errors.argmin(0), torch.arange(len(rows))
-    ]  # (C, 1); the first of equals
+    # (shares, C)
+    errors = torch.stack([_squared_error(rows, scale, bits) for scale in scales])
+    best = errors.argmin(0)
+    scale = torch.stack(scales)[best, torch.arange(len(rows))]
     return scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+def _squared_error(rows, scale, bits):
+    """What rounding costs each row: (C, n), (C, 1) → (C,)."""
+    near = dequantize(_codes(rows, scale, bits), scale)
+    return (near - rows).square_().sum(1)
 
 
 def quantize(x: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -68,7 +77,8 @@ def _high(bits):
 
 
 def _codes(x, scale, bits):
-    return (x * (1 / scale)).round_().clamp_(-_high(bits), _high(bits))  # by a product, as in torch
+    # By a product and not by a division, as in torch: they differ in halfway cases.
+    return (x * (1 / scale)).round_().clamp_(-_high(bits), _high(bits))
 
 
 def _check(name, x):
@@ -85,14 +95,16 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, bits: int) -> Tensor:
-        ctx.save_for_backward(
-            (x * (1 / scale)).round_().abs() <= _high(bits)
-        )  # those that are not clipped
-        return dequantize(_codes(x, scale, bits), scale)  # NaN stays NaN
+        not_clipped = (x * (1 / scale)).round_().abs() <= _high(bits)
+        ctx.save_for_backward(not_clipped)
+        # Other than quantize() it lets NaN pass, so that a loss shows it.
+        return dequantize(_codes(x, scale, bits), scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
-        return gradient * ctx.saved_tensors[0], None, None
+        (not_clipped,) = ctx.saved_tensors
+        # x has a gradient; scale and bits have none.
+        return gradient * not_clipped, None, None
 
 
 class Quantized(nn.Module):
@@ -104,7 +116,9 @@ class Quantized(nn.Module):
     def __init__(self, layer: nn.Module, scale: Tensor, bits: int):
         super().__init__()
         self.layer: Any = layer
-        self.scale, self.bits = nn.Buffer(scale), nn.Buffer(torch.tensor(bits))
+        # Buffers, so that a state_dict says what the codes mean.
+        self.scale = nn.Buffer(scale)
+        self.bits = nn.Buffer(torch.tensor(bits))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = StraightThrough.apply(self.layer.weight, self.scale, self.bits)
@@ -151,8 +165,10 @@ class W8A8(nn.Module):
             raise RuntimeError(
                 "no sums of 8-bit products that are right here; wanted a CPU of x86 with VNNI"
             )
-        scale = choose_scale(weight)  # (O, 1)
-        self.codes, self.scale = nn.Buffer(quantize(weight, scale, 8)), nn.Buffer(scale[:, 0])
+        scale = choose_scale(weight)
+        # (O, I) of int8, and (O,)
+        self.codes = nn.Buffer(quantize(weight, scale, 8))
+        self.scale = nn.Buffer(scale[:, 0])
         self.bias = None if bias is None else nn.Buffer(bias.detach())
         self.register_load_state_dict_post_hook(lambda layer, _: layer.pack())
         self.pack()
@@ -162,18 +178,28 @@ class W8A8(nn.Module):
         self.packed = torch.ops.onednn.qlinear_prepack(self.codes, None)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])  # (…, I) → (N, I)
-        step = rows.abs().amax(1, keepdim=True).clamp_(min=TINY) / 127  # (N, 1)
+        # (…, I) → (N, I), a row a token
+        rows = x.reshape(-1, x.shape[-1])
+        # Each token's own scale, (N, 1). A token of zeros has one too, to be divided by.
+        step = rows.abs().amax(1, keepdim=True).clamp_(min=TINY) / 127
+        # −127 to 127, moved up by 128: the operation takes inputs without a sign.
         codes = (rows / step).round_().add_(128).to(torch.uint8)
-        y = _multiplied(codes, self.packed, self.scale) * step  # (N, O)
-        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], len(self.scale))
+        # Whole numbers are summed, then multiplied by the scale of their row and of their token.
+        y = _multiplied(codes, self.packed, self.scale) * step
+        if self.bias is not None:
+            y = y + self.bias
+        # (N, O) → (…, O)
+        return y.view(*x.shape[:-1], len(self.scale))
 
 
 def _multiplied(codes: Tensor, packed: Any, scale: Tensor) -> Tensor:
     """(codes (N, I) − 128) @ packedᵀ · scale (O,), (N, O) in float32."""
-    zeros = torch.zeros(len(scale), dtype=torch.int32)
-    grids, out = (packed, scale, zeros, None), (1.0, 0, torch.float32, "none", list[float](), "")
-    return torch.ops.onednn.qlinear_pointwise(codes, 1.0, 128, *grids, *out)
+    inputs = (codes, 1.0, 128)
+    weights = (packed, scale, torch.zeros(len(scale), dtype=torch.int32))
+    bias = None
+    # The result's scale and zero, its type, and an operation on it, its arguments and its kind.
+    out = (1.0, 0, torch.float32, "none", list[float](), "")
+    return torch.ops.onednn.qlinear_pointwise(*inputs, *weights, bias, *out)
 
 
 @functools.cache
@@ -185,8 +211,10 @@ def has_vnni() -> bool:
         torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")
     ):
         return False
-    largest = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
-    sums = _multiplied(torch.full((4, 64), 255, dtype=torch.uint8), largest, torch.ones(16))
+    # Two products of 255 · 127 are too large for the 16 bits of a CPU without VNNI.
+    weights = torch.full((16, 64), 127, dtype=torch.int8)
+    inputs = torch.full((4, 64), 255, dtype=torch.uint8)
+    sums = _multiplied(inputs, torch.ops.onednn.qlinear_prepack(weights, None), torch.ones(16))
     return bool((sums == 64 * 127 * 127).all())
 
 
@@ -196,10 +224,23 @@ def sizes(weight: Any, bits: int) -> dict[str, int]:
     bytes, and for each that is not zero its column, of 2 bytes, or 4 from 2¹⁶ on, and itself
     ("csr").
     """
-    rows, n, there = len(weight), weight.reshape(-1).shape[0], int((weight != 0).sum())
-    values, column = -(-there * bits // 8), 2 if n <= rows * 2**16 else 4
-    bitmap, csr = -(-n // 8) + values, 4 * (rows + 1) + column * there + values
-    return {"dense": -(-n * bits // 8), "bitmap": bitmap, "csr": csr}
+    rows = len(weight)
+    n = weight.reshape(-1).shape[0]
+    there = int((weight != 0).sum())
+    values = packed_bytes(there, bits)
+    # The starts of all rows, and the end of the last one.
+    starts = INDEX_BYTES * (rows + 1)
+    column = 2 if n <= rows * 2**16 else INDEX_BYTES
+    return {
+        "dense": packed_bytes(n, bits),
+        "bitmap": packed_bytes(n, 1) + values,
+        "csr": starts + column * there + values,
+    }
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of so many numbers of so many bits each, one behind the other."""
+    return -(-count * bits // 8)
 
 
 def stored_bytes(model: Any) -> int:
@@ -207,13 +248,14 @@ def stored_bytes(model: Any) -> int:
     their scales of 4 bytes each, all else as it is.
     """
     if isinstance(model, Quantized):
-        bias, few = (
-            model.layer.bias,
-            min(sizes(model.codes(), int(model.bits)).values()) + model.scale.nbytes,
-        )
-    elif isinstance(model, TYPES):
-        bias, few = model.bias, min(sizes(model.weight, 8 * model.weight.element_size()).values())
-    else:
-        inside = sum(p.nbytes for p in model.parameters(recurse=False))
-        return inside + sum(stored_bytes(module) for module in model.children())
-    return few + (0 if bias is None else bias.nbytes)
+        few = min(sizes(model.codes(), int(model.bits)).values())
+        return few + model.scale.nbytes + _bias_bytes(model.layer)
+    if isinstance(model, TYPES):
+        bits = 8 * model.weight.element_size()
+        return min(sizes(model.weight, bits).values()) + _bias_bytes(model)
+    inside = sum(p.nbytes for p in model.parameters(recurse=False))
+    return inside + sum(stored_bytes(module) for module in model.children())
+
+
+def _bias_bytes(layer):
+    return 0 if layer.bias is None else layer.bias.nbytes

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ed_lib import check
+from ed_lib.precision.quantization import packed_bytes
+
+POWERS = 20  # of the inputs' sizes that AWQ tries: 0, 1 / 20, 2 / 20, …
+TINY = 1e-8  # for an input's size, so that no factor is 0
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,13 @@ class FewBits:
     @property
     def bytes(self) -> int:
         """Of the codes, packed, and of scales and least numbers in 16 bits each."""
-        return -(-self.codes.numel() * self.bits // 8) + 2 * 2 * self.scale.numel()
+        codes = packed_bytes(self.codes.numel(), self.bits)
+        return codes + packed_bytes(self.scale.numel() + self.least.numel(), 16)
 
     def weight(self) -> Tensor:
         """The numbers that the codes stand for, float32 (O, I)."""
-        groups = self.codes.unflatten(1, (-1, self.group))  # (O, I / group, group)
+        # (O, I / group, group)
+        groups = self.codes.unflatten(1, (-1, self.group))
         return (groups * self.scale[..., None] + self.least[..., None]).flatten(1)
 
 
@@ -47,14 +53,18 @@ def grids(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """Scale and least number, (O, I / group) each, of grids from each group's smallest number to
     its largest: a scale of 0 where all are equal.
     """
-    groups = weight.unflatten(1, (-1, group))  # (O, I / group, group)
-    least, most = groups.amin(2), groups.amax(2)
+    # (O, I / group, group)
+    groups = weight.unflatten(1, (-1, group))
+    least = groups.amin(2)
+    most = groups.amax(2)
     return (most - least) / (2**bits - 1), least
 
 
 def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
     """The nearest codes, as floats."""
-    return ((column - least) / torch.where(scale > 0, scale, 1.0)).round().clamp(0, 2**bits - 1)
+    # Where all numbers of a group are equal, they are its least one, and their code is 0.
+    step = torch.where(scale > 0, scale, 1.0)
+    return ((column - least) / step).round().clamp(0, 2**bits - 1)
 
 
 def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
@@ -63,8 +73,9 @@ def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
     """
     _check(weight, bits, group)
     scale, least = grids(weight, bits, group)
+    # (O, I / group, group)
     groups = weight.unflatten(1, (-1, group))
-    codes = encode(groups, scale[..., None], least[..., None], bits)  # (O, I / group, group)
+    codes = encode(groups, scale[..., None], least[..., None], bits)
     return FewBits(codes.flatten(1).to(torch.uint8), scale, least, bits)
 
 
@@ -73,7 +84,8 @@ def hessian(inputs: Tensor) -> Tensor:
     them.
     """
     x = inputs.double()
-    return 2 * x.T @ x / len(x)  # (I, N) @ (N, I)
+    # (I, N) @ (N, I)
+    return 2 * x.T @ x / len(x)
 
 
 def gptq(
@@ -88,32 +100,44 @@ def gptq(
     """
     _check(weight, bits, group)
     check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
-    left, matrix = weight.double().clone(), hessian.double().clone()  # (O, I), (I, I)
+    # What is still to be rounded, (O, I). The errors of many columns add up in it: in float64.
+    left = weight.double().clone()
+    matrix = hessian.double().clone()
+    # An input that was always 0 says nothing of its weight, and makes the Hessian singular.
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
     matrix.diagonal()[dead] = 1
+    factor = _factor_of_inverse(matrix, damping)
+    codes = torch.empty_like(left)
+    scales, leasts = [], []
+    for n in range(weight.shape[1]):
+        # A new group has its grid from what its columns have become by now: (O, 1) each.
+        if n % group == 0:
+            scale, least = grids(left[:, n : n + group].contiguous(), bits, group)
+            scales.append(scale)
+            leasts.append(least)
+        column = left[:, n : n + 1]
+        code = encode(column, scale, least, bits)
+        codes[:, n : n + 1] = code
+        # The columns to come take up the error: (O, 1) · (I − n,). Row n of the factor says how
+        # much each of them takes, when those before n are fixed.
+        error = (column - code * scale - least) / factor[n, n]
+        left[:, n:] -= error * factor[n, n:]
+    # (O, I / group) each
+    scale = torch.cat(scales, dim=1).float()
+    least = torch.cat(leasts, dim=1).float()
+    return FewBits(codes.to(torch.uint8), scale, least, bits)
+
+
+def _factor_of_inverse(matrix, damping):
+    """The upper triangle U with Uᵀ U = the inverse of a Hessian (I, I), once it is damped."""
     matrix.diagonal().add_(damping * matrix.diagonal().mean())
     lower, failed = torch.linalg.cholesky_ex(matrix)
     if failed or not matrix.isfinite().all():
         raise ValueError(
             "hessian holds NaN, infinity or a square below 0; wanted one from hessian(inputs)"
         )
-    factor = torch.linalg.cholesky(
-        torch.cholesky_inverse(lower), upper=True
-    )  # inverse = factorᵀ factor
-    codes, kept = torch.empty_like(left), []
-    for n in range(weight.shape[1]):
-        if n % group == 0:  # a new group: its grid, from what its columns have become by now
-            scale, least = grids(left[:, n : n + group].contiguous(), bits, group)  # (O, 1) each
-            kept.append((scale, least))
-        column = left[:, n : n + 1]  # (O, 1)
-        code = codes[:, n : n + 1] = encode(column, scale, least, bits)
-        error = (column - code * scale - least) / factor[n, n]
-        left[:, n:] -= error * factor[n, n:]  # (O, 1) · (I − n,): to the columns to come
-    scale, least = (
-        torch.cat(each, dim=1).float() for each in zip(*kept, strict=True)
-    )  # (O, I / group) each
-    return FewBits(codes.to(torch.uint8), scale, least, bits)
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
 def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tuple[FewBits, Tensor]:
@@ -125,18 +149,23 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     """
     _check(weight, bits, group)
     check.shape("inputs", tuple(inputs.shape), ("N", weight.shape[1]))
-    size, right = inputs.abs().mean(0), inputs @ weight.T  # (I,), (N, O)
-    silent = size == 0  # such an input says nothing of its column, which stays as it is
+    # How large each input is, (I,), and what the layer answers, (N, O).
+    size = inputs.abs().mean(0)
+    right = inputs @ weight.T
+    # A silent input says nothing of its column, which stays as it is.
+    silent = size == 0
+    size = size.clamp(min=TINY).masked_fill(silent, float(size.max()))
     found: list[tuple[float, FewBits, Tensor]] = []
-    for step in range(20):
-        factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / 20)
-        factors = (factors / (factors.max() * factors.min()).sqrt()).masked_fill(
-            silent, 1.0
-        )  # around 1
+    for step in range(POWERS):
+        factors = size ** (step / POWERS)
+        # Around 1, as the authors have it.
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        factors = factors.masked_fill(silent, 1.0)
         few = rtn(weight * factors, bits, group)
-        error = float((inputs @ (few.weight() / factors).T - right).square().sum())
-        found.append((error, few, factors))
-    return min(found, key=lambda one: one[0])[1:]
+        answer = inputs @ (few.weight() / factors).T
+        found.append((float((answer - right).square().sum()), few, factors))
+    _, few, factors = min(found, key=lambda one: one[0])
+    return few, factors
 
 
 class Linear4(nn.Module):
@@ -151,30 +180,28 @@ class Linear4(nn.Module):
             came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
             raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
         self.group = few.group
-        self.bias, self.factors = (
-            None if each is None else nn.Buffer(each) for each in (bias, factors)
-        )
-        self.packed = nn.Buffer(
-            torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1)
-        )
-        middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
-        self.grids = nn.Buffer(
-            torch.stack([few.scale.T, middle.T], dim=2).contiguous()
-        )  # (I / group, O, 2)
+        self.bias = None if bias is None else nn.Buffer(bias)
+        self.factors = None if factors is None else nn.Buffer(factors)
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self.packed = nn.Buffer(pack(few.codes.int(), 1))
+        # The operator's numbers are (code − 8) · scale + middle.
+        middle = few.least + 8 * few.scale
+        # (I / group, O, 2)
+        self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x if self.factors is None else (x / self.factors).to(x.dtype)
-        rows, grids = (
-            rows.reshape(-1, x.shape[-1]).contiguous(),
-            self.grids.to(x.dtype),
-        )  # (…, I) → (N, I)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu  # which knows no empty batch
-        y = (
-            product(rows, self.packed, self.group, grids)
-            if len(rows)
-            else rows.new_empty(0, grids.shape[1])
-        )
-        y = y.view(*x.shape[:-1], grids.shape[1])  # (N, O) → (…, O)
+        # (…, I) → (N, I)
+        rows = rows.reshape(-1, x.shape[-1]).contiguous()
+        grids = self.grids.to(x.dtype)
+        # The operator knows no empty batch.
+        if len(rows):
+            product = torch.ops.aten._weight_int4pack_mm_for_cpu
+            y = product(rows, self.packed, self.group, grids)
+        else:
+            y = rows.new_empty(0, grids.shape[1])
+        # (N, O) → (…, O)
+        y = y.view(*x.shape[:-1], grids.shape[1])
         return y if self.bias is None else y + self.bias
 
 

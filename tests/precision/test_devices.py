@@ -35,7 +35,7 @@ def scaler():
     p, ours = parameter(), GradScaler("cpu")
     loss = ours.scale(p.sum())  # no backward pass: that asks for a GPU's streams
     ours.unscale_(torch.optim.SGD([p], 1.0))
-    return [loss, p.grad, *ours._finite.values()]
+    return [loss, p.grad, *(each.finite for each in ours._progress.values())]
 
 
 def bfloat16(how):
