@@ -135,14 +135,13 @@ def scaled(
 
 def _blocks(x, block, axis):
     """A matrix (R, C) in blocks of r rows and c columns: (R / r, r, C / c, c)."""
-    rows, columns = x.shape
     across, along = block or (x.shape[1 - axis], x.shape[axis])
     r, c = (across, along) if axis == 1 else (along, across)
-    if rows % r or columns % c:
+    if x.shape[0] % r or x.shape[1] % c:
         raise ValueError(
             f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}"
         )
-    return x.reshape(rows // r, r, columns // c, c)
+    return x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)
 
 
 def _scales(most, f, kind):
@@ -160,13 +159,17 @@ def _scales(most, f, kind):
         # The largest block's scale becomes E4M3's largest number.
         overall = most.max() / (f.largest * FORMATS["e4m3"].largest)
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
-    return nearest(wanted, "e4m3") * overall
+    scale = nearest(wanted, "e4m3") * overall
+    # Such a product may be a subnormal number, and its inverse infinite: 0 · inf would be NaN.
+    return torch.where(scale == 0, 0.0, scale.clamp(min=TINY))
 
 
 def mixed(x: Tensor, signs: Tensor) -> Tensor:
-    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), signs
-    (16,) of ± 1 → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
+    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), else a
+    ValueError, signs (16,) of ± 1 → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
     """
+    if len(x) % HADAMARD:
+        raise ValueError(f"x has {len(x)} rows; wanted a multiple of {HADAMARD}")
     # (16, 16), of ± 1: its rows are orthogonal, and of length 4.
     H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])
     matrix = (H * signs).to(x.device) / HADAMARD**0.5
@@ -177,7 +180,7 @@ def mixed(x: Tensor, signs: Tensor) -> Tensor:
 class low_bits(TorchFunctionMode):  # lower case, as autocast
     """``with low_bits(recipe, weights):`` makes each product x @ w inside, and the two of its
     backward pass, products of few bits, wherever w is one of the ``weights``: {name: matrix (I,
-    O)}. All else stays.
+    O)}. All else stays. ValueError for a product that writes into ``out``.
 
     A delayed scale begins with the first step's own largest number. seed: of what is random.
     """
@@ -192,9 +195,16 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         self.seen: dict[tuple[str, str], deque] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in ("matmul", "__matmul__") and id(args[1]) in self.names:
-            return Product.apply(args[0], args[1], self, self.names[id(args[1])])
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.__name__ not in ("matmul", "__matmul__"):
+            return func(*args, **kwargs)
+        x, w, out = _operands(*args, **kwargs)
+        if id(w) not in self.names:
+            return func(*args, **kwargs)
+        name = self.names[id(w)]
+        if out is not None:
+            raise ValueError(f"the product with {name} has out; wanted one without")
+        return Product.apply(x, w, self, name)
 
     def round(self, name: str, role: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """A matrix in a role, "x", "w" or "g", of the weights of this name → it, for a product that
@@ -221,18 +231,22 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         return torch.where(before > 0, before, now)
 
 
+def _operands(input, other, *, out=None):
+    """What a product is given, whether by place or by torch's names."""
+    return input, other, out
+
+
 class Product(torch.autograd.Function):
     """x (…, I), w (I, O) → x w (…, O), by three products of few bits in all."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, mode: low_bits, name: str) -> Tensor:
-        # (…, I) → (N, I), and (I, O); each is rounded along either of its axes.
-        x_along_i, x_along_n = mode.round(name, "x", x.flatten(0, -2))
+        # (…, I) → (N, I), of a vector N = 1, and (I, O); each is rounded along either of its axes.
+        x_along_i, x_along_n = mode.round(name, "x", x.reshape(-1, x.shape[-1]))
         w_along_o, w_along_i = mode.round(name, "w", w)
         ctx.save_for_backward(x_along_n, w_along_o)
         ctx.shape = x.shape
-        ctx.mode = mode
-        ctx.name = name
+        ctx.mode, ctx.name = mode, name
         # (N, O) → (…, O)
         return (x_along_i @ w_along_i).view(*x.shape[:-1], w.shape[1])
 
@@ -240,7 +254,7 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
         x_along_n, w_along_o = ctx.saved_tensors
         # (…, O) → (N, O), rounded along O for the one product and along N for the other
-        g_along_o, g_along_n = ctx.mode.round(ctx.name, "g", g.flatten(0, -2))
+        g_along_o, g_along_n = ctx.mode.round(ctx.name, "g", g.reshape(-1, g.shape[-1]))
         # g wᵀ, summed over O: (N, I) → (…, I)
         x_gradient = (g_along_o @ w_along_o.t()).view(ctx.shape)
         # xᵀ g, summed over N: (I, O)
