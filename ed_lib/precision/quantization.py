@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ed_lib import check
+from ed_lib.precision.formats import power
+from ed_lib.precision.packed_layer import PackedHere
 
 # The layers that have a weight to quantize: products.
 TYPES = (nn.Conv2d, nn.Linear)
+# Modules that use the weights of layers inside without calling these.
+READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 LARGEST = torch.finfo(torch.float32).max
 # The least scale: 1 / TINY is still finite.
 TINY = torch.finfo(torch.float32).tiny
@@ -31,10 +35,13 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
     against it.
 
     span, of what is not clipped: "min-max", all; "mse", those hundredths of a row's largest
-    absolute value that make its squared error least.
+    absolute value that make its squared error least. ValueError for a weight without rows, for
+    NaN and infinity; TypeError for another dtype.
     """
     check.choice("bits", bits, range(2, 9))
     check.choice("span", span, ("min-max", "mse"))
+    if weight.dim() < 2:
+        raise ValueError(f"weight has the shape {tuple(weight.shape)}; wanted rows: (C, n) or more")
     if weight.dtype != torch.float32:
         raise TypeError(f"weight is of {weight.dtype}; wanted a tensor of float32")
     _check("weight", weight)
@@ -54,7 +61,10 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
 def _squared_error(rows, scale, bits):
     """What rounding costs each row: (C, n), (C, 1) → (C,)."""
     near = dequantize(_codes(rows, scale, bits), scale)
-    return (near - rows).square_().sum(1)
+    # Relative to a row's largest number: squares of 1e-23 would be 0, and those of 1e20 infinite.
+    # A power of two changes no bit of the others.
+    unit = power(rows.abs().amax(1, keepdim=True)).clamp_(min=TINY)
+    return ((near - rows) / unit).square_().sum(1)
 
 
 def quantize(x: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -133,22 +143,31 @@ def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn
     """A copy of a model whose Conv2d and Linear layers are :class:`Quantized`, with scales that
     then stay: used as it is, quantized after training (PTQ); trained, quantization-aware (QAT).
 
-    ValueError for a model that has no such layer inside, or is quantized.
+    A layer that is used in several places stays one. ValueError for a model that has no such layer
+    inside, that is quantized, or that holds torch's attention, which reads its layers' weights
+    itself.
     """
     model = copy.deepcopy(model)
-    layers: dict[str, Any] = {
-        name: m for name, m in model.named_modules() if name and isinstance(m, TYPES)
-    }
-    if not layers or any(isinstance(module, Quantized) for module in model.modules()):
+    # By each of its names: a layer may stand in several places.
+    named = [*model.named_modules(remove_duplicate=False)]
+    layers: dict[str, Any] = {name: m for name, m in named if name and isinstance(m, TYPES)}
+    if not layers or any(isinstance(module, Quantized) for _, module in named):
         raise ValueError(
             "model has no Conv2d or Linear layer inside, or is quantized; wanted one in float32"
         )
+    for name, module in named:
+        if isinstance(module, READERS):
+            came = f"model's {name or 'outside'} is a {type(module).__name__}"
+            raise ValueError(f"{came}, which reads weights itself; wanted layers that are called")
+    made: dict[int, Quantized] = {}
     for name, layer in layers.items():
-        model.set_submodule(name, Quantized(layer, choose_scale(layer.weight, bits, span), bits))
+        if id(layer) not in made:
+            made[id(layer)] = Quantized(layer, choose_scale(layer.weight, bits, span), bits)
+        model.set_submodule(name, made[id(layer)])
     return model
 
 
-class W8A8(nn.Module):
+class W8A8(PackedHere):
     """A Linear layer whose weights *and* inputs have eight bits, multiplied as such by a CPU:
     float32 (…, I) → (…, O). A row of the weight (O, I) has a scale t, and each token, when it
     comes, a scale s (dynamic): Σ (q − 128) s · p t = s t (Σ q p − 128 Σ p), with codes q of the
@@ -169,12 +188,12 @@ class W8A8(nn.Module):
         # (O, I) of int8, and (O,)
         self.codes = nn.Buffer(quantize(weight, scale, 8))
         self.scale = nn.Buffer(scale[:, 0])
-        self.bias = None if bias is None else nn.Buffer(bias.detach())
-        self.register_load_state_dict_post_hook(lambda layer, _: layer.pack())
+        # A copy: a state that is loaded is written into it.
+        self.bias = None if bias is None else nn.Buffer(bias.detach().clone())
         self.pack()
 
     def pack(self) -> None:
-        """Lays the codes out as oneDNN reads them."""
+        """Lays the codes out as oneDNN reads them here."""
         self.packed = torch.ops.onednn.qlinear_prepack(self.codes, None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,17 +264,19 @@ def packed_bytes(count: int, bits: int) -> int:
 
 def stored_bytes(model: Any) -> int:
     """Bytes of a model's parameters: weights in their smallest form, quantized ones as codes with
-    their scales of 4 bytes each, all else as it is.
+    their scales of 4 bytes each, all else as it is. What stands in several places is stored once.
     """
-    if isinstance(model, Quantized):
-        few = min(sizes(model.codes(), int(model.bits)).values())
-        return few + model.scale.nbytes + _bias_bytes(model.layer)
-    if isinstance(model, TYPES):
-        bits = 8 * model.weight.element_size()
-        return min(sizes(model.weight, bits).values()) + _bias_bytes(model)
-    inside = sum(p.nbytes for p in model.parameters(recurse=False))
-    return inside + sum(stored_bytes(module) for module in model.children())
-
-
-def _bias_bytes(layer):
-    return 0 if layer.bias is None else layer.bias.nbytes
+    # {id of a parameter: its bytes}
+    stored: dict[int, int] = {}
+    for module in model.modules():
+        # A weight that is met as codes is not met again as the layer's own.
+        if isinstance(module, Quantized):
+            few = min(sizes(module.codes(), int(module.bits)).values())
+            stored.setdefault(id(module.layer.weight), few + module.scale.nbytes)
+        elif isinstance(module, TYPES):
+            bits = 8 * module.weight.element_size()
+            few = min(sizes(module.weight, bits).values())
+            stored.setdefault(id(module.weight), few)
+        for p in module.parameters(recurse=False):
+            stored.setdefault(id(p), p.nbytes)
+    return sum(stored.values())

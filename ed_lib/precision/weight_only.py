@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ed_lib import check
+from ed_lib.precision.packed_layer import PackedHere
 from ed_lib.precision.quantization import packed_bytes
 
 POWERS = 20  # of the inputs' sizes that AWQ tries: 0, 1 / 20, 2 / 20, …
 TINY = 1e-8  # for an input's size, so that no factor is 0
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the operator has products for
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
 
 def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
     """Each number of a weight (O, I), float32, by the nearest code (RTN). ValueError if ``group``
-    does not divide I, or for NaN and infinity.
+    does not divide I, or for NaN and infinity, and for a group whose span is beyond float32's
+    largest number; TypeError for another dtype.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     scale, least = grids(weight, bits, group)
     # (O, I / group, group)
     groups = weight.unflatten(1, (-1, group))
@@ -83,7 +86,7 @@ def hessian(inputs: Tensor) -> Tensor:
     """2 XᵀX / N, float64 (I, I), of inputs (N, I): of the mean squared error of a product with
     them.
     """
-    x = inputs.double()
+    x = inputs.detach().double()
     # (I, N) @ (N, I)
     return 2 * x.T @ x / len(x)
 
@@ -98,11 +101,11 @@ def gptq(
     anything but 0 are taken for 0. ValueError as from :func:`rtn`, and for a Hessian of another
     shape or none.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
     # What is still to be rounded, (O, I). The errors of many columns add up in it: in float64.
     left = weight.double().clone()
-    matrix = hessian.double().clone()
+    matrix = hessian.detach().double().clone()
     # An input that was always 0 says nothing of its weight, and makes the Hessian singular.
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
@@ -126,6 +129,8 @@ def gptq(
     # (O, I / group) each
     scale = torch.cat(scales, dim=1).float()
     least = torch.cat(leasts, dim=1).float()
+    if not (scale.isfinite().all() and least.isfinite().all()):
+        raise ValueError("weight grows beyond float32 while columns make up for others")
     return FewBits(codes.to(torch.uint8), scale, least, bits)
 
 
@@ -145,10 +150,12 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     factors). A product divides its inputs by them first, or the layer before does.
 
     The factors are the mean size of each input, to that power of 0, 0.05, … 0.95 with the least
-    squared error of the output; 1 for an input that is silent. ValueError as from :func:`rtn`.
+    squared error of the output; 1 for an input that is silent. Errors as from :func:`rtn`, for
+    inputs (N, I) too.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     check.shape("inputs", tuple(inputs.shape), ("N", weight.shape[1]))
+    inputs = _finite("inputs", inputs)
     # How large each input is, (I,), and what the layer answers, (N, O).
     size = inputs.abs().mean(0)
     right = inputs @ weight.T
@@ -168,10 +175,12 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     return few, factors
 
 
-class Linear4(nn.Module):
-    """A Linear layer whose weight has 4 bits, by PyTorch's operator: (…, I) → (…, O), of x's dtype.
+class Linear4(PackedHere):
+    """A Linear layer whose weight has 4 bits, by PyTorch's operator on a CPU: (…, I) → (…, O), of
+    x's dtype, one of DTYPES; TypeError for others.
 
-    factors: what AWQ multiplied the columns by, or None.
+    factors: what AWQ multiplied the columns by, or None. Its state holds the codes in a byte each,
+    the same on every processor.
     """
 
     def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
@@ -180,16 +189,25 @@ class Linear4(nn.Module):
             came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
             raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
         self.group = few.group
-        self.bias = None if bias is None else nn.Buffer(bias)
-        self.factors = None if factors is None else nn.Buffer(factors)
-        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-        self.packed = nn.Buffer(pack(few.codes.int(), 1))
+        # Copies: a state that is loaded is written into them.
+        self.bias = None if bias is None else nn.Buffer(bias.detach().clone())
+        self.factors = None if factors is None else nn.Buffer(factors.detach().clone())
+        self.codes = nn.Buffer(few.codes.clone())
         # The operator's numbers are (code − 8) · scale + middle.
         middle = few.least + 8 * few.scale
         # (I / group, O, 2)
         self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())
+        self.pack()
+
+    def pack(self) -> None:
+        """Lays the codes out, two in a byte, as the operator reads them on this processor."""
+        inner = 1  # for tiles of tensor cores; a CPU does not look at it
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self.packed = pack(self.codes.int(), inner)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype not in DTYPES:
+            raise TypeError(f"x is of {x.dtype}; wanted one of {', '.join(map(str, DTYPES))}")
         rows = x if self.factors is None else (x / self.factors).to(x.dtype)
         # (…, I) → (N, I)
         rows = rows.reshape(-1, x.shape[-1]).contiguous()
@@ -205,12 +223,25 @@ class Linear4(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def _check(weight, bits, group):
+def _checked(weight, bits, group):
+    """The weight without its graph, once it is known that its groups have grids."""
     check.choice("bits", bits, range(2, 9))
     check.shape("weight", tuple(weight.shape), ("O", "I"))
     if weight.shape[1] % check.count("group", group):
         raise ValueError(
             f"group is {group}; wanted a divisor of {weight.shape[1]}, the inputs of weight"
         )
-    if not torch.isfinite(weight).all():
-        raise ValueError("weight holds NaN or infinity; wanted finite numbers")
+    weight = _finite("weight", weight)
+    groups = weight.unflatten(1, (-1, group))
+    if not (groups.amax(2) - groups.amin(2)).isfinite().all():
+        raise ValueError("weight spans more than float32's largest number within a group")
+    return weight
+
+
+def _finite(name, x):
+    """The float32 numbers without their graph."""
+    if x.dtype != torch.float32:
+        raise TypeError(f"{name} is of {x.dtype}; wanted a tensor of float32")
+    if not torch.isfinite(x).all():
+        raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
+    return x.detach()
