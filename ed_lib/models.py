@@ -56,7 +56,7 @@ def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention to a token itself and those before it, written out: three of (B, a, T, d) → one."""
     T, d = q.shape[-2:]
     # −∞ where a token must not look: at those after it, (T, T).
-    later = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)
+    later = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     # (B, a, T, T)
     scores = q @ k.mT / d**0.5 + later
     return scores.softmax(-1) @ v

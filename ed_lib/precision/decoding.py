@@ -16,15 +16,21 @@ def decode_step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
     """One more token of each text, (B,) → the scores of the one after it, (B, vocabulary).
 
     caches: a list for each block, empty at the start of a text, then its keys and values, (B, a, t,
-    d) each, which do not change; the new token's are added. ValueError when all positions are full.
+    d) each, which do not change; the new token's are added. ValueError when all positions are full,
+    and for caches that are not one for each block.
     """
+    blocks: Any = net.blocks
+    if len({*map(id, caches)}) != len(caches) or len(caches) != len(blocks):
+        raise ValueError(
+            f"caches holds {len({*map(id, caches)})} lists in {len(caches)} places; "
+            f"wanted one of its own for each of {len(blocks)} blocks"
+        )
     # So many tokens have been read: a cache holds keys and values, (B, a, t, d) each.
     at = caches[0][0].shape[2] if caches[0] else 0
     if at == len(net.positions.weight):
         raise ValueError(f"{at} tokens are read; wanted fewer than the positions, {at}")
     # (B,) → (B, 1, H): a text of one token, at its place.
     h = net.tokens(tokens)[:, None] + net.positions.weight[at]
-    blocks: Any = net.blocks
     for block, cache in zip(blocks, caches, strict=True):
         # The one query (B, a, 1, d) looks at the keys and values of all tokens up to its own, so
         # no mask is needed.

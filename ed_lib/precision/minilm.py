@@ -62,9 +62,12 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
         raise ValueError(
             f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors"
         )
+    for name, some in sources.items():
+        rows, *columns = ours[name].shape
+        # Queries, keys and values are joined: each has a third of the rows.
+        for each in some:
+            check.shape(each, tuple(theirs[each].shape), [rows // len(some), *columns])
     joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
-    for name, tensor in joined.items():
-        check.shape(", ".join(sources[name]), tuple(tensor.shape), ours[name].shape)
     net.load_state_dict(joined, strict=False)
 
 
@@ -119,6 +122,7 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
 
 def alike(sentences: Sequence[Tensor], batch: int) -> list[list[int]]:
     """The numbers of sentences in batches, those of like length together."""
+    check.count("batch", batch)
     order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
     return [order[start : start + batch] for start in range(0, len(order), batch)]
 
@@ -171,13 +175,18 @@ def finetune(
     epoch.
 
     The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler:
-    as :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
+    as :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``,
+    and where there is nothing to train on.
     """
+    check.count("epochs", epochs)
+    check.count("batch", batch)
     classes = net.classes.out_features
     n = len(train.labels)
     found = {0, *train.labels.tolist()}
     if not 0 <= min(found) <= max(found) < classes:
         raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
+    if not n:
+        raise ValueError("train holds no pairs; wanted at least one")
     total = epochs * -(-n // batch)
     # Biases and layer norms do not decay, as in BERT.
     matrices = [p for p in net.parameters() if p.dim() > 1]

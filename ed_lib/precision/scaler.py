@@ -98,8 +98,7 @@ class GradScaler:
                 "a gradient is float16, too small once unscaled; wanted float32 parameters"
             )
         inverse = self._inverse()
-        # A comparison is False for NaN too.
-        flags = [(grad.abs().max() < math.inf).to(grads[0].device) for grad in grads]
+        flags = [grad.isfinite().all().to(grads[0].device) for grad in grads]
         for grad in grads:
             grad.mul_(inverse)
         finite = torch.stack(flags).all() if flags else True
@@ -219,12 +218,18 @@ class GradScaler:
 
 
 def _gradients(optimizer):
-    """An optimizer's gradients that hold numbers."""
+    """The numbers of an optimizer's gradients; of a sparse one those that it holds, as torch's
+    scaler takes them.
+    """
     found = []
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p.grad is not None and p.grad.numel():
-                found.append(p.grad.detach())
+            if p.grad is not None:
+                grad = p.grad.detach()
+                if grad.is_sparse:
+                    # Not values(): it wants a coalesced gradient, and that would be a copy.
+                    grad = grad._values()  # noqa: SLF001
+                found.append(grad)
     return found
 
 

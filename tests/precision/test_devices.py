@@ -81,6 +81,12 @@ def decoded():
     ]
 
 
+def gpt(recompute):
+    with torch.device("cuda"):
+        net = models.GPT(11, 9, 8, 2, 1, recompute)
+    return [net(ones(2, 9, dtype=torch.long))]
+
+
 def fewer_filters():
     with torch.device("cuda"):
         net = models.lenet()
@@ -100,6 +106,7 @@ ALL = {
     "Quantized": quantized,
     "MiniLM": encoder,
     "decoding": decoded,
+    **{f"GPT, {how}": partial(gpt, how) for how in models.RECOMPUTE},
     "keep_filters": fewer_filters,
 }
 
