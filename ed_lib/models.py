@@ -47,7 +47,8 @@ def attention(qkv: Tensor, heads: int, core: Callable) -> Tensor:
     B, T, width = qkv.shape
     H = width // 3
     # (B, T, 3H) → three of (B, a, T, d)
-    q, k, v = qkv.view(B, T, 3, heads, H // heads).permute(2, 0, 3, 1, 4)
+    each = qkv.view(B, T, 3, heads, H // heads)
+    q, k, v = each.permute(2, 0, 3, 1, 4)
     # (B, a, T, d) → (B, T, H)
     return core(q, k, v).transpose(1, 2).reshape(B, T, H)
 
@@ -56,7 +57,8 @@ def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention to a token itself and those before it, written out: three of (B, a, T, d) → one."""
     T, d = q.shape[-2:]
     # −∞ where a token must not look: at those after it, (T, T).
-    later = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    never = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device)
+    later = never.triu(1)
     # (B, a, T, T)
     scores = q @ k.mT / d**0.5 + later
     return scores.softmax(-1) @ v
@@ -135,7 +137,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # (B, T) → (B, T, H)
-        h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        places = self.positions.weight[: tokens.shape[1]]
+        h = self.tokens(tokens) + places
         for block in self.blocks:
             h = block(h)
         # (B, T, H) → (B, T, vocabulary)

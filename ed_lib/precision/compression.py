@@ -30,7 +30,7 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
     """
     _check(model, keep)
     small: Any = copy.deepcopy(model)
-    layers: dict[str, Any] = {n: m for n, m in small.named_children() if isinstance(m, TYPES)}
+    layers = _products(small.named_children())
     # Which outputs of the layer before stay, and how many it had.
     stay, had = None, 0
     for name, layer in layers.items():
@@ -38,7 +38,8 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
         if stay is not None:
             # An output before is one input here, or several, one behind the other: those of a
             # Linear layer behind nn.Flatten.
-            weight = weight.unflatten(1, (had, -1))[:, stay].flatten(1, 2)
+            inputs_of_each = weight.unflatten(1, (had, -1))
+            weight = inputs_of_each[:, stay].flatten(1, 2)
         had = len(weight)
         stay = torch.as_tensor(keep.get(name, range(had)), device=weight.device)
         layer.weight = nn.Parameter(weight[stay])
@@ -55,6 +56,11 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
     return small
 
 
+def _products(named):
+    """The layers with a weight among the modules, by name."""
+    return {name: module for name, module in named if isinstance(module, TYPES)}
+
+
 def _check(model, keep):
     """Errors before anything is copied."""
     if not isinstance(model, nn.Sequential):
@@ -62,7 +68,7 @@ def _check(model, keep):
     # With those that stand there twice, which named_children() leaves out.
     every = model.named_modules(remove_duplicate=False)
     modules = {name: module for name, module in every if name and "." not in name}
-    layers: dict[str, Any] = {n: m for n, m in modules.items() if isinstance(m, TYPES)}
+    layers = _products(modules.items())
     # The last layer's outputs are the model's.
     others = [*layers][:-1]
     for name, indices in keep.items():

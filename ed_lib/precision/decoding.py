@@ -1,5 +1,5 @@
 """Decoding: a GPT that writes one token after another, with the keys and values of those before
-kept.
+kept. B texts, t tokens of each so far, H numbers for each, a heads, d = H / a.
 """
 
 from typing import Any
@@ -20,9 +20,10 @@ def decode_step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
     and for caches that are not one for each block.
     """
     blocks: Any = net.blocks
-    if len({*map(id, caches)}) != len(caches) or len(caches) != len(blocks):
+    lists = len({*map(id, caches)})
+    if not lists == len(caches) == len(blocks):
         raise ValueError(
-            f"caches holds {len({*map(id, caches)})} lists in {len(caches)} places; "
+            f"caches holds {lists} lists in {len(caches)} places; "
             f"wanted one of its own for each of {len(blocks)} blocks"
         )
     # So many tokens have been read: a cache holds keys and values, (B, a, t, d) each.

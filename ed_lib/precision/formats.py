@@ -115,8 +115,9 @@ def nearest(
     rounded = rounded.mul_(f.epsilon).mul_(spacing)
     if saturate:
         return rounded
-    beyond = torch.full_like(x, float("inf") if f.codes == "ieee" else float("nan"))
-    return torch.where(rounded.abs() > f.largest, beyond.copysign(x), rounded)
+    overflow = float("inf") if f.codes == "ieee" else float("nan")
+    beyond = torch.full_like(x, overflow).copysign(x)
+    return torch.where(rounded.abs() > f.largest, beyond, rounded)
 
 
 def _at_random(steps, x, random):

@@ -62,12 +62,14 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
         raise ValueError(
             f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors"
         )
+    joined = {}
     for name, some in sources.items():
         rows, *columns = ours[name].shape
         # Queries, keys and values are joined: each has a third of the rows.
+        wanted_shape = [rows // len(some), *columns]
         for each in some:
-            check.shape(each, tuple(theirs[each].shape), [rows // len(some), *columns])
-    joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
+            check.shape(each, tuple(theirs[each].shape), wanted_shape)
+        joined[name] = torch.cat([theirs[each] for each in some])
     net.load_state_dict(joined, strict=False)
 
 
@@ -100,7 +102,9 @@ def tokenize(
     found = tokenizer.encode_batch(
         list(first if second is None else zip(first, second, strict=True))
     )
-    return [torch.tensor(one.ids) for one in found], [torch.tensor(one.type_ids) for one in found]
+    tokens = [torch.tensor(one.ids) for one in found]
+    segments = [torch.tensor(one.type_ids) for one in found]
+    return tokens, segments
 
 
 @torch.no_grad()
@@ -112,9 +116,10 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
     found = net.classes.weight.new_empty(len(sentences), net.classes.in_features)
     for rows in alike(sentences, batch):
         # (B, T) both
-        tokens, mask = (each.to(found.device) for each in padded([sentences[n] for n in rows]))
+        tokens, mask = padded([sentences[n] for n in rows])
+        mask = mask.to(found.device)
         # (B, T, H): what only fills up adds nothing.
-        h = net.hidden(tokens, mask=mask) * mask[..., None]
+        h = net.hidden(tokens.to(found.device), mask=mask) * mask[..., None]
         # A sum in place of the mean: its length is taken out anyway.
         found[rows] = F.normalize(h.sum(1), dim=1)
     return found
@@ -183,8 +188,9 @@ def finetune(
     classes = net.classes.out_features
     n = len(train.labels)
     found = {0, *train.labels.tolist()}
-    if not 0 <= min(found) <= max(found) < classes:
-        raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
+    least, most = min(found), max(found)
+    if not 0 <= least <= most < classes:
+        raise ValueError(f"labels run from {least} to {most}; wanted 0 to {classes - 1}")
     if not n:
         raise ValueError("train holds no pairs; wanted at least one")
     total = epochs * -(-n // batch)

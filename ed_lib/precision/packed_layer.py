@@ -33,6 +33,13 @@ class PackedHere(nn.Module):
         self.pack()
 
 
+def buffer_of(tensor: Tensor | None) -> Any:
+    """A buffer with the numbers of a tensor, if there is one. It is a copy, since a state that is
+    loaded is written into it.
+    """
+    return None if tensor is None else nn.Buffer(tensor.detach().clone())
+
+
 def _pack_anew(layer, _):
     # By its name, and no lambda: a layer is pickled with its hooks.
     layer.pack()

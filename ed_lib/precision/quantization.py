@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from ed_lib import check
 from ed_lib.precision.formats import power
-from ed_lib.precision.packed_layer import PackedHere
+from ed_lib.precision.packed_layer import PackedHere, buffer_of
 
 # The layers that have a weight to quantize: products.
 TYPES = (nn.Conv2d, nn.Linear)
@@ -50,7 +50,8 @@ def choose_scale(weight: Tensor, bits: int = 8, span: str = "min-max") -> Tensor
     largest = rows.abs().amax(1, keepdim=True)
     # The whole span comes first: of equal errors the first is taken.
     shares = (100, *range(1, 100)) if span == "mse" else (100,)
-    scales = [(largest * (share / 100) / _high(bits)).clamp(min=TINY) for share in shares]
+    spans = [largest * (share / 100) for share in shares]
+    scales = [(each / _high(bits)).clamp(min=TINY) for each in spans]
     # (shares, C)
     errors = torch.stack([_squared_error(rows, scale, bits) for scale in scales])
     best = errors.argmin(0)
@@ -88,7 +89,9 @@ def _high(bits):
 
 def _codes(x, scale, bits):
     # By a product and not by a division, as in torch: they differ in halfway cases.
-    return (x * (1 / scale)).round_().clamp_(-_high(bits), _high(bits))
+    steps = x * (1 / scale)
+    high = _high(bits)
+    return steps.round_().clamp_(-high, high)
 
 
 def _check(name, x):
@@ -162,7 +165,8 @@ def quantize_model(model: nn.Module, bits: int = 8, span: str = "min-max") -> nn
     made: dict[int, Quantized] = {}
     for name, layer in layers.items():
         if id(layer) not in made:
-            made[id(layer)] = Quantized(layer, choose_scale(layer.weight, bits, span), bits)
+            scale = choose_scale(layer.weight, bits, span)
+            made[id(layer)] = Quantized(layer, scale, bits)
         model.set_submodule(name, made[id(layer)])
     return model
 
@@ -188,8 +192,7 @@ class W8A8(PackedHere):
         # (O, I) of int8, and (O,)
         self.codes = nn.Buffer(quantize(weight, scale, 8))
         self.scale = nn.Buffer(scale[:, 0])
-        # A copy: a state that is loaded is written into it.
-        self.bias = None if bias is None else nn.Buffer(bias.detach().clone())
+        self.bias = buffer_of(bias)
         self.pack()
 
     def pack(self) -> None:
@@ -233,7 +236,8 @@ def has_vnni() -> bool:
     # Two products of 255 · 127 are too large for the 16 bits of a CPU without VNNI.
     weights = torch.full((16, 64), 127, dtype=torch.int8)
     inputs = torch.full((4, 64), 255, dtype=torch.uint8)
-    sums = _multiplied(inputs, torch.ops.onednn.qlinear_prepack(weights, None), torch.ones(16))
+    packed = torch.ops.onednn.qlinear_prepack(weights, None)
+    sums = _multiplied(inputs, packed, torch.ones(16))
     return bool((sums == 64 * 127 * 127).all())
 
 

@@ -24,6 +24,12 @@ STUCK = 40
 SMALLEST = 2.0**-24
 # The keys of torch's state.
 KEYS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+# Between which numbers each has to lie.
+LIMITS = {
+    "scale": (0, math.inf),
+    "growth_factor": (1, math.inf),
+    "backoff_factor": (0, 1),
+}
 
 
 @dataclass
@@ -242,8 +248,7 @@ def _checked(state, name="scale"):
         # RuntimeError if it holds several numbers.
         scale = scale.item()
     state = state | {"scale": _float32(check.positive(name, scale))}
-    limits = {"scale": (0, math.inf), "growth_factor": (1, math.inf), "backoff_factor": (0, 1)}
-    for key, (least, most) in limits.items():
+    for key, (least, most) in LIMITS.items():
         if not least < state[key] < most:
             came = f"{name} is {scale}, in float32" if key == "scale" else f"{key} is"
             raise ValueError(f"{came} {state[key]}; wanted a number between {least} and {most}")

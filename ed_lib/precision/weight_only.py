@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ed_lib import check
-from ed_lib.precision.packed_layer import PackedHere
+from ed_lib.precision.packed_layer import PackedHere, buffer_of
 from ed_lib.precision.quantization import packed_bytes
 
 POWERS = 20  # of the inputs' sizes that AWQ tries: 0, 1 / 20, 2 / 20, …
@@ -48,7 +48,9 @@ class FewBits:
         """The numbers that the codes stand for, float32 (O, I)."""
         # (O, I / group, group)
         groups = self.codes.unflatten(1, (-1, self.group))
-        return (groups * self.scale[..., None] + self.least[..., None]).flatten(1)
+        scale = self.scale[..., None]
+        least = self.least[..., None]
+        return (groups * scale + least).flatten(1)
 
 
 def grids(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +81,8 @@ def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
     # (O, I / group, group)
     groups = weight.unflatten(1, (-1, group))
     codes = encode(groups, scale[..., None], least[..., None], bits)
-    return FewBits(codes.flatten(1).to(torch.uint8), scale, least, bits)
+    codes = codes.flatten(1).to(torch.uint8)
+    return FewBits(codes, scale, least, bits)
 
 
 def hessian(inputs: Tensor) -> Tensor:
@@ -116,7 +119,8 @@ def gptq(
     for n in range(weight.shape[1]):
         # A new group has its grid from what its columns have become by now: (O, 1) each.
         if n % group == 0:
-            scale, least = grids(left[:, n : n + group].contiguous(), bits, group)
+            columns = left[:, n : n + group].contiguous()
+            scale, least = grids(columns, bits, group)
             scales.append(scale)
             leasts.append(least)
         column = left[:, n : n + 1]
@@ -170,7 +174,8 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
         factors = factors.masked_fill(silent, 1.0)
         few = rtn(weight * factors, bits, group)
         answer = inputs @ (few.weight() / factors).T
-        found.append((float((answer - right).square().sum()), few, factors))
+        error = (answer - right).square().sum()
+        found.append((float(error), few, factors))
     _, few, factors = min(found, key=lambda one: one[0])
     return few, factors
 
@@ -189,14 +194,14 @@ class Linear4(PackedHere):
             came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
             raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
         self.group = few.group
-        # Copies: a state that is loaded is written into them.
-        self.bias = None if bias is None else nn.Buffer(bias.detach().clone())
-        self.factors = None if factors is None else nn.Buffer(factors.detach().clone())
-        self.codes = nn.Buffer(few.codes.clone())
+        self.bias = buffer_of(bias)
+        self.factors = buffer_of(factors)
+        self.codes = buffer_of(few.codes)
         # The operator's numbers are (code − 8) · scale + middle.
         middle = few.least + 8 * few.scale
         # (I / group, O, 2)
-        self.grids = nn.Buffer(torch.stack([few.scale.T, middle.T], dim=2).contiguous())
+        grids = torch.stack([few.scale.T, middle.T], dim=2)
+        self.grids = nn.Buffer(grids.contiguous())
         self.pack()
 
     def pack(self) -> None:
@@ -208,7 +213,9 @@ class Linear4(PackedHere):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype not in DTYPES:
             raise TypeError(f"x is of {x.dtype}; wanted one of {', '.join(map(str, DTYPES))}")
-        rows = x if self.factors is None else (x / self.factors).to(x.dtype)
+        rows = x
+        if self.factors is not None:
+            rows = (x / self.factors).to(x.dtype)
         # (…, I) → (N, I)
         rows = rows.reshape(-1, x.shape[-1]).contiguous()
         grids = self.grids.to(x.dtype)
@@ -220,7 +227,9 @@ class Linear4(PackedHere):
             y = rows.new_empty(0, grids.shape[1])
         # (N, O) → (…, O)
         y = y.view(*x.shape[:-1], grids.shape[1])
-        return y if self.bias is None else y + self.bias
+        if self.bias is not None:
+            y = y + self.bias
+        return y
 
 
 def _checked(weight, bits, group):
