@@ -184,10 +184,6 @@ class W8A8(PackedHere):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
-        if not has_vnni():
-            raise RuntimeError(
-                "no sums of 8-bit products that are right here; wanted a CPU of x86 with VNNI"
-            )
         scale = choose_scale(weight)
         # (O, I) of int8, and (O,)
         self.codes = nn.Buffer(quantize(weight, scale, 8))
@@ -196,7 +192,11 @@ class W8A8(PackedHere):
         self.pack()
 
     def pack(self) -> None:
-        """Lays the codes out as oneDNN reads them here."""
+        """Lays the codes out as oneDNN reads them here; RuntimeError where its sums are wrong."""
+        if not has_vnni():
+            raise RuntimeError(
+                "no sums of 8-bit products that are right here; wanted a CPU of x86 with VNNI"
+            )
         self.packed = torch.ops.onednn.qlinear_prepack(self.codes, None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -264,6 +264,10 @@ def test_a_model_that_holds_a_layer_of_bytes_can_be_copied(random, monkeypatch):
         assert torch.equal(model(x), y) and not torch.equal(other(x), y), f"{way}: it is its own"
     model.load_state_dict(nn.Sequential(W8A8(-weight, bias + 1)).state_dict())
     assert torch.equal(bias, weight[:, 0]), "what it was made from stays"
+    saved = pickle.dumps(model)
+    monkeypatch.setattr(quantization, "has_vnni", lambda: False)
+    with pytest.raises(RuntimeError, match="wanted a CPU of x86 with VNNI"):
+        pickle.loads(saved)  # as on another machine
 
 
 def test_bytes_are_refused_where_their_sums_are_wrong(monkeypatch):
