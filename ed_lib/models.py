@@ -44,16 +44,23 @@ def attention(qkv: Tensor, heads: int, core: Callable) -> Tensor:
     """Queries, keys, values (B, T, 3H) → what each token gathers, (B, T, H); core: 3 × (B, a, T, d)
     → 1.
     """
-    B, T, H = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    q, k, v = qkv.view(B, T, 3, heads, H // heads).permute(2, 0, 3, 1, 4)  # three of (B, a, T, d)
-    return core(q, k, v).transpose(1, 2).reshape(B, T, H)  # (B, a, T, d) → (B, T, H)
+    B, T, width = qkv.shape
+    H = width // 3
+    # (B, T, 3H) → three of (B, a, T, d)
+    each = qkv.view(B, T, 3, heads, H // heads)
+    q, k, v = each.permute(2, 0, 3, 1, 4)
+    # (B, a, T, d) → (B, T, H)
+    return core(q, k, v).transpose(1, 2).reshape(B, T, H)
 
 
 def from_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention to a token itself and those before it, written out: three of (B, a, T, d) → one."""
     T, d = q.shape[-2:]
-    later = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)  # what a token must not see
-    scores = q @ k.mT / d**0.5 + later  # (B, a, T, T)
+    # −∞ where a token must not look: at those after it, (T, T).
+    never = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device)
+    later = never.triu(1)
+    # (B, a, T, T)
+    scores = q @ k.mT / d**0.5 + later
     return scores.softmax(-1) @ v
 
 
@@ -72,13 +79,15 @@ class Block(nn.Module):
         if check.count("hidden", hidden) % check.count("heads", heads):
             raise ValueError(f"hidden is {hidden} and heads is {heads}; wanted a multiple of heads")
         check.choice("recompute", recompute, RECOMPUTE)
-        self.heads, self.recompute, self.causal = heads, recompute, causal
-        self.norm1, self.norm2 = nn.LayerNorm(hidden, eps), nn.LayerNorm(hidden, eps)
-        self.queries_keys_values, self.out = (
-            nn.Linear(hidden, 3 * hidden),
-            nn.Linear(hidden, hidden),
-        )
-        self.wide, self.narrow = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.heads = heads
+        self.recompute = recompute
+        self.causal = causal
+        self.norm1 = nn.LayerNorm(hidden, eps)
+        self.norm2 = nn.LayerNorm(hidden, eps)
+        self.queries_keys_values = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.wide = nn.Linear(hidden, 4 * hidden)
+        self.narrow = nn.Linear(4 * hidden, hidden)
 
     def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: bool (B, 1, 1, T), which tokens are to be looked at; of a block that sees all."""
@@ -94,18 +103,20 @@ class Block(nn.Module):
         return self.norm2(h + self.expand(h))
 
     def attend(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        core = (
-            from_before if self.causal else partial(F.scaled_dot_product_attention, attn_mask=mask)
-        )
-        mix, qkv = (
-            partial(attention, heads=self.heads, core=core),
-            self.queries_keys_values(h),
-        )  # (B, T, 3H)
-        again = self.recompute == "selective" and torch.is_grad_enabled()
-        return self.out(checkpoint(mix, qkv, use_reentrant=False) if again else mix(qkv))
+        core: Callable = from_before
+        if not self.causal:
+            core = partial(F.scaled_dot_product_attention, attn_mask=mask)
+        mix = partial(attention, heads=self.heads, core=core)
+        # (B, T, H) → (B, T, 3H)
+        qkv = self.queries_keys_values(h)
+        # The scores (B, a, T, T) are most of what a block keeps, and quickly computed again.
+        if self.recompute == "selective" and torch.is_grad_enabled():
+            return self.out(checkpoint(mix, qkv, use_reentrant=False))
+        return self.out(mix(qkv))
 
     def expand(self, h: Tensor) -> Tensor:
-        return self.narrow(F.gelu(self.wide(h)))  # (B, T, H) → (B, T, 4H) → (B, T, H)
+        # (B, T, H) → (B, T, 4H) → (B, T, H)
+        return self.narrow(F.gelu(self.wide(h)))
 
 
 class GPT(nn.Module):
@@ -119,18 +130,19 @@ class GPT(nn.Module):
     ):  # fmt: skip
         super().__init__()
         with _seeded(seed, self):
-            self.tokens, self.positions = (
-                nn.Embedding(vocabulary, hidden),
-                nn.Embedding(positions, hidden),
-            )
+            self.tokens = nn.Embedding(vocabulary, hidden)
+            self.positions = nn.Embedding(positions, hidden)
             self.blocks = nn.ModuleList(Block(hidden, heads, recompute) for _ in range(layers))
             self.norm = nn.LayerNorm(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        h = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]  # (B, T) → (B, T, H)
+        # (B, T) → (B, T, H)
+        places = self.positions.weight[: tokens.shape[1]]
+        h = self.tokens(tokens) + places
         for block in self.blocks:
             h = block(h)
-        return self.norm(h) @ self.tokens.weight.T  # (B, T, H) → (B, T, vocabulary)
+        # (B, T, H) → (B, T, vocabulary)
+        return self.norm(h) @ self.tokens.weight.T
 
 
 class Encoder(nn.Module):
@@ -145,16 +157,15 @@ class Encoder(nn.Module):
         super().__init__()
         check.count("layers", layers)
         with _seeded(seed, self):
-            self.tokens, self.positions = (
-                nn.Embedding(vocabulary, hidden),
-                nn.Embedding(positions, hidden),
-            )
+            self.tokens = nn.Embedding(vocabulary, hidden)
+            self.positions = nn.Embedding(positions, hidden)
             self.segments = nn.Embedding(2, hidden)
             self.norm = nn.LayerNorm(hidden, eps)
             self.layers = nn.ModuleList(
                 Block(hidden, heads, "none", False, eps) for _ in range(layers)
             )
-            self.pooler, self.classes = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
+            self.pooler = nn.Linear(hidden, hidden)
+            self.classes = nn.Linear(hidden, classes)
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None
@@ -162,7 +173,8 @@ class Encoder(nn.Module):
         """Tokens (B, T), segments of 0 or 1, mask: False for what only fills up → scores (B,
         classes).
         """
-        first = self.hidden(tokens, segments, mask)[:, 0]  # (B, T, H) → (B, H)
+        # (B, T, H) → (B, H): the first token stands for the whole text.
+        first = self.hidden(tokens, segments, mask)[:, 0]
         return self.classes(torch.tanh(self.pooler(first)))
 
     def hidden(
@@ -170,12 +182,11 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """What the last layer answers for each token: (B, T, H)."""
         kinds = self.segments.weight[0] if segments is None else self.segments(segments)
-        h = self.norm(
-            self.tokens(tokens) + self.positions.weight[: tokens.shape[1]] + kinds
-        )  # (B, T, H)
-        keys = (
-            None if mask is None else mask[:, None, None]
-        )  # (B, 1, 1, T): no query looks at the others
+        places = self.positions.weight[: tokens.shape[1]]
+        # (B, T, H)
+        h = self.norm(self.tokens(tokens) + places + kinds)
+        # (B, 1, 1, T): no query looks at the keys of what only fills up.
+        keys = None if mask is None else mask[:, None, None]
         for layer in self.layers:
             h = layer(h, keys)
         return h

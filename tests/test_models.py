@@ -123,6 +123,17 @@ def test_a_seed_says_what_the_weights_are_and_leaves_the_global_state(make):
         assert p.dim() == 1 or not torch.equal(p, another)  # LayerNorm's are alike under any seed
 
 
+@pytest.mark.parametrize("how", models.RECOMPUTE)
+def test_a_network_computes_where_it_is(how):
+    """On the device "meta", which refuses what stayed on the CPU."""
+    tokens = torch.zeros(2, 9, dtype=torch.long, device="meta")
+    gpt = models.GPT(50, 9, 24, 3, 2, how).to("meta")
+    assert gpt(tokens).device.type == "meta"
+    mask = torch.ones(2, 9, dtype=torch.bool, device="meta")
+    assert models.Encoder(**SMALL).to("meta")(tokens, tokens, mask).device.type == "meta"
+    assert models.lenet().to("meta")(torch.zeros(2, 1, 28, 28, device="meta")).shape == (2, 10)
+
+
 @pytest.mark.oracle
 def test_the_encoders_matrices_start_as_berts():
     net = models.Encoder(layers=1, hidden=64, heads=4, vocabulary=1000)

@@ -49,14 +49,14 @@ LISTS = {
         """,
     # refused, since its gradient does not fit into few bits
     "banned": "binary_cross_entropy",
-}  # all others follow: they run in the type that the inputs have
-CLASSES = {
-    name: kind for kind, names in LISTS.items() for name in names.split()
-}  # by the name in torch
+}
+# {name in torch: its class}. All other operations follow: they run in the type of their inputs.
+CLASSES = {name: kind for kind, names in LISTS.items() for name in names.split()}
 HALVES = (torch.float16, torch.bfloat16)
+# Functions that hide operations of several classes.
 OPAQUE = """multi_head_attention_forward lstm gru rnn_tanh rnn_relu linear_cross_entropy cov
     corrcoef
-    matrix_power linalg_matrix_power pinverse linalg_pinv""".split()  # made of several classes
+    matrix_power linalg_matrix_power pinverse linalg_pinv""".split()
 
 
 class autocast(TorchFunctionMode):  # lower case, as torch.autocast
@@ -79,22 +79,16 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
         self.dtype = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        inputs = [t.dtype for t in pytree.tree_leaves([args, kwargs]) if _eligible(t)]
-        if name in OPAQUE and inputs:
-            raise RuntimeError(
-                f"{name} is made of operations of several classes; wanted these one by one"
-            )
-        kind = CLASSES.get(name, "follows") if inputs else "follows"
-        if kind == "banned":
-            raise RuntimeError(
-                f"{name}'s gradient does not fit; wanted binary_cross_entropy_with_logits"
-            )
-        left = kwargs.get("out") is not None or kwargs.get("dtype") is not None
-        left |= (
-            kwargs.get("mode") == "area"
-        )  # interpolation by means is pooling, which is in no list
-        if kind == "follows" or left or (kind == "widest" and torch.float32 not in inputs):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        dtypes = [each.dtype for each in _tensors(args, kwargs) if _eligible(each)]
+        if not dtypes:
+            return func(*args, **kwargs)
+        _refuse(name)
+        kind = CLASSES.get(name, "follows")
+        # Among inputs of 16 bits alone there is nothing to widen.
+        same = kind == "follows" or (kind == "widest" and torch.float32 not in dtypes)
+        if same or _chooses_for_itself(kwargs):
             return func(*args, **kwargs)
         if kind == "low":
             return self.product(func, args, kwargs)
@@ -102,12 +96,41 @@ class autocast(TorchFunctionMode):  # lower case, as torch.autocast
 
     def product(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """A product with all its tensors in ``dtype``."""
-        args, kwargs = _cast(args, self.dtype), _cast(kwargs, self.dtype)
-        if any(
-            t.device.type != "cpu" for t in pytree.tree_leaves([args, kwargs]) if torch.is_tensor(t)
-        ):
-            return func(*args, **kwargs)  # a device that has such products
-        return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), self.dtype)
+        args = _cast(args, self.dtype)
+        kwargs = _cast(kwargs, self.dtype)
+        # A GPU has products of 16 bits, and adds them up in float32 by itself.
+        if any(tensor.device.type != "cpu" for tensor in _tensors(args, kwargs)):
+            return func(*args, **kwargs)
+        # Two mantissas of 11 bits make one of 22, which float32 holds: no product is rounded.
+        result = func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+        return _cast(result, self.dtype)
+
+
+def _refuse(name):
+    """RuntimeError for what has no right type here."""
+    if name in OPAQUE:
+        raise RuntimeError(
+            f"{name} is made of operations of several classes; wanted these one by one"
+        )
+    if CLASSES.get(name) == "banned":
+        raise RuntimeError(
+            f"{name} has gradients up to 1 / (1 − p), too large for few bits; "
+            "wanted binary_cross_entropy_with_logits"
+        )
+
+
+def _chooses_for_itself(kwargs):
+    """Whether a call says what its type is, or is in no list though its name is."""
+    if kwargs.get("out") is not None or kwargs.get("dtype") is not None:
+        return True
+    # Interpolation by means is pooling, and pooling is in no list.
+    return kwargs.get("mode") == "area"
+
+
+def _tensors(args, kwargs):
+    """All tensors of a call, in lists and dicts too."""
+    leaves = pytree.tree_leaves([args, kwargs])
+    return [each for each in leaves if torch.is_tensor(each)]
 
 
 def _eligible(value):

@@ -1,5 +1,5 @@
 """Decoding: a GPT that writes one token after another, with the keys and values of those before
-kept.
+kept. B texts, t tokens of each so far, H numbers for each, a heads, d = H / a.
 """
 
 from typing import Any
@@ -16,21 +16,34 @@ def decode_step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
     """One more token of each text, (B,) → the scores of the one after it, (B, vocabulary).
 
     caches: a list for each block, empty at the start of a text, then its keys and values, (B, a, t,
-    d) each, which do not change; the new token's are added. ValueError when all positions are full.
+    d) each, which do not change; the new token's are added. ValueError when all positions are full,
+    and for caches that are not one for each block.
     """
+    blocks: Any = net.blocks
+    lists = len({*map(id, caches)})
+    if not lists == len(caches) == len(blocks):
+        raise ValueError(
+            f"caches holds {lists} lists in {len(caches)} places; "
+            f"wanted one of its own for each of {len(blocks)} blocks"
+        )
+    # So many tokens have been read: a cache holds keys and values, (B, a, t, d) each.
     at = caches[0][0].shape[2] if caches[0] else 0
     if at == len(net.positions.weight):
         raise ValueError(f"{at} tokens are read; wanted fewer than the positions, {at}")
-    h = net.tokens(tokens)[:, None] + net.positions.weight[at]  # (B,) → (B, 1, H)
-    blocks: Any = net.blocks
+    # (B,) → (B, 1, H): a text of one token, at its place.
+    h = net.tokens(tokens)[:, None] + net.positions.weight[at]
     for block, cache in zip(blocks, caches, strict=True):
+        # The one query (B, a, 1, d) looks at the keys and values of all tokens up to its own, so
+        # no mask is needed.
+        def of_all(query, key, value, cache=cache):
+            if cache:
+                key = torch.cat([cache[0], key], 2)
+                value = torch.cat([cache[1], value], 2)
+            cache[:] = key, value
+            return F.scaled_dot_product_attention(query, key, value)
 
-        def of_all(q, *new, cache=cache):  # three of (B, a, 1, d) → (B, a, 1, d)
-            cache[:] = (
-                [torch.cat(pair, 2) for pair in zip(cache, new, strict=True)] if cache else new
-            )
-            return F.scaled_dot_product_attention(q, *cache)
-
-        h = h + block.out(attention(block.queries_keys_values(block.norm1(h)), block.heads, of_all))
+        qkv = block.queries_keys_values(block.norm1(h))
+        h = h + block.out(attention(qkv, block.heads, of_all))
         h = h + block.expand(block.norm2(h))
-    return net.norm(h)[:, 0] @ net.tokens.weight.T  # (B, 1, H) → (B, vocabulary)
+    # (B, 1, H) → (B, vocabulary)
+    return net.norm(h)[:, 0] @ net.tokens.weight.T

@@ -29,6 +29,11 @@ class Format:
     codes: str = "ieee"
 
     @property
+    def bits(self) -> int:
+        """How many bits a number has, its sign among them."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
     def epsilon(self) -> float:
         """The distance from 1 to the next number above."""
         return 2.0**-self.mantissa
@@ -46,17 +51,19 @@ class Format:
     @property
     def largest(self) -> float:
         """The largest finite number."""
-        lost = {"ieee": 1, "nan": 2, "numbers": 1}[
-            self.codes
-        ]  # mantissas, counted from 2 downwards
-        return (2 - lost * self.epsilon) * (2 if self.codes == "ieee" else 4) / self.smallest_normal
+        # The largest mantissa is a step below 2; in "nan" that code is taken, so two steps.
+        lost = 2 if self.codes == "nan" else 1
+        # The largest exponent is for infinity and NaN in "ieee"; the others count with it.
+        power = 2 if self.codes == "ieee" else 4
+        return (2 - lost * self.epsilon) * power / self.smallest_normal
 
 
 FORMATS = {
     f.name: f
     for f in (
         Format("float32", 8, 23),
-        Format("tf32", 8, 10),  # kept in 32 bits; only products see it
+        # Kept in 32 bits: only products see it.
+        Format("tf32", 8, 10),
         Format("bfloat16", 8, 7),
         Format("float16", 5, 10),
         Format("e5m2", 5, 2),
@@ -94,26 +101,32 @@ def nearest(
         raise ValueError("x requires a gradient, and rounding has none; wanted x.detach()")
     f = FORMATS[format]
     saturate = saturate or f.codes == "numbers"
+    # What is float32 already stays, and infinity, which the steps below would lose, with it.
     if f.mantissa == 23 and not saturate:
         return x.clone()
     top = f.largest if saturate else torch.finfo(torch.float32).max
     near = x.clamp(-top, top)
-    spacing = power(near).clamp_(
-        min=f.smallest_normal
-    )  # times epsilon: so far apart is the format here
-    steps = near.div_(spacing).mul_(2.0**f.mantissa)  # x, counted in that
-    if random is None:
-        rounded = steps.round_()  # ties to even
-    else:
-        draw, down = torch.rand(x.shape, generator=random).to(x.device), steps.floor()
-        rounded = (down + (draw >= 1 - (steps - down))).copysign_(
-            x
-        )  # up as often as it is nearer to up
+    # Around x the numbers of the format are 2ᵉ · epsilon apart; below the smallest normal number
+    # no closer than there.
+    spacing = power(near).clamp_(min=f.smallest_normal)
+    # x, counted in steps of that. Powers of two change no bit of a mantissa.
+    steps = near.div_(spacing).mul_(2.0**f.mantissa)
+    rounded = steps.round_() if random is None else _at_random(steps, x, random)
     rounded = rounded.mul_(f.epsilon).mul_(spacing)
     if saturate:
         return rounded
-    beyond = torch.full_like(x, float("inf") if f.codes == "ieee" else float("nan"))
-    return torch.where(rounded.abs() > f.largest, beyond.copysign(x), rounded)
+    overflow = float("inf") if f.codes == "ieee" else float("nan")
+    beyond = torch.full_like(x, overflow).copysign(x)
+    return torch.where(rounded.abs() > f.largest, beyond, rounded)
+
+
+def _at_random(steps, x, random):
+    """To the whole number above as often as ``steps`` is nearer to it, else to the one below."""
+    draw = torch.rand(x.shape, generator=random).to(x.device)
+    below = steps.floor()
+    up = draw >= 1 - (steps - below)
+    # −0.3 becomes 0 from below: the sum has lost the sign of that zero.
+    return (below + up).copysign_(x)
 
 
 def values(format: str) -> np.ndarray:
@@ -122,8 +135,10 @@ def values(format: str) -> np.ndarray:
     """
     check.choice("format", format, [*FORMATS][1:])
     f = FORMATS[format]
-    mantissas = np.arange(2**f.mantissa) * f.epsilon  # 0.m
-    powers = f.smallest_normal * 2.0 ** np.arange(2**f.exponent - 1)  # of the exponents 1, 2, …
-    normal = (1 + mantissas) * powers[:, None]  # (exponents, mantissas)
+    # 0.m of each mantissa, and 2ᵉ of the exponents from 1 on
+    mantissas = np.arange(2**f.mantissa) * f.epsilon
+    powers = f.smallest_normal * 2.0 ** np.arange(2**f.exponent - 1)
+    # (exponents, mantissas)
+    normal = (1 + mantissas) * powers[:, None]
     every = np.concatenate([mantissas * f.smallest_normal, normal.ravel()])
     return every[every <= f.largest]

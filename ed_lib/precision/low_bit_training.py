@@ -25,8 +25,11 @@ from torch.overrides import TorchFunctionMode
 from ed_lib import check
 from ed_lib.precision.formats import FORMATS, nearest, power
 
-HADAMARD = 16  # neighbours that a Hadamard transform mixes
+# So many neighbours a Hadamard transform mixes, 2⁴ of them.
+HADAMARD = 16
 LARGEST = torch.finfo(torch.float32).max
+# 1 / TINY is still finite.
+TINY = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,8 @@ class Scaling:
         check.choice("format", self.format, FORMATS)
         check.choice("scale", self.scale, ("none", "float32", "floor", "ceil", "e4m3", "two-level"))
         check.count("history", self.history, least=0)
-        if (
-            self.format in ("tf32", "bfloat16") and self.scale != "none"
-        ):  # which have float32's range
+        # These have float32's range: there is nothing to bring into it.
+        if self.format in ("tf32", "bfloat16") and self.scale != "none":
             raise ValueError(f"scale is {self.scale!r}; wanted 'none' for {self.format}")
         for size in self.block or ():
             check.count("block", size)
@@ -74,18 +76,24 @@ class Recipe:
     hadamard: bool = False
 
 
-EVERYWHERE = {  # the same scaling for x, w and g
+AS_IT_IS = Scaling(scale="none")
+E5M2 = Scaling("e5m2")
+LATER = Scaling(history=16)
+ROWS = Scaling(block=(1, 128))
+FOUR = Scaling("e2m1", (1, 16), "two-level")
+# The same scaling for x, w and g.
+EVERYWHERE = {
     "bfloat16": Scaling("bfloat16", scale="none"),
-    "E4M3, no scale": (AS_IT_IS := Scaling(scale="none")),
+    "E4M3, no scale": AS_IT_IS,
     "E4M3, per tensor": Scaling(),
     "MXFP8, floor": Scaling(block=(1, 32), scale="floor"),
     "MXFP8, ceil": Scaling(block=(1, 32), scale="ceil"),
     "MXFP4": Scaling("e2m1", (1, 32), "floor"),
-    "NVFP4, to nearest": (FOUR := Scaling("e2m1", (1, 16), "two-level")),
+    "NVFP4, to nearest": FOUR,
 }
-E5M2, LATER, ROWS = Scaling("e5m2"), Scaling(history=16), Scaling(block=(1, 128))
+# Gradients in E5M2, which has more range; weights in squares, which turned are the same.
 RECIPES = {name: Recipe(how, how, how) for name, how in EVERYWHERE.items()} | {
-    "hybrid, no scale": Recipe(AS_IT_IS, AS_IT_IS, Scaling("e5m2", scale="none")),
+    "hybrid, no scale": Recipe(AS_IT_IS, AS_IT_IS, replace(E5M2, scale="none")),
     "hybrid, per tensor": Recipe(g=E5M2),
     "hybrid, delayed": Recipe(LATER, LATER, replace(E5M2, history=16)),
     "E4M3, blocks of 128": Recipe(ROWS, replace(ROWS, block=(128, 128)), ROWS),
@@ -104,93 +112,128 @@ def scaled(
     finite. random: what stochastic rounding draws from. Blocks of zeros stay zeros; NaN or infinity
     make a block NaN.
     """
-    f, draw = FORMATS[how.format], random if how.stochastic else None
+    f = FORMATS[how.format]
+    draw = random if how.stochastic else None
     if x.ndim != 2 or x.dtype != torch.float32:
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; wanted a matrix of float32")
     if how.format == "float32" or not x.numel():
         return x
     if how.scale == "none":
-        return nearest(x, how.format, draw, saturate=f.mantissa < 7)  # sixteen bits overflow
-    across, along = how.block or (x.shape[1 - axis], x.shape[axis])
+        # Eight bits saturate; sixteen overflow, as they do in hardware.
+        return nearest(x, how.format, draw, saturate=f.bits <= 8)
+    blocks = _blocks(x, how.block, axis)
+    # (R / r, 1, C / c, 1)
+    most = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    if largest is not None:
+        most = most.where(~most.isfinite(), largest)
+    scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
+    inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    rounded = nearest(blocks * inverse, how.format, draw) * scale
+    # What is rounded up may lie a step above the largest that x had: beyond float32.
+    return rounded.clamp_(-LARGEST, LARGEST).view(x.shape)
+
+
+def _blocks(x, block, axis):
+    """A matrix (R, C) in blocks of r rows and c columns: (R / r, r, C / c, c)."""
+    across, along = block or (x.shape[1 - axis], x.shape[axis])
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
         raise ValueError(
             f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}"
         )
-    blocks = x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)  # (R, C) → (R / r, r, C / c, c)
-    most = blocks.abs().amax(dim=(1, 3), keepdim=True)  # → (R / r, 1, C / c, 1)
-    if largest is not None:
-        most = most.where(~most.isfinite(), largest)
-    scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
-    inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    rounded = nearest(blocks * inverse, how.format, draw) * scale  # up to a step above what x had
-    return rounded.clamp_(-LARGEST, LARGEST).view(x.shape)  # → (R, C)
+    return x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)
 
 
 def _scales(most, f, kind):
     """The largest of each block → what the block is divided by; of a block of zeros 0."""
     if kind == "float32":
-        return torch.where(
-            most == 0, 0.0, (most / f.largest).clamp(min=2.0**-126)
-        )  # 1 / scale is finite
+        return torch.where(most == 0, 0.0, (most / f.largest).clamp(min=TINY))
     if kind in ("floor", "ceil"):
         scale = power(most) / power(most.new_tensor(f.largest))
         if kind == "ceil":
             scale = torch.where(most > scale * f.largest, 2 * scale, scale)
+        # The powers of two that E8M0 has, the format of MX's scales.
         return torch.where(most == 0, 0.0, scale.clamp(2.0**-127, 2.0**127))
-    overall = (
-        most.max() / (f.largest * FORMATS["e4m3"].largest)
-        if kind == "two-level"
-        else most.new_ones(())
-    )
+    overall = most.new_ones(())
+    if kind == "two-level":
+        # The largest block's scale becomes E4M3's largest number.
+        overall = most.max() / (f.largest * FORMATS["e4m3"].largest)
     wanted = torch.where(overall == 0, 0.0, most / f.largest / overall)
-    return nearest(wanted, "e4m3") * overall
+    scale = nearest(wanted, "e4m3") * overall
+    # Such a product may be a subnormal number, and its inverse infinite: 0 · inf would be NaN.
+    return torch.where(scale == 0, 0.0, scale.clamp(min=TINY))
 
 
 def mixed(x: Tensor, signs: Tensor) -> Tensor:
-    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), signs
-    (16,) of ± 1 → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
+    """Each sixteen neighbours of the first axis by a random Hadamard matrix: x (16 n, C), else a
+    ValueError, signs (16,) of ± 1 → (16 n, C). Orthogonal: mixed(x, s)ᵀ mixed(y, s) = xᵀ y.
     """
-    H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])  # (16, 16)
+    if len(x) % HADAMARD:
+        raise ValueError(f"x has {len(x)} rows; wanted a multiple of {HADAMARD}")
+    # (16, 16), of ± 1: its rows are orthogonal, and of length 4.
+    H = reduce(torch.kron, 4 * [torch.tensor([[1.0, 1.0], [1.0, -1.0]])])
     matrix = (H * signs).to(x.device) / HADAMARD**0.5
-    return (matrix @ x.view(-1, HADAMARD, x.shape[1])).view(x.shape)  # (N / 16, 16, C) → (N, C)
+    # (N / 16, 16, C) → (N, C)
+    return (matrix @ x.view(-1, HADAMARD, x.shape[1])).view(x.shape)
 
 
 class low_bits(TorchFunctionMode):  # lower case, as autocast
     """``with low_bits(recipe, weights):`` makes each product x @ w inside, and the two of its
     backward pass, products of few bits, wherever w is one of the ``weights``: {name: matrix (I,
-    O)}. All else stays.
+    O)}. All else stays. ValueError for a product that writes into ``out``.
 
     A delayed scale begins with the first step's own largest number. seed: of what is random.
     """
 
     def __init__(self, recipe: Recipe, weights: Mapping[str, Tensor], seed: int = 0):
         super().__init__()
-        self.recipe, self.names = recipe, {id(w): name for name, w in weights.items()}
+        self.recipe = recipe
+        self.names = {id(w): name for name, w in weights.items()}
         self.random = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(2, (HADAMARD,), generator=self.random) * 2.0 - 1
-        self.seen: dict[tuple[str, str], deque] = {}  # the largest numbers of the last steps
+        # {(name, role): the largest numbers of the last steps}
+        self.seen: dict[tuple[str, str], deque] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in ("matmul", "__matmul__") and id(args[1]) in self.names:
-            return Product.apply(args[0], args[1], self, self.names[id(args[1])])
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.__name__ not in ("matmul", "__matmul__"):
+            return func(*args, **kwargs)
+        x, w, out = _operands(*args, **kwargs)
+        if id(w) not in self.names:
+            return func(*args, **kwargs)
+        name = self.names[id(w)]
+        if out is not None:
+            raise ValueError(f"the product with {name} has out; wanted one without")
+        return Product.apply(x, w, self, name)
 
     def round(self, name: str, role: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """A matrix in a role, "x", "w" or "g", of the weights of this name → it, for a product that
         sums over its second axis, and for one that sums over its first.
         """
-        how, largest = getattr(self.recipe, role), None
+        how = getattr(self.recipe, role)
+        largest = None
         if how.history and x.numel():
-            seen, now = self.seen.setdefault((name, role), deque(maxlen=how.history)), x.abs().max()
-            before = torch.stack([*seen]).max() if seen else now
-            largest = torch.where(before > 0, before, now)
-            seen.append(now.where(now.isfinite(), 0.0))  # an infinity leaves no scale
+            seen = self.seen.setdefault((name, role), deque(maxlen=how.history))
+            largest = self.largest_before(seen, x.abs().max())
         turned = mixed(x, self.signs) if self.recipe.hadamard and role != "w" else x
         second = scaled(x, how, 1, largest=largest, random=self.random)
+        # Square blocks have the same scales along either axis.
         if turned is x and (how.block is None or how.block[0] == how.block[1]):
             return second, second
         return second, scaled(turned, how, 0, largest=largest, random=self.random)
+
+    @staticmethod
+    def largest_before(seen: deque, now: Tensor) -> Tensor:
+        """The largest number of the last steps, once this one's is noted for the next."""
+        before = torch.stack([*seen]).max() if seen else now
+        # An infinity would leave no scale to the steps to come; a 0 stands for no number.
+        seen.append(now.where(now.isfinite(), 0.0))
+        return torch.where(before > 0, before, now)
+
+
+def _operands(input, other, *, out=None):
+    """What a product is given, whether by place or by torch's names."""
+    return input, other, out
 
 
 class Product(torch.autograd.Function):
@@ -198,17 +241,25 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, mode: low_bits, name: str) -> Tensor:
-        along_i, along_n = mode.round(name, "x", x.flatten(0, -2))  # (…, I) → (N, I), twice
-        along_o, w_along_i = mode.round(name, "w", w)  # (I, O), twice
-        ctx.save_for_backward(along_n, along_o)
-        ctx.shape, ctx.mode, ctx.name = x.shape, mode, name
-        return (along_i @ w_along_i).view(*x.shape[:-1], w.shape[1])  # → (…, O)
+        # (…, I) → (N, I), of a vector N = 1, and (I, O); each is rounded along either of its axes.
+        x_along_i, x_along_n = mode.round(name, "x", x.reshape(-1, x.shape[-1]))
+        w_along_o, w_along_i = mode.round(name, "w", w)
+        ctx.save_for_backward(x_along_n, w_along_o)
+        ctx.shape = x.shape
+        ctx.mode, ctx.name = mode, name
+        # (N, O) → (…, O)
+        return (x_along_i @ w_along_i).view(*x.shape[:-1], w.shape[1])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
         x_along_n, w_along_o = ctx.saved_tensors
-        along_o, along_n = ctx.mode.round(ctx.name, "g", g.flatten(0, -2))  # (…, O) → (N, O), twice
-        return (along_o @ w_along_o.t()).view(ctx.shape), x_along_n.t() @ along_n, None, None
+        # (…, O) → (N, O), rounded along O for the one product and along N for the other
+        g_along_o, g_along_n = ctx.mode.round(ctx.name, "g", g.reshape(-1, g.shape[-1]))
+        # g wᵀ, summed over O: (N, I) → (…, I)
+        x_gradient = (g_along_o @ w_along_o.t()).view(ctx.shape)
+        # xᵀ g, summed over N: (I, O)
+        w_gradient = x_along_n.t() @ g_along_n
+        return x_gradient, w_gradient, None, None
 
 
 class Bfloat16Weights:
@@ -226,7 +277,8 @@ class Bfloat16Weights:
         self.how = how
         self.random = torch.Generator().manual_seed(seed) if how == "stochastic" else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
+        # What was rounded off.
+        self.rest = [torch.zeros_like(p) for p in self.parameters]
         for p in self.parameters:
             p.data.copy_(p.data.bfloat16())
         optimizer.register_step_pre_hook(self.remember)
@@ -243,4 +295,6 @@ class Bfloat16Weights:
             update = p - before + rest
             total = before + update if self.how == "kahan" else p
             p.copy_(nearest(total, "bfloat16", self.random, saturate=False))
-            rest.copy_((update - (p - before)).bfloat16() if self.how == "kahan" else rest)
+            if self.how == "kahan":
+                # p − before is what the weight has really moved by.
+                rest.copy_((update - (p - before)).bfloat16())

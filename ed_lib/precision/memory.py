@@ -46,17 +46,18 @@ def account(
     """
     optimizer.zero_grad()
     own = [*model.parameters(), *model.buffers()]
-    kept: weakref.WeakSet = weakref.WeakSet()  # by autograd: it forgets what that forgets
+    # What autograd keeps; a weak set forgets what autograd forgets.
+    kept: weakref.WeakSet = weakref.WeakSet()
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor)
     casts = _Casts(own)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(t, kept), lambda k: k.tensor),
-        casts,
-    ):
+    with keep, casts:
         loss = run(*inputs)
-    saved = _storages(k.tensor for k in kept)
-    for storage in _storages([*own, *inputs]):  # which are counted by themselves
+    saved = _storages(each.tensor for each in kept)
+    # Parameters and inputs are counted by themselves.
+    for storage in _storages([*own, *inputs]):
         saved.pop(storage, None)
     made = sum(saved[storage] for storage in casts.made.keys() & saved.keys())
+    # It holds the casts, which the backward pass is to free.
     del casts
     loss.backward()
     gradients = sum(_storages(p.grad for p in own if p.grad is not None).values())
@@ -76,9 +77,8 @@ class _Kept:
     """A tensor that autograd keeps."""
 
     def __init__(self, tensor, registry):
-        self.tensor = (
-            tensor.detach()
-        )  # else an output would hold its node, and the node the output, for ever
+        # Else an output would hold its node, and the node the output, for ever.
+        self.tensor = tensor.detach()
         registry.add(self)
 
 
@@ -87,16 +87,18 @@ class _Casts(TorchDispatchMode):
 
     def __init__(self, tensors):
         super().__init__()
-        self.sources, self.made = (
-            _storages(tensors),
-            {},
-        )  # {storage: tensor}: no other gets its address
+        self.sources = _storages(tensors)
+        # {storage: tensor}. The tensor is held, so that no other gets its address.
+        self.made = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default:
-            if (source := next(iter(_storages(args[:1])))) in self.sources or source in self.made:
-                self.made[next(iter(_storages([result])))] = result
+            (source,) = _storages(args[:1])
+            (made,) = _storages([result])
+            # A cast of a cast is a cast: an emulation rounds to 16 bits and back.
+            if source in self.sources or source in self.made:
+                self.made[made] = result
         return result
 
 

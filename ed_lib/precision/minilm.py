@@ -54,21 +54,30 @@ def load_bert(net: Encoder, theirs: Mapping[str, Tensor]) -> None:
     ValueError, before anything changes, if tensors are missing or left over or have other shapes.
     """
     ours = {name: p for name, p in net.state_dict().items() if not name.startswith("classes.")}
-    sources = {}
-    for name in ours:
-        *layer, module, kind = name.split(".")  # such as layers.0.wide.weight
-        inside = f"encoder.layer.{layer[1]}." if layer else ""
-        sources[name] = [f"{inside}{each}.{kind}" for each in NAMES[module].split()]
-    if wrong := sorted(
-        {*sum(sources.values(), [])} ^ (theirs.keys() - {"embeddings.position_ids"})
-    ):
+    sources = {name: _their_names(name) for name in ours}
+    wanted = {each for some in sources.values() for each in some}
+    # Older checkpoints hold 0, 1, 2, … too, which is nothing learned.
+    wrong = sorted(wanted ^ (theirs.keys() - {"embeddings.position_ids"}))
+    if wrong:
         raise ValueError(
             f"theirs lacks, or net has no use for, {', '.join(wrong)}; wanted a BERT's tensors"
         )
-    joined = {name: torch.cat([theirs[each] for each in some]) for name, some in sources.items()}
-    for name, tensor in joined.items():
-        check.shape(", ".join(sources[name]), tuple(tensor.shape), ours[name].shape)
+    joined = {}
+    for name, some in sources.items():
+        rows, *columns = ours[name].shape
+        # Queries, keys and values are joined: each has a third of the rows.
+        wanted_shape = [rows // len(some), *columns]
+        for each in some:
+            check.shape(each, tuple(theirs[each].shape), wanted_shape)
+        joined[name] = torch.cat([theirs[each] for each in some])
     net.load_state_dict(joined, strict=False)
+
+
+def _their_names(ours):
+    """The tensors of a BERT that are joined in one of ours, such as layers.0.wide.weight."""
+    *layer, module, kind = ours.split(".")
+    inside = f"encoder.layer.{layer[1]}." if layer else ""
+    return [f"{inside}{each}.{kind}" for each in NAMES[module].split()]
 
 
 def tokenizer() -> Any:
@@ -93,7 +102,9 @@ def tokenize(
     found = tokenizer.encode_batch(
         list(first if second is None else zip(first, second, strict=True))
     )
-    return [torch.tensor(one.ids) for one in found], [torch.tensor(one.type_ids) for one in found]
+    tokens = [torch.tensor(one.ids) for one in found]
+    segments = [torch.tensor(one.type_ids) for one in found]
+    return tokens, segments
 
 
 @torch.no_grad()
@@ -104,23 +115,27 @@ def embeddings(net: Encoder, sentences: Sequence[Tensor], batch: int = 64) -> Te
     """
     found = net.classes.weight.new_empty(len(sentences), net.classes.in_features)
     for rows in alike(sentences, batch):
-        tokens, mask = (
-            each.to(found.device) for each in padded([sentences[n] for n in rows])
-        )  # (B, T) both
-        h = net.hidden(tokens, mask=mask) * mask[..., None]  # (B, T, H)
-        found[rows] = F.normalize(h.sum(1), dim=1)  # the mean's length does not matter
+        # (B, T) both
+        tokens, mask = padded([sentences[n] for n in rows])
+        mask = mask.to(found.device)
+        # (B, T, H): what only fills up adds nothing.
+        h = net.hidden(tokens.to(found.device), mask=mask) * mask[..., None]
+        # A sum in place of the mean: its length is taken out anyway.
+        found[rows] = F.normalize(h.sum(1), dim=1)
     return found
 
 
 def alike(sentences: Sequence[Tensor], batch: int) -> list[list[int]]:
     """The numbers of sentences in batches, those of like length together."""
+    check.count("batch", batch)
     order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
     return [order[start : start + batch] for start in range(0, len(order), batch)]
 
 
 def padded(some: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Tensors (T,) → one of (B, longest T), filled with 0, and where it is not filling, as bool."""
-    longest = pad_sequence(list(some), batch_first=True)  # (B, T)
+    # (B, T)
+    longest = pad_sequence(list(some), batch_first=True)
     lengths = torch.tensor([len(each) for each in some])
     return longest, torch.arange(longest.shape[1]) < lengths[:, None]
 
@@ -138,9 +153,8 @@ class Examples(NamedTuple):
         """Tokens, segments and mask, each (B, longest T), and labels (B,), of these pairs."""
         tokens, mask = padded([self.tokens[row] for row in rows])
         segments, _ = padded([self.segments[row] for row in rows])
-        return [
-            each.to(device) for each in (tokens, segments, mask, self.labels[torch.as_tensor(rows)])
-        ]
+        labels = self.labels[torch.as_tensor(rows)]
+        return [each.to(device) for each in (tokens, segments, mask, labels)]
 
 
 def examples(pairs: data.Pairs, tokenizer: Any) -> Examples:
@@ -166,22 +180,29 @@ def finetune(
     epoch.
 
     The rate rises over the first ``warmup`` of all steps and falls linearly to 0. context, scaler:
-    as :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``.
+    as :func:`ed_lib.training.train` has them. ValueError for a label that is no class of ``net``,
+    and where there is nothing to train on.
     """
-    classes, found, n = net.classes.out_features, {0, *train.labels.tolist()}, len(train.labels)
-    if not 0 <= min(found) <= max(found) < classes:
-        raise ValueError(f"labels run from {min(found)} to {max(found)}; wanted 0 to {classes - 1}")
+    check.count("epochs", epochs)
+    check.count("batch", batch)
+    classes = net.classes.out_features
+    n = len(train.labels)
+    found = {0, *train.labels.tolist()}
+    least, most = min(found), max(found)
+    if not 0 <= least <= most < classes:
+        raise ValueError(f"labels run from {least} to {most}; wanted 0 to {classes - 1}")
+    if not n:
+        raise ValueError("train holds no pairs; wanted at least one")
     total = epochs * -(-n // batch)
-    parts = [
-        [p for p in net.parameters() if (p.dim() > 1) == matrices] for matrices in (True, False)
-    ]
+    # Biases and layer norms do not decay, as in BERT.
+    matrices = [p for p in net.parameters() if p.dim() > 1]
+    others = [p for p in net.parameters() if p.dim() <= 1]
     groups = [
-        {"params": some, "weight_decay": by} for some, by in zip(parts, (decay, 0.0), strict=True)
+        {"params": matrices, "weight_decay": decay},
+        {"params": others, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, rate, fused=True)  # biases and layer norms do not decay
-    rising = max(round(warmup * total), 1)
-    shape = lambda n: min((n + 1) / rising, (total - n) / max(total - rising, 1))  # noqa: E731
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+    optimizer = torch.optim.AdamW(groups, rate, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _rising_and_falling(total, warmup))
 
     def one_step(rows):
         *inputs, labels = train.batch(rows, net.classes.weight.device)
@@ -189,12 +210,20 @@ def finetune(
             loss = F.cross_entropy(net(*inputs), labels)
         before = scaler.get_scale() if scaler else 0
         training.optimizer_step(loss, optimizer, scaler)
-        if scaler is None or scaler.get_scale() >= before:  # it falls when a step is skipped
+        # A scale falls when a step is skipped, and the rate waits for the step.
+        if scaler is None or scaler.get_scale() >= before:
             schedule.step()
         return loss.detach()
 
     look = (lambda: accuracy(net, test, context)) if test else None
     return training.loop(one_step, n, look, epochs=epochs, batch=batch, seed=seed)
+
+
+def _rising_and_falling(total, warmup):
+    """What the rate is multiplied by at step n of ``total``."""
+    rising = max(round(warmup * total), 1)
+    falling = max(total - rising, 1)
+    return lambda n: min((n + 1) / rising, (total - n) / falling)
 
 
 @torch.no_grad()

@@ -11,21 +11,37 @@ import ctypes
 import math
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ed_lib import check
 
-# From 2¹⁶ so many halvings lead to 2⁻²⁴, the smallest number of float16: no other scale is left
+# From the usual first scale, 2¹⁶, 40 halvings lead to 2⁻²⁴, the smallest number of float16. A loss
+# scaled by less starts the backward pass with 0. So by then every scale that could help was tried.
 STUCK = 40
-KEYS = (
-    "scale",
-    "growth_factor",
-    "backoff_factor",
-    "growth_interval",
-    "_growth_tracker",
-)  # of torch's state
+SMALLEST = 2.0**-24
+# The keys of torch's state.
+KEYS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+# Between which numbers each has to lie.
+LIMITS = {
+    "scale": (0, math.inf),
+    "growth_factor": (1, math.inf),
+    "backoff_factor": (0, 1),
+}
+
+
+@dataclass
+class Progress:
+    """How far an optimizer is since the last update(). ``stage``: the last call that it had,
+    "unscale_()" or "step()". ``looked_at``: whether it had gradients then; ``finite``: whether they
+    are, on the device until step() waits for it.
+    """
+
+    stage: str
+    finite: Any
+    looked_at: bool
 
 
 class GradScaler:
@@ -50,15 +66,12 @@ class GradScaler:
             )
         values = init_scale, growth_factor, backoff_factor, growth_interval, 0
         self._state = _checked(dict(zip(KEYS, values, strict=True)), "init_scale")
-        self._stage: dict[int, str] = {}  # {optimizer: the last that it had since update()}
-        self._finite: dict[
-            int, Any
-        ] = {}  # {optimizer: whether its gradients are, on the device or here}
-        self._started, self._skips, self.skipped = (
-            False,
-            0,
-            False,
-        )  # scale() was called; skips in a row
+        # {id of an optimizer: how far it is}, of those that had a call since update()
+        self._progress: dict[int, Progress] = {}
+        # Whether scale() was ever called, and how many updates in a row were skipped.
+        self._started = False
+        self._skips = 0
+        self.skipped = False
 
     def scale(self, outputs: Any) -> Any:
         """A tensor times the scale, or the tensors in lists, tuples and other iterables, nested at
@@ -67,12 +80,10 @@ class GradScaler:
         if not self._enabled:
             return outputs
         if isinstance(outputs, torch.Tensor):
-            self._started = (
-                True  # below, a tensor and not a number: a float16 loss () becomes a float32 one
-            )
-            return outputs * torch.full(
-                (), self.get_scale(), dtype=torch.float32, device=outputs.device
-            )
+            self._started = True
+            # A tensor and not a number: it makes a float16 loss () a float32 one, where 2¹⁶ fits.
+            scale = torch.full((), self.get_scale(), dtype=torch.float32, device=outputs.device)
+            return outputs * scale
         if isinstance(outputs, str) or not isinstance(outputs, Iterable):
             raise TypeError(
                 f"outputs has a {type(outputs).__name__}; wanted tensors, or iterables of them"
@@ -92,19 +103,21 @@ class GradScaler:
             raise ValueError(
                 "a gradient is float16, too small once unscaled; wanted float32 parameters"
             )
-        if (
-            inverse := _float32(1 / (self.get_scale() or 1e-99))
-        ) == math.inf:  # torch: 0 · inf = NaN
-            raise FloatingPointError(
-                f"the scale fell to {self.get_scale():g}: 1 / scale is inf in float32"
-            )
-        flags = [
-            (grad.abs().max() < math.inf).to(grads[0].device) for grad in grads
-        ]  # False for NaN too
+        inverse = self._inverse()
+        flags = [grad.isfinite().all().to(grads[0].device) for grad in grads]
         for grad in grads:
             grad.mul_(inverse)
-        self._stage[id(optimizer)] = "unscale_()"
-        self._finite[id(optimizer)] = torch.stack(flags).all() if flags else None
+        finite = torch.stack(flags).all() if flags else True
+        self._progress[id(optimizer)] = Progress("unscale_()", finite, looked_at=bool(flags))
+
+    def _inverse(self):
+        """1 / scale in float32, as long as that is a number."""
+        scale = self.get_scale()
+        inverse = _float32(1 / scale) if scale else math.inf
+        # torch's goes on, and 0 · inf = NaN ends up in the parameters.
+        if inverse == math.inf:
+            raise FloatingPointError(f"the scale fell to {scale:g}: 1 / scale is inf in float32")
+        return inverse
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``optimizer.step(…)`` and what it returns, or None if a gradient is infinite or NaN.
@@ -117,17 +130,22 @@ class GradScaler:
                 "step() got a closure, which would compute unscaled gradients; wanted none"
             )
         self._check_order("step()", optimizer, ("step()",))
-        if (
-            self._finite.get(id(optimizer), _gradients(optimizer) or None) is None
-        ):  # of unscale_, or now
+        unscaled = id(optimizer) in self._progress
+        # What unscale_() found counts: gradients that came after it are not unscaled.
+        if not (self._progress[id(optimizer)].looked_at if unscaled else _gradients(optimizer)):
             raise RuntimeError(
                 "step() came with no gradient in the optimizer; wanted a backward pass before"
             )
-        if id(optimizer) not in self._stage:
+        if not unscaled:
             self.unscale_(optimizer)
-        self._finite[id(optimizer)] = bool(self._finite[id(optimizer)])  # waits, once
-        self._stage[id(optimizer)], self.skipped = "step()", not self._finite[id(optimizer)]
-        return None if self.skipped else optimizer.step(*args, **kwargs)
+        progress = self._progress[id(optimizer)]
+        # Here the CPU waits for the device, once an iteration.
+        progress.finite = bool(progress.finite)
+        progress.stage = "step()"
+        self.skipped = not progress.finite
+        if self.skipped:
+            return None
+        return optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Sets the next iteration's scale, from what was found or to ``new_scale``; ends this
@@ -136,7 +154,7 @@ class GradScaler:
         if not self._enabled:
             return
         self._check_order("update()")
-        found = [bool(finite) for finite in self._finite.values() if finite is not None]
+        found = [bool(each.finite) for each in self._progress.values() if each.looked_at]
         if new_scale is not None:
             self._state = _checked(self._state | {"scale": new_scale}, "new_scale")
         elif found:
@@ -145,10 +163,10 @@ class GradScaler:
             raise RuntimeError(
                 "update() came with no gradient looked at; wanted step() or unscale_() before"
             )
-        self._stage, self._finite = {}, {}
+        self._progress = {}
         if found:
             self._skips = 0 if all(found) else self._skips + 1
-        if self._skips >= STUCK and self.get_scale() <= 2.0**-24:
+        if self._skips >= STUCK and self.get_scale() <= SMALLEST:
             scale = f"{self.get_scale():g}"
             came = f"{self._skips} updates in a row were skipped, down to a scale of {scale}"
             raise FloatingPointError(f"{came}; look for inf or NaN in inputs, weights and loss")
@@ -158,13 +176,15 @@ class GradScaler:
         one.
         """
         state = self._state
-        state["_growth_tracker"] += 1  # updates without a skip since the scale last changed
+        # The tracker counts updates without a skip since the scale last changed.
+        state["_growth_tracker"] += 1
         if overflow:
             state["scale"] = _float32(state["scale"] * state["backoff_factor"])
             state["_growth_tracker"] = 0
         elif state["_growth_tracker"] == state["growth_interval"]:
             grown = _float32(state["scale"] * state["growth_factor"])
-            state["scale"] = grown if math.isfinite(grown) else state["scale"]
+            if math.isfinite(grown):
+                state["scale"] = grown
             state["_growth_tracker"] = 0
 
     def get_scale(self) -> float:
@@ -179,12 +199,14 @@ class GradScaler:
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Goes on from a ``state_dict`` of this class or of torch's."""
-        if missing := self._enabled and set(KEYS) - state_dict.keys():
-            raise RuntimeError(
-                f"state_dict lacks {', '.join(sorted(missing))}; wanted all of {KEYS}"
-            )
-        if self._enabled:
-            self._state, self._skips = _checked({key: state_dict[key] for key in KEYS}), 0
+        if not self._enabled:
+            return
+        missing = set(KEYS) - state_dict.keys()
+        if missing:
+            lacks = ", ".join(sorted(missing))
+            raise RuntimeError(f"state_dict lacks {lacks}; wanted all of {KEYS}")
+        self._state = _checked({key: state_dict[key] for key in KEYS})
+        self._skips = 0
 
     def _check_order(self, call, optimizer=None, after=()):
         """RuntimeError for a call before any scale(), or after one that it may not follow."""
@@ -194,26 +216,39 @@ class GradScaler:
             raise RuntimeError(
                 f"{call} came before any scale(); wanted scale(loss).backward() before"
             )
-        if (stage := self._stage.get(id(optimizer))) in after:
+        progress = self._progress.get(id(optimizer))
+        if progress is not None and progress.stage in after:
             raise RuntimeError(
-                f"{call} came after {stage} of this optimizer; wanted update() before"
+                f"{call} came after {progress.stage} of this optimizer; wanted update() before"
             )
 
 
 def _gradients(optimizer):
-    """An optimizer's gradients that hold numbers."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return [p.grad.detach() for p in parameters if p.grad is not None and p.grad.numel()]
+    """The numbers of an optimizer's gradients; of a sparse one those that it holds, as torch's
+    scaler takes them.
+    """
+    found = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                grad = p.grad.detach()
+                if grad.is_sparse:
+                    # Not values(): it wants a coalesced gradient, and that would be a copy.
+                    grad = grad._values()  # noqa: SLF001
+                found.append(grad)
+    return found
 
 
 def _checked(state, name="scale"):
     """A scaler's state, its scale as a float32 number, once it is known that one can go on from
     it.
     """
-    scale = state["scale"].item() if isinstance(state["scale"], torch.Tensor) else state["scale"]
+    scale = state["scale"]
+    if isinstance(scale, torch.Tensor):
+        # RuntimeError if it holds several numbers.
+        scale = scale.item()
     state = state | {"scale": _float32(check.positive(name, scale))}
-    limits = {"scale": (0, math.inf), "growth_factor": (1, math.inf), "backoff_factor": (0, 1)}
-    for key, (least, most) in limits.items():
+    for key, (least, most) in LIMITS.items():
         if not least < state[key] < most:
             came = f"{name} is {scale}, in float32" if key == "scale" else f"{key} is"
             raise ValueError(f"{came} {state[key]}; wanted a number between {least} and {most}")

@@ -14,6 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ed_lib import check
+from ed_lib.precision.packed_layer import PackedHere, buffer_of
+from ed_lib.precision.quantization import packed_bytes
+
+POWERS = 20  # of the inputs' sizes that AWQ tries: 0, 1 / 20, 2 / 20, …
+TINY = 1e-8  # for an input's size, so that no factor is 0
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the operator has products for
 
 
 @dataclass(frozen=True)
@@ -35,45 +41,57 @@ class FewBits:
     @property
     def bytes(self) -> int:
         """Of the codes, packed, and of scales and least numbers in 16 bits each."""
-        return -(-self.codes.numel() * self.bits // 8) + 2 * 2 * self.scale.numel()
+        codes = packed_bytes(self.codes.numel(), self.bits)
+        return codes + packed_bytes(self.scale.numel() + self.least.numel(), 16)
 
     def weight(self) -> Tensor:
         """The numbers that the codes stand for, float32 (O, I)."""
-        groups = self.codes.unflatten(1, (-1, self.group))  # (O, I / group, group)
-        return (groups * self.scale[..., None] + self.least[..., None]).flatten(1)
+        # (O, I / group, group)
+        groups = self.codes.unflatten(1, (-1, self.group))
+        scale = self.scale[..., None]
+        least = self.least[..., None]
+        return (groups * scale + least).flatten(1)
 
 
 def grids(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """Scale and least number, (O, I / group) each, of grids from each group's smallest number to
     its largest: a scale of 0 where all are equal.
     """
-    groups = weight.unflatten(1, (-1, group))  # (O, I / group, group)
-    least, most = groups.amin(2), groups.amax(2)
+    # (O, I / group, group)
+    groups = weight.unflatten(1, (-1, group))
+    least = groups.amin(2)
+    most = groups.amax(2)
     return (most - least) / (2**bits - 1), least
 
 
 def encode(column: Tensor, scale: Tensor, least: Tensor, bits: int) -> Tensor:
     """The nearest codes, as floats."""
-    return ((column - least) / torch.where(scale > 0, scale, 1.0)).round().clamp(0, 2**bits - 1)
+    # Where all numbers of a group are equal, they are its least one, and their code is 0.
+    step = torch.where(scale > 0, scale, 1.0)
+    return ((column - least) / step).round().clamp(0, 2**bits - 1)
 
 
 def rtn(weight: Tensor, bits: int = 4, group: int = 128) -> FewBits:
     """Each number of a weight (O, I), float32, by the nearest code (RTN). ValueError if ``group``
-    does not divide I, or for NaN and infinity.
+    does not divide I, or for NaN and infinity, and for a group whose span is beyond float32's
+    largest number; TypeError for another dtype.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     scale, least = grids(weight, bits, group)
+    # (O, I / group, group)
     groups = weight.unflatten(1, (-1, group))
-    codes = encode(groups, scale[..., None], least[..., None], bits)  # (O, I / group, group)
-    return FewBits(codes.flatten(1).to(torch.uint8), scale, least, bits)
+    codes = encode(groups, scale[..., None], least[..., None], bits)
+    codes = codes.flatten(1).to(torch.uint8)
+    return FewBits(codes, scale, least, bits)
 
 
 def hessian(inputs: Tensor) -> Tensor:
     """2 XᵀX / N, float64 (I, I), of inputs (N, I): of the mean squared error of a product with
     them.
     """
-    x = inputs.double()
-    return 2 * x.T @ x / len(x)  # (I, N) @ (N, I)
+    x = inputs.detach().double()
+    # (I, N) @ (N, I)
+    return 2 * x.T @ x / len(x)
 
 
 def gptq(
@@ -86,34 +104,49 @@ def gptq(
     anything but 0 are taken for 0. ValueError as from :func:`rtn`, and for a Hessian of another
     shape or none.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     check.shape("hessian", tuple(hessian.shape), 2 * weight.shape[1:])
-    left, matrix = weight.double().clone(), hessian.double().clone()  # (O, I), (I, I)
+    # What is still to be rounded, (O, I). The errors of many columns add up in it: in float64.
+    left = weight.double().clone()
+    matrix = hessian.detach().double().clone()
+    # An input that was always 0 says nothing of its weight, and makes the Hessian singular.
     dead = matrix.diagonal() == 0
     left[:, dead] = 0
     matrix.diagonal()[dead] = 1
+    factor = _factor_of_inverse(matrix, damping)
+    codes = torch.empty_like(left)
+    scales, leasts = [], []
+    for n in range(weight.shape[1]):
+        # A new group has its grid from what its columns have become by now: (O, 1) each.
+        if n % group == 0:
+            columns = left[:, n : n + group].contiguous()
+            scale, least = grids(columns, bits, group)
+            scales.append(scale)
+            leasts.append(least)
+        column = left[:, n : n + 1]
+        code = encode(column, scale, least, bits)
+        codes[:, n : n + 1] = code
+        # The columns to come take up the error: (O, 1) · (I − n,). Row n of the factor says how
+        # much each of them takes, when those before n are fixed.
+        error = (column - code * scale - least) / factor[n, n]
+        left[:, n:] -= error * factor[n, n:]
+    # (O, I / group) each
+    scale = torch.cat(scales, dim=1).float()
+    least = torch.cat(leasts, dim=1).float()
+    if not (scale.isfinite().all() and least.isfinite().all()):
+        raise ValueError("weight grows beyond float32 while columns make up for others")
+    return FewBits(codes.to(torch.uint8), scale, least, bits)
+
+
+def _factor_of_inverse(matrix, damping):
+    """The upper triangle U with Uᵀ U = the inverse of a Hessian (I, I), once it is damped."""
     matrix.diagonal().add_(damping * matrix.diagonal().mean())
     lower, failed = torch.linalg.cholesky_ex(matrix)
     if failed or not matrix.isfinite().all():
         raise ValueError(
             "hessian holds NaN, infinity or a square below 0; wanted one from hessian(inputs)"
         )
-    factor = torch.linalg.cholesky(
-        torch.cholesky_inverse(lower), upper=True
-    )  # inverse = factorᵀ factor
-    codes, kept = torch.empty_like(left), []
-    for n in range(weight.shape[1]):
-        if n % group == 0:  # a new group: its grid, from what its columns have become by now
-            scale, least = grids(left[:, n : n + group].contiguous(), bits, group)  # (O, 1) each
-            kept.append((scale, least))
-        column = left[:, n : n + 1]  # (O, 1)
-        code = codes[:, n : n + 1] = encode(column, scale, least, bits)
-        error = (column - code * scale - least) / factor[n, n]
-        left[:, n:] -= error * factor[n, n:]  # (O, 1) · (I − n,): to the columns to come
-    scale, least = (
-        torch.cat(each, dim=1).float() for each in zip(*kept, strict=True)
-    )  # (O, I / group) each
-    return FewBits(codes.to(torch.uint8), scale, least, bits)
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
 def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tuple[FewBits, Tensor]:
@@ -121,28 +154,38 @@ def awq(weight: Tensor, inputs: Tensor, bits: int = 4, group: int = 128) -> tupl
     factors). A product divides its inputs by them first, or the layer before does.
 
     The factors are the mean size of each input, to that power of 0, 0.05, … 0.95 with the least
-    squared error of the output; 1 for an input that is silent. ValueError as from :func:`rtn`.
+    squared error of the output; 1 for an input that is silent. Errors as from :func:`rtn`, for
+    inputs (N, I) too.
     """
-    _check(weight, bits, group)
+    weight = _checked(weight, bits, group)
     check.shape("inputs", tuple(inputs.shape), ("N", weight.shape[1]))
-    size, right = inputs.abs().mean(0), inputs @ weight.T  # (I,), (N, O)
-    silent = size == 0  # such an input says nothing of its column, which stays as it is
+    inputs = _finite("inputs", inputs)
+    # How large each input is, (I,), and what the layer answers, (N, O).
+    size = inputs.abs().mean(0)
+    right = inputs @ weight.T
+    # A silent input says nothing of its column, which stays as it is.
+    silent = size == 0
+    size = size.clamp(min=TINY).masked_fill(silent, float(size.max()))
     found: list[tuple[float, FewBits, Tensor]] = []
-    for step in range(20):
-        factors = size.clamp(min=1e-8).masked_fill(silent, float(size.max())) ** (step / 20)
-        factors = (factors / (factors.max() * factors.min()).sqrt()).masked_fill(
-            silent, 1.0
-        )  # around 1
+    for step in range(POWERS):
+        factors = size ** (step / POWERS)
+        # Around 1, as the authors have it.
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        factors = factors.masked_fill(silent, 1.0)
         few = rtn(weight * factors, bits, group)
-        error = float((inputs @ (few.weight() / factors).T - right).square().sum())
-        found.append((error, few, factors))
-    return min(found, key=lambda one: one[0])[1:]
+        answer = inputs @ (few.weight() / factors).T
+        error = (answer - right).square().sum()
+        found.append((float(error), few, factors))
+    _, few, factors = min(found, key=lambda one: one[0])
+    return few, factors
 
 
-class Linear4(nn.Module):
-    """A Linear layer whose weight has 4 bits, by PyTorch's operator: (…, I) → (…, O), of x's dtype.
+class Linear4(PackedHere):
+    """A Linear layer whose weight has 4 bits, by PyTorch's operator on a CPU: (…, I) → (…, O), of
+    x's dtype, one of DTYPES; TypeError for others.
 
-    factors: what AWQ multiplied the columns by, or None.
+    factors: what AWQ multiplied the columns by, or None. Its state holds the codes in a byte each,
+    the same on every processor.
     """
 
     def __init__(self, few: FewBits, bias: Tensor | None = None, factors: Tensor | None = None):
@@ -151,39 +194,63 @@ class Linear4(nn.Module):
             came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
             raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
         self.group = few.group
-        self.bias, self.factors = (
-            None if each is None else nn.Buffer(each) for each in (bias, factors)
-        )
-        self.packed = nn.Buffer(
-            torch.ops.aten._convert_weight_to_int4pack_for_cpu(few.codes.int(), 1)
-        )
-        middle = few.least + 8 * few.scale  # the operator's numbers are (code − 8) · scale + middle
-        self.grids = nn.Buffer(
-            torch.stack([few.scale.T, middle.T], dim=2).contiguous()
-        )  # (I / group, O, 2)
+        self.bias = buffer_of(bias)
+        self.factors = buffer_of(factors)
+        self.codes = buffer_of(few.codes)
+        # The operator's numbers are (code − 8) · scale + middle.
+        middle = few.least + 8 * few.scale
+        # (I / group, O, 2)
+        grids = torch.stack([few.scale.T, middle.T], dim=2)
+        self.grids = nn.Buffer(grids.contiguous())
+        self.pack()
+
+    def pack(self) -> None:
+        """Lays the codes out, two in a byte, as the operator reads them on this processor."""
+        inner = 1  # for tiles of tensor cores; a CPU does not look at it
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self.packed = pack(self.codes.int(), inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x if self.factors is None else (x / self.factors).to(x.dtype)
-        rows, grids = (
-            rows.reshape(-1, x.shape[-1]).contiguous(),
-            self.grids.to(x.dtype),
-        )  # (…, I) → (N, I)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu  # which knows no empty batch
-        y = (
-            product(rows, self.packed, self.group, grids)
-            if len(rows)
-            else rows.new_empty(0, grids.shape[1])
-        )
-        y = y.view(*x.shape[:-1], grids.shape[1])  # (N, O) → (…, O)
-        return y if self.bias is None else y + self.bias
+        if x.dtype not in DTYPES:
+            raise TypeError(f"x is of {x.dtype}; wanted one of {', '.join(map(str, DTYPES))}")
+        rows = x
+        if self.factors is not None:
+            rows = (x / self.factors).to(x.dtype)
+        # (…, I) → (N, I)
+        rows = rows.reshape(-1, x.shape[-1]).contiguous()
+        grids = self.grids.to(x.dtype)
+        # The operator knows no empty batch.
+        if len(rows):
+            product = torch.ops.aten._weight_int4pack_mm_for_cpu
+            y = product(rows, self.packed, self.group, grids)
+        else:
+            y = rows.new_empty(0, grids.shape[1])
+        # (N, O) → (…, O)
+        y = y.view(*x.shape[:-1], grids.shape[1])
+        if self.bias is not None:
+            y = y + self.bias
+        return y
 
 
-def _check(weight, bits, group):
+def _checked(weight, bits, group):
+    """The weight without its graph, once it is known that its groups have grids."""
     check.choice("bits", bits, range(2, 9))
     check.shape("weight", tuple(weight.shape), ("O", "I"))
     if weight.shape[1] % check.count("group", group):
         raise ValueError(
             f"group is {group}; wanted a divisor of {weight.shape[1]}, the inputs of weight"
         )
-    if not torch.isfinite(weight).all():
-        raise ValueError("weight holds NaN or infinity; wanted finite numbers")
+    weight = _finite("weight", weight)
+    groups = weight.unflatten(1, (-1, group))
+    if not (groups.amax(2) - groups.amin(2)).isfinite().all():
+        raise ValueError("weight spans more than float32's largest number within a group")
+    return weight
+
+
+def _finite(name, x):
+    """The float32 numbers without their graph."""
+    if x.dtype != torch.float32:
+        raise TypeError(f"{name} is of {x.dtype}; wanted a tensor of float32")
+    if not torch.isfinite(x).all():
+        raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
+    return x.detach()

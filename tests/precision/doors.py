@@ -10,7 +10,13 @@ from ed_lib.precision import minilm, weight_only
 from ed_lib.precision.autocasting import autocast
 from ed_lib.precision.compression import keep_filters
 from ed_lib.precision.formats import nearest, values
-from ed_lib.precision.low_bit_training import Bfloat16Weights, Scaling, scaled
+from ed_lib.precision.low_bit_training import (
+    RECIPES,
+    Bfloat16Weights,
+    Scaling,
+    low_bits,
+    scaled,
+)
 from ed_lib.precision.quantization import choose_scale, quantize, quantize_model
 from ed_lib.precision.scaler import GradScaler
 from ed_lib.precision.weight_only import Linear4
@@ -22,6 +28,8 @@ X, NAN, LENET, MLP = (
     models.mlp((4, 2)),
 )
 ONES = torch.ones(2, requires_grad=True)
+SQUARE = torch.ones(16, 16)
+SHARED = nn.Linear(4, 4)
 SGD = partial(torch.optim.SGD, lr=0.1)
 BERT = dict(layers=1, hidden=4, heads=1, vocabulary=3, positions=2)
 SMALL = models.Encoder(**BERT, eps=minilm.EPS)
@@ -40,6 +48,11 @@ def update(scale):
     one = GradScaler("cpu")
     one.scale(X)
     one.update(scale)
+
+
+def few_bits(call):
+    with low_bits(RECIPES["NVFP4"], {"w": SQUARE}):
+        call()
 
 
 def emulated(call):
@@ -167,6 +180,42 @@ PRECISION = [
     ),
     ("a whole LSTM", lambda: emulated(lambda: nn.LSTM(4, 2)(X)), RuntimeError, "lstm is made of"),
     (
+        "a product into out",
+        lambda: few_bits(lambda: torch.matmul(SQUARE, SQUARE, out=torch.empty(16, 16))),
+        ValueError,
+        "the product with w has out; wanted one without",
+    ),
+    (
+        "seventeen rows to mix",
+        lambda: few_bits(lambda: torch.ones(17, 16) @ SQUARE),
+        ValueError,
+        "x has 17 rows; wanted a multiple of 16",
+    ),
+    (
+        "a number to quantize",
+        lambda: choose_scale(X[0, 0]),
+        ValueError,
+        "weight has the shape (); wanted rows",
+    ),
+    (
+        "a vector to quantize",
+        lambda: choose_scale(X[0]),
+        ValueError,
+        "weight has the shape (4,); wanted rows",
+    ),
+    (
+        "attention to quantize",
+        lambda: quantize_model(nn.TransformerEncoderLayer(2, 1, 2)),
+        ValueError,
+        "model's outside is a TransformerEncoderLayer, which reads weights itself",
+    ),
+    (
+        "attention inside",
+        lambda: quantize_model(nn.Sequential(MLP, nn.MultiheadAttention(2, 1))),
+        ValueError,
+        "model's 1 is a MultiheadAttention, which reads weights itself; wanted layers",
+    ),
+    (
         "float64 to quantize",
         lambda: choose_scale(X.double()),
         TypeError,
@@ -219,6 +268,82 @@ PRECISION = [
         "layer 0 has 2 groups",
     ),
     (
+        "a filter that is half a number",
+        lambda: keep_filters(LENET, {"0": [0.5]}),
+        TypeError,
+        "keep['0'] is 0.5; wanted a whole number",
+    ),
+    (
+        "filters by a mask",
+        lambda: keep_filters(LENET, {"0": [True, False]}),
+        TypeError,
+        "keep['0'] is True; wanted a whole number",
+    ),
+    *(
+        (
+            f"filters before {type(module).__name__}",
+            lambda module=module: keep_filters(
+                nn.Sequential(nn.Linear(1, 2), module, nn.Linear(2, 1)), {"0": [0]}
+            ),
+            ValueError,
+            f"module 1, a {type(module).__name__}, stands behind the layer 0; wanted one",
+        )
+        for module in (
+            nn.Sigmoid(),
+            nn.Softplus(),
+            nn.Softmax(1),
+            nn.BatchNorm1d(2),
+            nn.LayerNorm(2),
+            nn.Sequential(nn.Linear(2, 2)),
+            nn.PReLU(2),
+            nn.Flatten(0),
+            nn.Unflatten(1, (2, 1)),
+        )
+    ),
+    *(
+        (
+            f"filters of {what}",
+            lambda layers=layers: keep_filters(nn.Sequential(*layers), {"0": [0]}),
+            ValueError,
+            "that are not the 2 outputs of layer 0; wanted layers that follow each other",
+        )
+        for what, layers in {
+            "images, not flat": (nn.Conv2d(1, 2, 1), nn.Linear(4, 3)),
+            "tokens, flat": (nn.Linear(3, 2), nn.Flatten(), nn.Linear(8, 2)),
+            "rows, as images": (nn.Linear(3, 2), nn.ReLU(), nn.Conv2d(2, 1, 1)),
+        }.items()
+    ),
+    (
+        "a weight in two layers",
+        lambda: keep_filters(nn.Sequential(SHARED, nn.ReLU(), SHARED, MLP[0]), {"0": [0]}),
+        ValueError,
+        "model has a weight in two of its layers; wanted each once",
+    ),
+    (
+        "no batch",
+        lambda: minilm.finetune(SMALL, PAIRS, batch=0),
+        ValueError,
+        "batch is 0; wanted at least 1",
+    ),
+    (
+        "no epoch",
+        lambda: minilm.finetune(SMALL, PAIRS, epochs=0),
+        ValueError,
+        "epochs is 0; wanted at least 1",
+    ),
+    (
+        "no pairs",
+        lambda: minilm.finetune(SMALL, minilm.Examples([], [], torch.tensor([]))),
+        ValueError,
+        "train holds no pairs; wanted at least one",
+    ),
+    (
+        "a batch of no sentence",
+        lambda: minilm.embeddings(SMALL, PAIRS.tokens, batch=0),
+        ValueError,
+        "batch is 0; wanted at least 1",
+    ),
+    (
         "a label of no class",
         lambda: minilm.finetune(SMALL, PAIRS),
         ValueError,
@@ -235,6 +360,51 @@ PRECISION = [
         lambda: weight_only.rtn(X, 4, 3),
         ValueError,
         "wanted a divisor of 4",
+    ),
+    *(
+        (
+            f"{what} in {kind}",
+            lambda call=call, weight=weight: call(weight),
+            error,
+            words,
+        )
+        for kind, call in {
+            "RTN": lambda weight: weight_only.rtn(weight, 4, 2),
+            "GPTQ": lambda weight: weight_only.gptq(weight, torch.eye(2), 4, 2),
+            "AWQ": lambda weight: weight_only.awq(weight, X[:, :2], 4, 2),
+        }.items()
+        for what, weight, error, words in (
+            (
+                "bfloat16",
+                X[:, :2].bfloat16(),
+                TypeError,
+                "weight is of torch.bfloat16; wanted a tensor of float32",
+            ),
+            (
+                "a span beyond float32",
+                torch.tensor([[3e38, -3e38]]),
+                ValueError,
+                "weight spans more than float32's largest number within a group",
+            ),
+        )
+    ),
+    (
+        "AWQ's inputs in bfloat16",
+        lambda: weight_only.awq(X, X.bfloat16(), 4, 2),
+        TypeError,
+        "inputs is of torch.bfloat16; wanted a tensor of float32",
+    ),
+    (
+        "infinity among AWQ's inputs",
+        lambda: weight_only.awq(X, X / 0, 4, 2),
+        ValueError,
+        "inputs holds NaN or infinity",
+    ),
+    (
+        "Linear4 of float64",
+        lambda: Linear4(weight_only.rtn(torch.ones(16, 32), 4, 32))(torch.ones(1, 32).double()),
+        TypeError,
+        "x is of torch.float64; wanted one of torch.float32, torch.bfloat16",
     ),
     ("NaN among weights", lambda: weight_only.rtn(NAN, 4, 1), ValueError, "weight holds NaN"),
     (

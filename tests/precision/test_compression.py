@@ -12,7 +12,7 @@ from torch.nn.utils import prune as theirs
 
 from benchmarks.shared.smaller import cubic, prune_to, taught, weights_of
 from ed_lib import models
-from ed_lib.precision.compression import keep_filters
+from ed_lib.precision.compression import KEEP_ZEROS, keep_filters
 from ed_lib.precision.quantization import quantize_model, stored_bytes
 
 # Zeros
@@ -128,6 +128,31 @@ def test_filters_in_any_order_and_without_biases(random):
     small = keep_filters(model, keep)
     assert small[0].bias is None and small[0].stride == (2, 2)
     torch.testing.assert_close(small(x), masked_filters(model, keep)(x), rtol=0, atol=1e-12)
+
+
+BETWEEN = {
+    nn.MaxPool2d: (2,),
+    nn.AvgPool2d: (3, 1, 1),
+    nn.AdaptiveMaxPool2d: (4,),
+    nn.AdaptiveAvgPool2d: (4,),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", KEEP_ZEROS, ids=lambda kind: kind.__name__)
+def test_what_may_stand_between_two_layers_keeps_zeros(kind, random):
+    """Between convolutions, in front of nn.Flatten, and between Linear layers."""
+    between = kind(*BETWEEN.get(kind, ()))
+    flat = between if kind not in BETWEEN else nn.ReLU()
+    size = {nn.MaxPool2d: 4, nn.AdaptiveMaxPool2d: 4, nn.AdaptiveAvgPool2d: 4}.get(kind, 8)
+    last = 4 // 2 if kind is nn.MaxPool2d else size
+    layers = [nn.Conv2d(1, 4, 1), between, nn.Conv2d(4, 3, 1), between, nn.Flatten()]
+    layers += [nn.Linear(3 * last**2, 5), flat, nn.Linear(5, 2)]
+    model = nn.Sequential(*layers).double().eval()
+    x = torch.randn(6, 1, 8, 8, generator=random, dtype=torch.float64)
+    keep = {"0": [2, 0], "2": [1], "5": [4, 0, 1]}
+    masked = masked_filters(model, keep)(x)
+    torch.testing.assert_close(keep_filters(model, keep)(x), masked, rtol=0, atol=1e-12)
 
 
 # A student

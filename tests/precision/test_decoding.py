@@ -20,6 +20,10 @@ def test_one_token_at_a_time_gives_the_scores_of_the_whole_text():
             [decoding.decode_step(net, tokens, caches) for tokens in texts.T], dim=1
         )
         torch.testing.assert_close(found, net(texts), rtol=1e-4, atol=1e-4)
+    for wrong in ([[]] * 3, [[], []], [[]] * 2):
+        with pytest.raises(ValueError, match="wanted one of its own for each of 3 blocks"):
+            decoding.decode_step(net, texts[:, 0], wrong)
+        assert not any(wrong), "nothing was written into them"
     with pytest.raises(ValueError, match="9 tokens are read; wanted fewer than the positions, 9"):
         decoding.decode_step(net, texts[:, 0], caches)
     assert all(kept.shape == (2, 2, 9, 4) for cache in caches for kept in cache), (

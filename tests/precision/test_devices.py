@@ -35,7 +35,7 @@ def scaler():
     p, ours = parameter(), GradScaler("cpu")
     loss = ours.scale(p.sum())  # no backward pass: that asks for a GPU's streams
     ours.unscale_(torch.optim.SGD([p], 1.0))
-    return [loss, p.grad, *ours._finite.values()]
+    return [loss, p.grad, *(each.finite for each in ours._progress.values())]
 
 
 def bfloat16(how):
@@ -81,6 +81,12 @@ def decoded():
     ]
 
 
+def gpt(recompute):
+    with torch.device("cuda"):
+        net = models.GPT(11, 9, 8, 2, 1, recompute)
+    return [net(ones(2, 9, dtype=torch.long))]
+
+
 def fewer_filters():
     with torch.device("cuda"):
         net = models.lenet()
@@ -100,6 +106,7 @@ ALL = {
     "Quantized": quantized,
     "MiniLM": encoder,
     "decoding": decoded,
+    **{f"GPT, {how}": partial(gpt, how) for how in models.RECOMPUTE},
     "keep_filters": fewer_filters,
 }
 

@@ -160,6 +160,43 @@ def test_finite_numbers_stay_finite_however_small_and_random_ones_in_the_format(
         assert len(set(drawn.tolist())) == 2 and abs(drawn.mean() - 0.3) < 0.02
 
 
+SCALES = ["float32", "floor", "ceil", "two-level"]
+
+
+@pytest.mark.parametrize("name", ["float16", *EIGHT])
+@pytest.mark.parametrize("scale", SCALES)
+def test_finite_numbers_of_every_size_stay_finite_and_where_they_are(name, scale):
+    """From the smallest number of float32 to its largest. Of a block's largest number no more than
+    a quarter is lost: a floor may cut 7.99 to 6. What is smaller than a scale may be becomes 0.
+    """
+    least = 2 * FORMATS["float32"].smallest_normal
+    for power in range(-149, 128):
+        largest = min(1.99 * 2.0**power, FORMATS["float32"].largest)
+        x = torch.zeros(2, 16)
+        x[0, :3] = torch.tensor([largest, -largest / 3, 2.0**power])
+        x[1, 3] = largest / 1000
+        for stochastic in (False, True):
+            how = Scaling(name, (1, 16), scale, stochastic=stochastic)
+            found = scaled(x, how, random=torch.Generator().manual_seed(0))
+            off = (found.double() - x.double()).abs().max()
+            case = f"{how}, 2^{power}: off by {float(off):.3g} of {largest:.3g}"
+            assert found.isfinite().all(), case
+            assert off <= (0.5 if stochastic else 0.26) * largest + least, case
+            assert not found[x == 0].any(), case
+
+
+def test_numbers_beside_a_tiny_one_stay_zero_under_two_levels():
+    how = Scaling("e2m1", (1, 2), "two-level")
+    assert scaled(torch.tensor([[1e-39, 0.0]]), how).tolist() == [[0, 0]]
+    x = torch.zeros(16, 16)
+    x[0, 0] = 1e-38
+    w = torch.eye(16)
+    for number in (1e-38, 3e-42, 1e-36):
+        x[0, 0] = number
+        for each in linear(RECIPES["NVFP4"], x, w, x):
+            assert each.isfinite().all(), f"{number} beside zeros: {each}"
+
+
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 @pytest.mark.parametrize("scale", ["float32", "floor", "ceil", "e4m3"])
 def test_infinity_or_nan_makes_its_block_no_number_and_no_other(scale, bad):
@@ -222,6 +259,31 @@ def test_a_batch_of_no_rows_is_taken_as_it_is(name):
     assert y.shape == (2, 0, 256) and gx.shape == (2, 0, 128) and not gw.any()
 
 
+CALLS = {
+    "other by its name": lambda x, w: torch.matmul(x, other=w),
+    "both by their names": lambda x, w: torch.matmul(input=x, other=w),
+    "a method": lambda x, w: x.matmul(w),
+    "a method, by its name": lambda x, w: x.matmul(other=w),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_product_is_of_few_bits_however_it_is_called(name):
+    with low_bits(RECIPES["E4M3, per tensor"], {"w": W}):
+        wanted, found = X @ W, CALLS[name](X, W)
+        other = CALLS[name](X, W.clone())
+    assert torch.equal(found, wanted) and not torch.equal(found, X @ W)
+    assert torch.equal(other, X @ W), "no weight of these"
+
+
+def test_a_vector_is_a_matrix_of_one_row():
+    one = RECIPES["E4M3, per tensor"]
+    for found, wanted in zip(
+        linear(one, X[0, 0], W, G[0, 0]), linear(one, X[0, :1], W, G[0, :1]), strict=True
+    ):
+        assert torch.equal(found, wanted.view_as(found))
+
+
 def test_what_is_not_named_is_left_alone():
     with low_bits(RECIPES["MXFP4"], {"other": W}):
         assert torch.equal(X @ W.clone(), X @ W.clone())
@@ -242,6 +304,24 @@ def test_a_delayed_scale_is_that_of_the_steps_before():
         one @ w
         one @ w
         assert torch.equal(one @ w, one)  # the spike is forgotten
+
+
+@pytest.mark.oracle
+def test_a_delayed_scale_is_of_the_largest_of_so_many_steps_wherever_it_came():
+    recipe = Recipe(Scaling(history=3), Scaling("float32"), Scaling("float32"))
+    steps = [1.0, 7.0, 3.0, 1.3, 1.1, 1.0]
+    # Before each step the three before it hold at most: (its own,) 1, 7, 7, 7, 3.
+    largest = [1.0, 1.0, 7.0, 7.0, 7.0, 3.0]
+    w = torch.eye(16)
+    with low_bits(recipe, {"w": w}):
+        for step, most in zip(steps, largest, strict=True):
+            x = torch.full((1, 16), 0.3)
+            x[0, 0] = step
+            ways = {each: nearest(x * (448 / each), "e4m3") / (448 / each) for each in {*largest}}
+            assert len({float(way[0, 1]) for way in ways.values()}) == 3, "to tell them apart"
+            torch.testing.assert_close(
+                x @ w, ways[most], msg=lambda m, step=step: f"step of {step}: {m}"
+            )
 
 
 def test_after_steps_of_zeros_or_infinity_a_delayed_scale_begins_anew():

@@ -3,6 +3,8 @@ counted.
 """
 
 import copy
+import io
+import pickle
 
 import numpy as np
 import pytest
@@ -153,6 +155,16 @@ def test_the_span_with_the_least_squared_error(bits, random):
     assert torch.equal(choose_scale(x[2:3], bits, "mse"), scale[2:3])  # each row as if alone
 
 
+@pytest.mark.parametrize("power", [-112, -80, -40, 40, 80, 110])
+def test_the_best_span_does_not_hang_on_the_size_of_a_row(power, random):
+    """Where squares of float32 numbers would be 0 or infinite, too."""
+    x = torch.randn(5, 400, generator=random)
+    for bits in (2, 4):
+        wanted = choose_scale(x, bits, "mse")
+        assert torch.equal(choose_scale(x * 2.0**power, bits, "mse"), wanted * 2.0**power)
+        assert (wanted < choose_scale(x, bits)).all(), "it clips"
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_quantized_model_is_the_model_with_rounded_weights(bits, random):
@@ -175,6 +187,36 @@ def test_a_saved_model_computes_the_same_when_it_is_loaded(random):
     assert not torch.equal(other(x), saved(x))
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x)) and torch.equal(other[0].codes(), saved[0].codes())
+
+
+def test_a_layer_in_several_places_is_quantized_in_all_and_stays_one(random):
+    shared = nn.Linear(3, 3)
+    inside = nn.Sequential(shared, nn.ReLU())
+    model = nn.Sequential(shared, nn.Identity(), shared, inside, inside)
+    few = quantize_model(model, 2)
+    assert few[0] is few[2] is few[3][0] is few[4][0] and isinstance(few[0], Quantized)
+    by_hand = copy.deepcopy(model)
+    by_hand[0].weight.data = dequantize(few[0].codes(), few[0].scale)
+    x = torch.randn(5, 3, generator=random)
+    assert torch.equal(few(x), by_hand(x)) and not torch.equal(few(x), model(x))
+    assert stored_bytes(model) == 4 * (9 + 3), "stored once"
+    assert stored_bytes(few) == 3 + 4 * 3 + 4 * 3, "codes, scales, biases"
+
+
+def copies(thing):
+    """A thing as it comes back from each way to copy it."""
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    yield "deepcopy", copy.deepcopy(thing)
+    yield "pickle", pickle.loads(pickle.dumps(thing))
+    yield "torch.save", torch.load(file, weights_only=False)
+
+
+def test_a_quantized_model_can_be_copied(random):
+    model, x = quantize_model(models.mlp((4, 8, 2)), 4), torch.randn(5, 4, generator=random)
+    for way, other in copies(model):
+        assert torch.equal(other(x), model(x)), way
 
 
 # W8A8
@@ -204,6 +246,28 @@ def test_a_saved_layer_of_bytes_computes_the_same_when_it_is_loaded(random):
     assert torch.equal(other(x), saved(x))
     plain = [name for name, value in vars(saved).items() if isinstance(value, torch.Tensor)]
     assert plain == ["packed"], "neither saved nor moved: laid out anew from codes"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.ops.onednn, "qlinear_prepack"), reason="no operation for 8 bits"
+)
+def test_a_model_that_holds_a_layer_of_bytes_can_be_copied(random, monkeypatch):
+    """Without VNNI its sums are wrong; they are equally wrong in a copy."""
+    monkeypatch.setattr(quantization, "has_vnni", lambda: True)
+    weight, x = torch.randn(16, 64, generator=random), torch.randn(5, 64, generator=random)
+    bias = weight[:, 0].clone()
+    model = nn.Sequential(W8A8(weight, bias), nn.ReLU())
+    y = model(x)
+    for way, other in copies(model):
+        assert torch.equal(other(x), y), way
+        other.load_state_dict(nn.Sequential(W8A8(-weight, bias + 1)).state_dict())
+        assert torch.equal(model(x), y) and not torch.equal(other(x), y), f"{way}: it is its own"
+    model.load_state_dict(nn.Sequential(W8A8(-weight, bias + 1)).state_dict())
+    assert torch.equal(bias, weight[:, 0]), "what it was made from stays"
+    saved = pickle.dumps(model)
+    monkeypatch.setattr(quantization, "has_vnni", lambda: False)
+    with pytest.raises(RuntimeError, match="wanted a CPU of x86 with VNNI"):
+        pickle.loads(saved)  # as on another machine
 
 
 def test_bytes_are_refused_where_their_sums_are_wrong(monkeypatch):

@@ -47,15 +47,33 @@ class Side:
         torch.autograd.backward(self.scaler.scale([sum(losses[:half]), sum(losses[half:])]))
 
     def numbers(self):
-        """Scale, tracker, and every bit of parameters, gradients and the optimizers' states."""
-        tensors = []
-        for parameters, optimizer in zip(self.parameters, self.optimizers, strict=True):
-            for p in parameters:
-                tensors += [p.detach(), p.grad]
-                tensors += [optimizer.state[p][key] for key in sorted(optimizer.state.get(p, {}))]
-        state = self.scaler.state_dict()
-        bits = [t.double().cpu().numpy().tobytes() if torch.is_tensor(t) else t for t in tensors]
-        return bits, state
+        """{what: every bit of it} of parameters, gradients, the optimizers' states, the scaler's."""
+        found = {}
+        for which, optimizer in enumerate(self.optimizers):
+            for i, p in enumerate(self.parameters[which]):
+                at = f"optimizer {which}, parameter {i}"
+                found[at] = p.detach()
+                found[f"{at}, gradient"] = p.grad
+                for key, value in optimizer.state.get(p, {}).items():
+                    found[f"{at}, {key}"] = value
+        bits = {at: bytes_of(value) for at, value in found.items() if value is not None}
+        return bits | self.scaler.state_dict()
+
+
+def bytes_of(value):
+    return value.double().cpu().numpy().tobytes() if torch.is_tensor(value) else value
+
+
+def told(value):
+    """Bytes as the numbers that they are."""
+    return np.frombuffer(value).tolist() if isinstance(value, bytes) else value
+
+
+def assert_same(found, wanted, when):
+    """Equal bit for bit; else it says which call came last, and which tensors differ by what."""
+    off = [at for at in found | wanted if found.get(at) != wanted.get(at)]
+    lines = [f"{at}: {told(found.get(at))}, wanted {told(wanted.get(at))}" for at in off]
+    assert not off, "\n".join([f"after {when}:", *lines])
 
 
 def twins(seed, dtype=torch.float32, **arguments):
@@ -95,7 +113,7 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
     )
     sides = twins(seed, dtype, **arguments)
     steps, skips = 0, 0
-    for _ in range(40):
+    for iteration in range(40):
         used = [0, 1] if rng.random() < 0.7 else [int(rng.integers(2))]
         explicit, clipped, stepped = (rng.random(2) < 0.5 for _ in range(3))
         stepped[used[0]] = True
@@ -115,14 +133,17 @@ def test_random_runs_equal_torch_bit_for_bit(seed, dtype):
                     side.steps.clear()
                     side.scaler.step(optimizer)
                     taken.append(len(side.steps))
-            assert sides[0].numbers() == sides[1].numbers()
+            when = f"iteration {iteration}, optimizer {which}: unscaled {explicit[which]}, "
+            when += f"clipped {clipped[which]}, stepped {stepped[which]}"
+            assert_same(sides[0].numbers(), sides[1].numbers(), when)
             if taken:
                 assert taken[0] == taken[1] == 1 - sides[0].scaler.skipped
                 steps, skips = steps + 1, skips + sides[0].scaler.skipped
         new_scale = float(2.0 ** rng.integers(0, 20)) if rng.random() < 0.05 else None
         for side in sides:
             side.scaler.update(new_scale)
-        assert sides[0].numbers() == sides[1].numbers()
+        when = f"iteration {iteration}, update({new_scale})"
+        assert_same(sides[0].numbers(), sides[1].numbers(), when)
         assert sides[0].scaler.get_scale() == sides[1].scaler.get_scale()
         if (
             rng.random() < 0.2
@@ -201,17 +222,19 @@ def test_every_order_of_calls_raises_where_torch_raises_and_changes_nothing():
             ours, theirs = twins(0)
             for side, earlier in itertools.product((ours, theirs), calls):
                 CALLS[earlier](side)
-            before = ours.numbers(), str(vars(ours.scaler))
+            before, inside = ours.numbers(), str(vars(ours.scaler))
+            when = ", ".join([*calls, call])
             try:
                 CALLS[call](theirs)
             except (AssertionError, RuntimeError):
                 with pytest.raises(RuntimeError) as caught:
                     CALLS[call](ours)
-                assert (ours.numbers(), str(vars(ours.scaler))) == before, (*calls, call)
+                assert_same(ours.numbers(), before, when)
+                assert str(vars(ours.scaler)) == inside, when
                 raised.add(str(caught.value))
             else:
                 CALLS[call](ours)
-                assert ours.numbers() == theirs.numbers(), (*calls, call)
+                assert_same(ours.numbers(), theirs.numbers(), when)
                 if left > 1:
                     todo.append(((*calls, call), left - 1))
     assert raised == {
@@ -239,6 +262,45 @@ def test_scale_takes_what_torchs_takes():
             assert type(pairs[0]) is type(pairs[1])
             pairs = [list(p) if isinstance(p, map) else p for p in pairs]
             torch.testing.assert_close(*pairs, rtol=0, atol=0)
+
+
+def looked_up(scaler, rows, value, steps=3):
+    """An embedding whose gradients are sparse, and its scaler, after so many steps. The rows that
+    are looked up may be the same ones, or none.
+    """
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(5, 2, sparse=True, device=DEVICE)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        numbers = embedding(torch.tensor(rows, dtype=torch.long, device=DEVICE))
+        scaler.scale((numbers * value).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return embedding.weight.detach(), scaler.state_dict()
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [0.25, math.inf, math.nan])
+@pytest.mark.parametrize("rows", [[1, 1, 3], [4], []], ids=str)
+def test_sparse_gradients_are_taken_as_torchs_scaler_takes_them(rows, value):
+    mine, state = looked_up(GradScaler(DEVICE), rows, value)
+    theirs, wanted = looked_up(torch.amp.GradScaler(DEVICE), rows, value)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    assert state == wanted and state["scale"] == 2.0**16 / (8 if rows and value != 0.25 else 1)
+
+
+@pytest.mark.oracle
+@pytest.mark.gpu
+def test_a_gradient_without_numbers_is_one_that_was_looked_at():
+    for scaler in (GradScaler(DEVICE), torch.amp.GradScaler(DEVICE)):
+        p = torch.ones(0, 2, requires_grad=True, device=DEVICE)
+        optimizer = torch.optim.SGD([p], lr=0.1)
+        scaler.scale(p.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.state_dict()["_growth_tracker"] == 1, type(scaler)
 
 
 def test_step_passes_arguments_on_and_returns_what_the_optimizer_returns():

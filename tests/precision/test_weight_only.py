@@ -2,10 +2,18 @@
 them.
 """
 
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ed_lib.precision import quantization, weight_only
 
@@ -141,9 +149,101 @@ def test_what_a_layer_keeps_is_saved_loaded_and_moved():
     )
     other.load_state_dict(saved.state_dict())
     assert torch.equal(other(x), saved(x))
-    assert sorted(saved.state_dict()) == ["bias", "factors", "grids", "packed"]
+    assert sorted(saved.state_dict()) == ["bias", "codes", "factors", "grids"]
+    plain = [name for name, value in vars(saved).items() if isinstance(value, torch.Tensor)]
+    assert plain == ["packed"], "neither saved nor moved: laid out anew from codes"
     assert {each.device.type for each in saved.to("meta").state_dict().values()} == {"meta"}
-    assert not [name for name, value in vars(saved).items() if isinstance(value, torch.Tensor)]
+
+
+def test_a_layer_of_four_bits_can_be_copied_and_leaves_what_it_was_made_from():
+    weight, x = weight_and_inputs(rows=16, columns=64)
+    few, other = weight_only.rtn(weight, 4, 32), weight_only.rtn(-weight, 4, 32)
+    codes, bias = few.codes.clone(), few.least[:, 0].clone()
+    layer = weight_only.Linear4(few, bias)
+    y, file = layer(x), io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    ways = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=0)
+    for each in ways:
+        assert torch.equal(each(x), y) and torch.equal(each.packed, layer.packed)
+        each.load_state_dict(weight_only.Linear4(other, bias + 1).state_dict())
+        assert torch.equal(layer(x), y) and not torch.equal(each(x), y), "it is its own"
+    layer.load_state_dict(weight_only.Linear4(other, bias + 1).state_dict())
+    assert torch.equal(few.codes, codes) and torch.equal(bias, few.least[:, 0])
+
+
+ELSEWHERE = """
+import sys, torch
+from ed_lib.precision import weight_only
+theirs, x, right = torch.load(sys.argv[1], weights_only=False)
+layer = weight_only.Linear4(weight_only.rtn(torch.ones(64, 256), 4, 32), torch.zeros(64))
+layer.load_state_dict(theirs.state_dict())
+assert "packed" not in layer.state_dict()
+for name, found in {"state": layer(x), "layer": theirs(x)}.items():
+    off = float((found - right).norm() / right.norm())
+    assert off < 1e-5, f"a {name} from elsewhere is off by {off:.0%}"
+torch.save((layer, torch.backends.cpu.get_cpu_capability()), sys.argv[2])
+"""
+
+
+HERE = torch.backends.cpu.get_cpu_capability().lower()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("capability", sorted({"default", "avx2"} - {HERE}))
+def test_a_state_is_the_same_on_every_processor(capability, tmp_path):
+    """Saved here and loaded where PyTorch takes the code of another kind of processor; and back."""
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(64, 256, generator=draw), torch.randn(3, 256, generator=draw)
+    few, bias = weight_only.rtn(weight, 4, 32), torch.randn(64, generator=draw)
+    layer, right = weight_only.Linear4(few, bias), x @ few.weight().T + bias
+    there, back = tmp_path / "there", tmp_path / "back"
+    torch.save((layer, x, right), there)
+    run = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, there, back],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    theirs, kind = torch.load(back, weights_only=False)
+    assert kind.lower() == capability or "x86" not in os.uname().machine
+    for name, value in layer.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], value), name
+    torch.testing.assert_close(theirs(x), right, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_made_of_a_layers_weight_keeps_no_graph():
+    layer = nn.Linear(32, 7)
+    x = torch.randn(20, 32, requires_grad=True)
+    H = weight_only.hessian(x)
+    few = [weight_only.rtn(layer.weight, 4, 8), weight_only.gptq(layer.weight, H, 4, 8)]
+    best, factors = weight_only.awq(layer.weight, x, 4, 8)
+    for one in (*few, best):
+        one.scale.numpy()
+        one.least.numpy()
+        one.weight().numpy()
+    factors.numpy()
+    H.numpy()
+
+
+def test_the_nearest_codes_of_the_smallest_and_the_largest_numbers():
+    weight, _ = weight_and_inputs()
+    for power in (-140, -130, 100, 124):
+        few = weight_only.rtn(weight * 2.0**power, 4, 8)
+        off = (few.weight() - weight * 2.0**power).abs().view(7, -1, 8).amax(2)
+        half = few.scale * 0.5001 + 2.0**-146
+        assert few.weight().isfinite().all() and (off <= half).all(), power
+
+
+def test_columns_that_grow_beyond_float32_are_refused():
+    """An input that says the same, a hundred times more softly, has to be multiplied by as much."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 8, generator=draw)
+    x[:, 4] = x[:, 0] / 100
+    weight = 3e38 * torch.rand(16, 8, generator=draw)
+    H = weight_only.hessian(x)
+    with pytest.raises(ValueError, match="weight grows beyond float32"):
+        weight_only.gptq(weight, H, 2, 4, damping=1e-9)
+    assert weight_only.gptq(weight / 1e4, H, 2, 4, damping=1e-9).weight().isfinite().all()
 
 
 @pytest.mark.oracle
