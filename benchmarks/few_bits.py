@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from benchmarks.shared.harness import Size, one_thread, runs
 from ed_lib import data, timing
-from ed_lib.ed.language import Transformer, held_out_loss
 from ed_lib.precision.low_bit_training import (
     FOUR,
     RECIPES,
@@ -22,6 +21,7 @@ from ed_lib.precision.low_bit_training import (
     Scaling,
     low_bits,
 )
+from ed_lib.transformer import Transformer, held_out_loss
 
 NV, E2M1 = RECIPES["NVFP4"], Scaling("e2m1")
 ONE_LEVEL = {role: replace(getattr(NV, role), scale="e4m3") for role in "xwg"}

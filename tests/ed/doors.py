@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ed_lib.ed import EDNetwork, learner, rivals
-from ed_lib.ed.language import Transformer
+from ed_lib.ed.language import EDTransformer
 from ed_lib.ed.learner import Learner
 from ed_lib.ed.relatives import Perceptron
 
@@ -16,7 +16,7 @@ STATE = NUMPY.state_dict()
 LEARNER, SEVEN, THREE = Learner(TORCH, "squared", "adam"), torch.ones(6, 7), torch.ones(6, 3)
 FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
 NAN = STATE | {"input.bias": STATE["input.bias"] * np.nan}
-GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
+GPT = partial(EDTransformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
 
 
