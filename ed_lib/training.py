@@ -47,30 +47,33 @@ def loop(
     """
     from tqdm.std import tqdm
 
-    n, batch, epochs = (
-        check.count("n", n),
-        check.count("batch", batch),
-        check.count("epochs", epochs),
-    )
+    check.count("n", n)
+    check.count("batch", batch)
+    check.count("epochs", epochs)
     per_epoch = -(-n // batch)
-    every, last = check.count("every", per_epoch if every is None else every), epochs * per_epoch
+    last = epochs * per_epoch
+    every = check.count("every", per_epoch if every is None else every)
     look = look or (lambda: float("nan"))
-    history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
+    history = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()])
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
-    bar: dict = (
-        {} if os.environ.get("RANK", "0") == "0" else {"disable": True}
-    )  # of several ranks, one
+    bar: dict = {"desc": "training", "total": last, "leave": False}
+    if os.environ.get("RANK", "0") != "0":
+        bar["disable"] = True  # of several ranks one draws it
+    losses: list = []  # of the steps since the last look
+    seen = 0
     start = timing.now()
-    for number, rows in enumerate(tqdm(order, "training", last, leave=False, **bar), start=1):
+    for number, rows in enumerate(tqdm(order, **bar), start=1):
         losses.append(step(rows))
         seen += len(rows)
         if number % every == 0 or number == last:
             history.seconds.append(timing.now() - start)
             history.steps.append(number)
             history.seen.append(seen)
+            # Numbers only now: a loss on a GPU, made a number in each step, would make it wait.
             history.loss += map(float, losses)
             losses.clear()
             history.accuracy.append(look())
+            # The look is not part of the training's time.
             start = timing.now()
     return history
 
@@ -132,10 +135,13 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
     """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as
     it is.
     """
-    training, right = model.training, torch.zeros((), dtype=torch.int64, device=labels.device)
+    training = model.training
+    # Counted on the device, which is asked for the number once, at the end.
+    right = torch.zeros((), dtype=torch.int64, device=labels.device)
     model.eval()
     with torch.no_grad():
         for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
-            right += (model(x).argmax(dim=1) == y).sum()  # (chunk, classes) → (chunk,) → ()
+            predicted = model(x).argmax(dim=1)  # (chunk, classes) → (chunk,)
+            right += (predicted == y).sum()
     model.train(training)
     return int(right) / len(images)
