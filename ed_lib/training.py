@@ -53,7 +53,8 @@ def loop(
     per_epoch = -(-n // batch)
     last = epochs * per_epoch
     every = check.count("every", per_epoch if every is None else every)
-    look = look or (lambda: float("nan"))
+    if look is None:
+        look = lambda: float("nan")  # noqa: E731
     history = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()])
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
     bar: dict = {"desc": "training", "total": last, "leave": False}
@@ -94,10 +95,10 @@ def train(
 ) -> History:
     """Trains ``model`` in place by :func:`loop`; one seed shows the same batches.
 
-    images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the
-    accuracy. context(): what a step's forward pass and loss run in, such as
-    ``torch.autocast("cpu")``. scaler: like torch.amp.GradScaler. loss_function(scores, labels) →
-    the mean. optimizer: torch's, or like it.
+    images (N, …), labels (N,) int64, or a row for each image of what ``loss_function`` takes, on
+    the model's device; ``test``: images and labels (N,), for the accuracy. context(): what a step's
+    forward pass and loss run in, such as ``torch.autocast("cpu")``. scaler: like
+    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or like it.
     """
     if len(images) != len(labels):
         raise ValueError(
@@ -114,7 +115,7 @@ def train(
 
     def look():
         with context():
-            return accuracy(model, *test) if test else float("nan")
+            return float("nan") if test is None else accuracy(model, *test)
 
     return loop(step, len(images), look, batch=batch, epochs=epochs, seed=1000 * seed)
 
@@ -133,15 +134,21 @@ def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> No
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as
-    it is.
+    it is. ValueError unless there is a label for each image, and a row of scores.
     """
+    check.count("len(images)", len(images))
+    # A column of labels, or a single one, would be compared with all predictions, by broadcasting.
+    check.shape("labels", tuple(labels.shape), (len(images),))
     training = model.training
     # Counted on the device, which is asked for the number once, at the end.
     right = torch.zeros((), dtype=torch.int64, device=labels.device)
     model.eval()
-    with torch.no_grad():
-        for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
-            predicted = model(x).argmax(dim=1)  # (chunk, classes) → (chunk,)
-            right += (predicted == y).sum()
-    model.train(training)
+    try:
+        with torch.no_grad():
+            for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
+                scores = model(x)
+                check.shape("what model gives", tuple(scores.shape), (len(x), "classes"))
+                right += (scores.argmax(dim=1) == y).sum()
+    finally:
+        model.train(training)
     return int(right) / len(images)
