@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ed_lib import models
+from ed_lib import check, models
 
 SPREAD = 0.02  # the standard deviation of a weight at the start, as GPT-2's
 AVERAGES = 0.9, 0.99  # how much Adam keeps of its two averages in a step
@@ -47,12 +47,15 @@ class Transformer:
         steps: int = 2000,
         seed: int = 0,
     ):
-        if width % heads:
+        self.vocabulary = check.count("vocabulary", vocabulary)
+        self.context = check.count("context", context)
+        self.layers = check.count("layers", layers)
+        self.heads = check.count("heads", heads)
+        if check.count("width", width) % heads:
             raise ValueError(f"heads is {heads}; wanted a divisor of the width, {width}")
-        self.vocabulary = vocabulary
-        self.context = context
-        self.layers = layers
-        self.heads = heads
+        check.positive("rate", rate)
+        check.count("steps", steps)
+        check.count("seed", seed, least=0)
         self.parameters = draw(shapes(vocabulary, context, layers, width), layers, seed)
         weights = list(self.parameters.values())
         self.optimizer = torch.optim.Adam(weights, rate, AVERAGES, fused=True)
@@ -100,6 +103,7 @@ class Transformer:
         """Puts the gradient of the mean loss into each parameter's ``grad``: x and the characters
         after each, (B, T) → that loss.
         """
+        check.shape("target", tuple(target.shape), tuple(x.shape))
         loss = mean_loss(self.forward(x), target)
         self.optimizer.zero_grad()
         loss.backward()
@@ -166,6 +170,8 @@ def held_out_loss(model: Transformer, numbers: Tensor, places: int | None = None
     """The mean loss in nats of a text's characters (N,), read in stretches as long as the context:
     of ``places`` evenly spread ones, or all.
     """
+    if places is not None:
+        check.count("places", places)
     # (n, context + 1): a stretch shares its last character, which is only asked for, with the next
     stretches = numbers.unfold(0, model.context + 1, model.context)
     if places is not None and places < len(stretches):

@@ -54,6 +54,7 @@ class EDTransformer(Transformer):
         """Puts what each parameter is to descend into its ``grad``, None if it does not learn: x
         and target (B, T) → the mean loss. Each rule moves its own parts' weights, and no others.
         """
+        check.shape("target", tuple(target.shape), tuple(x.shape))
         answers = self.answers(x)
         loss = mean_loss(answers["scores"], target)
         self.optimizer.zero_grad()

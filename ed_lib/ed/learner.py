@@ -37,9 +37,6 @@ class Learner:
             check.choice("layers", name, LAYERS)
         self.net = net
         self.backprop = None if method == "ed" else rivals.Backprop(net, loss=method)
-        for parameter in net.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        self.directions = {name: parameter.grad for name, parameter in net.parameters.items()}
         learning = [p for name, p in net.parameters.items() if layer_of(name) in layers]
         # Maximized, since a direction is where to go, and a gradient where not to.
         self.optimizer = rivals.optimizer(learning, optimizer, rate, steps, maximize=True)
@@ -48,16 +45,26 @@ class Learner:
         """x (B, n_inputs), target (B, K) in [0, 1] → the outputs before the step, (B, K)."""
         output = self.net.forward(x)
         error = check_target(self.net, target, len(x)) - output  # (B, K)
-        for direction in self.directions.values():
-            direction.zero_()
+        directions = self.no_directions()
         # Directions at the rate 1; the optimizer has the rate.
         if self.backprop:
             self.backprop.chain(error)
-            self.backprop.learn(self.directions, 1.0)
+            self.backprop.learn(directions, 1.0)
         else:
-            self.net.add_direction(self.directions, error, 1.0)
+            self.net.add_direction(directions, error, 1.0)
         self.optimizer.step()
         return output
+
+    def no_directions(self) -> dict[str, torch.Tensor]:
+        """The ``grad`` of each parameter, which the optimizer reads, set to zero."""
+        directions = {}
+        for name, parameter in self.net.parameters.items():
+            # Looked up in each step: another learner of this network uses the same arrays, and a
+            # copy of this one, or ``zero_grad``, may have left none.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            directions[name] = parameter.grad.zero_()
+        return directions
 
 
 def layer_of(name: str) -> str:
@@ -74,13 +81,17 @@ def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000
     """The share of rows of inputs (N, n_inputs) whose predicted class is the label (N,): whether
     the output is above ½, or which of several is the largest.
     """
+    check.count("len(inputs)", len(inputs))
+    check.count("batch", batch)
+    # A column of labels, or a single one, would be compared with all predictions, by broadcasting.
+    check.shape("labels", tuple(np.shape(labels)), (len(inputs),))
     parts = []
     for start in range(0, len(inputs), batch):
         some = net.asarray(inputs[start : start + batch])
         parts.append(to_numpy(net.forward(some)))
     out = np.concatenate(parts)  # (N, K)
     predicted = out[:, 0] > 0.5 if out.shape[1] == 1 else out.argmax(axis=1)  # (N,)
-    return float(np.mean(predicted == labels))
+    return float(np.mean(predicted == np.asarray(labels)))
 
 
 @one_thread

@@ -72,6 +72,10 @@ class EDNetwork:
         self.device = device
         self.space = space(backend, device, dtype)
         self.asarray = self.space.asarray
+        if not self.space.holds(alpha):
+            raise ValueError(f"alpha is {alpha}; wanted a finite number of {dtype}")
+        if not self.space.holds(2 / u0):
+            raise ValueError(f"u0 is {u0}; wanted 2 / u0 to be a finite number of {dtype}")
         self.path = choose(path, self.space, width, depth)
         self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
         self.parameters = self._draw(init, random)  # folded
@@ -158,7 +162,8 @@ class EDNetwork:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Takes over parameters in the layout of ``state_dict``; all are checked before any is
-        replaced.
+        replaced. They are written into the arrays that are there, so that who holds these, such as
+        an optimizer, goes on with them.
         """
         if set(state) != set(self.parameters):
             raise ValueError(
@@ -166,16 +171,25 @@ class EDNetwork:
             )
         new = {}
         for name, shape in self._shapes().items():
-            check.shape(what := f"state[{name!r}]", np.shape(state[name]), shape)
-            value = self._folded(name, np.asarray(state[name]))
-            if not np.isfinite(value).all():
-                raise ValueError(f"{what} holds NaN or infinity; wanted finite numbers")
+            what = f"state[{name!r}]"
+            check.shape(what, np.shape(state[name]), shape)
+            value = np.asarray(state[name])
+            if not np.isrealobj(value):
+                raise TypeError(f"{what} has the dtype {value.dtype}; wanted real numbers")
+            value = self._folded(name, value)
+            # Of this dtype, since 1e39 is finite in float64 and infinite in float32.
+            if not self.space.holds(value):
+                numbers = f"finite numbers of {self.space.precision}"
+                raise ValueError(f"{what} holds NaN or infinity; wanted {numbers}")
             if self.rule == "kaneko" and not self._is_free(name) and not layout.signs_hold(value):
                 raise ValueError(
                     f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]"
                 )
             new[name] = self.space.asarray(value)
-        self.parameters, self.states, self.activations = new, None, None
+        for name, value in new.items():
+            self.parameters[name][...] = value
+        # What the old parameters answered is of no use for an update of the new ones.
+        self.states = self.activations = None
 
     def _shapes(self):
         """The shapes in ``state_dict``."""

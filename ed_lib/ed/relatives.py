@@ -123,6 +123,7 @@ class Perceptron:
 
     def step(self, x: Tensor, target: Tensor) -> Tensor:
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
+        check.shape("target", tuple(target.shape), (len(x), self.n_outputs))
         probabilities = self.forward(x)
         for parameter, direction in zip(self.parameters, self.directions(target), strict=True):
             parameter.grad = -direction

@@ -134,7 +134,7 @@ class Backprop:
             raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
         check.choice("loss", loss, LOSSES)
         self.net = net
-        self.rate = rate
+        self.rate = check.positive("rate", rate)
         self.loss = loss
         self.deltas: Array = None  # (depth + 1, K, B, C), allocated by ``chain``
         self.last: Array = None  # (K, B, 2), the output layer's
@@ -143,12 +143,12 @@ class Backprop:
         """Finds −∂loss/∂u of every layer: ``deltas`` (depth + 1, K, B, C) of the hidden ones, and
         ``last`` (K, B, 2); error is target − output, (B, K).
         """
+        self.last = self.of_output(error)
         net = self.net
         matmul = net.space.library.matmul
         if self.deltas is None or self.deltas.shape != net.states.shape:
             self.deltas = net.space.empty(net.states.shape)
         deltas = self.deltas
-        self.last = self.of_output(error)
         slopes = sigmoid_slope(net.states, net.u0)  # (depth + 1, K, B, C), of all layers at once
         # Down from the output, each δ from the one above it: (K, B, 2) @ (K, 2, C) → (K, B, C)
         matmul(self.last, net.parameters["output.weight"].swapaxes(-1, -2), out=deltas[-1])
@@ -160,7 +160,10 @@ class Backprop:
 
     def of_output(self, error: Array) -> Array:
         """−∂loss/∂u of the output's two cells, (K, B, 2), from error (B, K)."""
-        _, out = self.net.activations
+        if self.net.activations is None:
+            raise RuntimeError("chain() needs the activations of net.forward(x); there was none")
+        x, out = self.net.activations
+        check.shape("error", tuple(error.shape), (len(x), self.net.n_outputs))
         delta = sigmoid_slope(out, self.net.u0)
         if self.loss == "cross_entropy":
             # Its derivative by o has o(1 − o) below the line, which cancels the slope's.
@@ -173,8 +176,8 @@ class Backprop:
         """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, the parameters or
         arrays like them: in groups of layers, as ``layout.learn``.
         """
-        p = p or self.net.parameters
-        rate = rate or self.rate
+        p = self.net.parameters if p is None else p
+        rate = self.rate if rate is None else rate
         x, _ = self.net.activations
         states, deltas = self.net.states, self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)

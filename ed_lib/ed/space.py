@@ -49,6 +49,11 @@ class Space:
         start = -memory.ctypes.data % LINE  # bytes up to the next line
         return memory[start : start + size].view(self.precision).reshape(shape)
 
+    def holds(self, numbers: float | np.ndarray) -> bool:
+        """Whether numbers, of any size, are finite in this dtype."""
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.asarray(numbers).astype(self.precision)).all())
+
     def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
         """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and
         shape (as in check.shape), of real numbers, and finite: on a GPU that is not looked at.
