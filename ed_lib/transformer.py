@@ -21,7 +21,8 @@ from ed_lib import check, models
 
 SPREAD = 0.02  # the standard deviation of a weight at the start, as GPT-2's
 AVERAGES = 0.9, 0.99  # how much Adam keeps of its two averages in a step
-WARMUP, LAST = 100, 0.1  # steps until the rate is full; the share of it that is left at the end
+WARMUP = 100  # steps until the rate is full
+LAST = 0.1  # the share of it that is left at the end
 AT_ONCE = 64  # stretches of held-out text that are read at a time
 
 causal = partial(F.scaled_dot_product_attention, is_causal=True)
@@ -79,11 +80,15 @@ class Transformer:
             # (B, T, C) @ (C, 3 C): queries, keys and values, a third of the channels each
             asked = normal(stream) @ p[f"{n}.ask"]
             gathered = models.attention(asked, self.heads, causal)  # (B, T, C)
-            found[f"{n}.answer"] = gathered @ p[f"{n}.answer"]
-            stream = stream + found[f"{n}.answer"]
-            found[f"{n}.up"] = (normal(stream) @ p[f"{n}.up"]).relu()  # (B, T, 4 C)
-            found[f"{n}.down"] = found[f"{n}.up"] @ p[f"{n}.down"]
-            stream = stream + found[f"{n}.down"]
+            answer = gathered @ p[f"{n}.answer"]
+            stream = stream + answer
+            # (B, T, C) @ (C, 4 C) @ (4 C, C)
+            up = (normal(stream) @ p[f"{n}.up"]).relu()
+            down = up @ p[f"{n}.down"]
+            stream = stream + down
+            found[f"{n}.answer"] = answer
+            found[f"{n}.up"] = up
+            found[f"{n}.down"] = down
         found["scores"] = normal(stream) @ p["scores"]
         return found
 
@@ -139,8 +144,9 @@ def draw(shapes: dict[str, tuple[int, int]], layers: int, seed: int) -> dict[str
     small = (2 * layers) ** -0.5
     parameters = {}
     for name, shape in shapes.items():
-        scale = small if name.endswith((".answer", ".down")) else 1
-        weight = SPREAD * torch.randn(shape, generator=random) * scale
+        weight = SPREAD * torch.randn(shape, generator=random)
+        if name.endswith((".answer", ".down")):
+            weight *= small
         parameters[name] = weight.requires_grad_()
     return parameters
 
@@ -178,6 +184,7 @@ def held_out_loss(model: Transformer, numbers: Tensor, places: int | None = None
         stretches = stretches[torch.linspace(0, len(stretches) - 1, places).long()]
     total = 0.0
     for some in stretches.split(AT_ONCE):
-        scores, target = model.forward(some[:, :-1]), some[:, 1:]
+        scores = model.forward(some[:, :-1])
+        target = some[:, 1:]
         total += F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="sum").item()
     return total / (len(stretches) * model.context)

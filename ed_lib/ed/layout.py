@@ -38,9 +38,10 @@ def fold(weight: np.ndarray) -> np.ndarray:
     """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy
     array.
     """
-    *lead, _, q, n_in, n_out = weight.shape
+    *lead, _, types, n_in, n_out = weight.shape
     by_sender = np.moveaxis(weight, -4, -2)  # (..., q, i, p, o)
-    return (by_sender * SIGNS).reshape(*lead, q * n_in, 2 * n_out)
+    signed = by_sender * SIGNS
+    return signed.reshape(*lead, types * n_in, 2 * n_out)
 
 
 def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
@@ -48,7 +49,8 @@ def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
     sender, q.
     """
     *lead, rows, columns = weight.shape
-    by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
+    split = weight.reshape(*lead, types, rows // types, 2, columns // 2)  # (..., q, i, p, o)
+    by_sender = split * SIGNS  # twice the sign is none
     return np.ascontiguousarray(np.moveaxis(by_sender, -2, -4))
 
 
@@ -122,10 +124,11 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
     repeated = library(gains).broadcast_to(by_type, (networks, batch, 2, senders // 2))
     of_cells = repeated.reshape(networks, batch, senders)
     for layers in groups(y):
-        sent = x[layers] * of_cells  # (n, K, B, I)
-        received = slope(y[layers])  # (n, K, B, O)
+        sent = x[layers] * of_cells  # (N, K, B, I), of the N layers of this group
+        received = slope(y[layers])  # (N, K, B, O)
+        # The product of (I, B) and (B, O) sums over the batch.
         add_product(weight[layers], sent.swapaxes(-1, -2), received)
-        bias[layers] += bias_gains @ received  # (K, n, B) @ (n, K, B, O)
+        bias[layers] += bias_gains @ received  # (K, n, B) @ (N, K, B, O)
 
 
 def groups(y: Array) -> list[slice]:
@@ -186,12 +189,22 @@ def learn_all(
         learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
     update(p["hidden.weight"], p["hidden.bias"], states, gains, bias_gains)
     if "output.weight" in p:
-        weight, bias = p["output.weight"][None], p["output.bias"][None]  # a stack of one layer
+        # As a stack of one layer.
+        weight = p["output.weight"][None]
+        bias = p["output.bias"][None]
         learn(weight, bias, states[-1:], out[None], gains, bias_gains)
 
 
-def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
-                  bias: str, learn_all: Callable = learn_all) -> None:  # fmt: skip
+def add_direction(
+    p: dict[str, Array],
+    x: Array,
+    states: Array,
+    out: Array,
+    error: Array,
+    rule: str,
+    bias: str,
+    learn_all: Callable = learn_all,
+) -> None:
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in
     place.
 
@@ -199,8 +212,12 @@ def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, erro
     "cells".
     """
     gains = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
-    # Bias cells are senders, with a constant output; free biases take the error as it is.
-    bias_gains = gains * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
+    if bias == "cells":
+        # Bias cells are senders, with a constant output: (K, 2, B)
+        bias_gains = gains * rules.BIAS_CELL
+    else:
+        # Free biases take the error as it is: (K, 1, B)
+        bias_gains = error.T[:, None]
     learn_all(p, x, states, out, gains, bias_gains)
 
 
@@ -226,7 +243,8 @@ def signs_hold(weight: Array) -> bool:
     types.
     """
     n_in, n_out = weight.shape[-2] // 2, weight.shape[-1] // 2
-    excitatory, inhibitory = weight[..., :n_in, :], weight[..., n_in:, :]  # by type of sender
+    excitatory = weight[..., :n_in, :]  # senders
+    inhibitory = weight[..., n_in:, :]
     # The receiver's sign is folded in: what excites a cell of the other type has the sign −.
     hold = [
         excitatory[..., :n_out] >= 0,

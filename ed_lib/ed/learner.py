@@ -28,8 +28,16 @@ class Learner:
     constant. layers: which of LAYERS learn.
     """
 
-    def __init__(self, net: Any, method: str = "ed", optimizer: str = "sgd", rate: float = 0.1, *,
-                 steps: int | None = None, layers: Sequence[str] = LAYERS):  # fmt: skip
+    def __init__(
+        self,
+        net: Any,
+        method: str = "ed",
+        optimizer: str = "sgd",
+        rate: float = 0.1,
+        *,
+        steps: int | None = None,
+        layers: Sequence[str] = LAYERS,
+    ):
         check.choice("method", method, METHODS)
         if net.space.backend != "torch":
             raise ValueError(f"net is of the backend {net.space.backend!r}; wanted 'torch'")
@@ -95,8 +103,16 @@ def accuracy(net: Any, inputs: np.ndarray, labels: np.ndarray, batch: int = 2000
 
 
 @one_thread
-def fit(learner: Any, train_set: Images, test_set: Images, *, epochs: int = 1, batch: int = 64,
-        every: int = 50, seed: int = 0) -> training.History:  # fmt: skip
+def fit(
+    learner: Any,
+    train_set: Images,
+    test_set: Images,
+    *,
+    epochs: int = 1,
+    batch: int = 64,
+    every: int = 50,
+    seed: int = 0,
+) -> training.History:
     """Trains a network in batches and looks at the test set on the way → ``training.History``.
 
     learner: an EDNetwork, or a :class:`Learner` of one. Each set is (inputs (N, n_inputs), labels

@@ -30,14 +30,16 @@ def signs(cells: int, classes: int) -> Tensor:
     """The kinds of some cells, (cells,): one for each class that raises scores, then one that
     lowers them.
     """
-    group = torch.arange(cells) // classes  # as many cells as classes, side by side
+    # Groups of cells that stand side by side, one cell for each class.
+    group = torch.arange(cells) // classes
     return 1 - 2 * (group % 2)
 
 
 def broadcast(error: Tensor, cells: int) -> Tensor:
     """What ED tells each cell: of one class's error, times the cell's sign: (…, K) → (…, cells)."""
     classes = error.shape[-1]
-    of_its_class = error[..., torch.arange(cells) % classes]  # (…, cells)
+    its_class = torch.arange(cells) % classes
+    of_its_class = error[..., its_class]  # (…, cells)
     return of_its_class * signs(cells, classes)
 
 
@@ -52,9 +54,17 @@ class Perceptron:
 
     rules: tuple[str, ...] = RULES
 
-    def __init__(self, widths: Sequence[int], rule: str = "backprop", rate: float = 1e-3, *,
-                 one_signed: bool = False, steps: int | None = None, seed: int = 0,
-                 dtype: torch.dtype = torch.float32):  # fmt: skip
+    def __init__(
+        self,
+        widths: Sequence[int],
+        rule: str = "backprop",
+        rate: float = 1e-3,
+        *,
+        one_signed: bool = False,
+        steps: int | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
         check.choice("rule", rule, self.rules)
         if len(widths) < 2:
             raise ValueError(f"widths is {list(widths)}; wanted at least two")
@@ -83,10 +93,12 @@ class Perceptron:
 
     def draw(self) -> list[Tensor]:
         """Weights, biases, and what stands in for weights on the way back → the parameters."""
-        sizes = list(itertools.pairwise(self.widths))  # (I, O) of each layer
-        # Half of a layer's sums are cut off by the ReLU; √2 keeps the spread (K. He et al. 2015).
-        self.weights = [2**0.5 * self.scaled(*size) for size in sizes]
-        self.biases = [torch.zeros(columns, dtype=self.dtype) for _, columns in sizes]
+        self.weights = []
+        self.biases = []
+        for rows, columns in itertools.pairwise(self.widths):
+            # The ReLU cuts off half of a layer's sums; √2 keeps their spread (K. He et al. 2015).
+            self.weights.append(2**0.5 * self.scaled(rows, columns))
+            self.biases.append(torch.zeros(columns, dtype=self.dtype))
         # Every rule draws all of it, after the weights, so that all start with the same weights.
         self.draw_feedback()
         self.draw_classifiers()
@@ -100,9 +112,12 @@ class Perceptron:
         """What "feedback" has in place of each Wᵀ, (O, I), and "direct" for each hidden layer, (K,
         O).
         """
-        sizes = itertools.pairwise(self.widths)
-        self.transposes = [self.scaled(columns, rows) for rows, columns in sizes]
-        self.direct = [self.scaled(self.n_outputs, cells) for cells in self.widths[1:-1]]
+        self.transposes = []
+        for rows, columns in itertools.pairwise(self.widths):
+            self.transposes.append(self.scaled(columns, rows))
+        self.direct = []
+        for cells in self.widths[1:-1]:
+            self.direct.append(self.scaled(self.n_outputs, cells))
 
     def draw_classifiers(self) -> None:
         """The classifier of each hidden layer, (O, K), for "local"."""
@@ -112,14 +127,19 @@ class Perceptron:
         """s·s' for each weight but the first layer's, ±1, of its shape; a score has s' = 1."""
         kinds = [signs(cells, self.n_outputs) for cells in self.widths[1:-1]]
         kinds.append(torch.ones(self.n_outputs))
-        pairs = itertools.pairwise(kinds)
-        return [(sender[:, None] * receiver).to(self.dtype) for sender, receiver in pairs]
+        found = []
+        for sender, receiver in itertools.pairwise(kinds):
+            products = sender[:, None] * receiver  # (I, O)
+            found.append(products.to(self.dtype))
+        return found
 
     def signed_weights(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, the signs that it keeps) of each layer but the first; none if weights are
         free.
         """
-        return list(zip(self.weights[1:], self.kept, strict=True)) if self.one_signed else []
+        if not self.one_signed:
+            return []
+        return list(zip(self.weights[1:], self.kept, strict=True))
 
     def step(self, x: Tensor, target: Tensor) -> Tensor:
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
@@ -135,12 +155,15 @@ class Perceptron:
         """x (B, n_inputs) → the probabilities, (B, K). Keeps what each layer was given, and its
         sums.
         """
-        self.given, self.sums = [], []
+        self.given = []
+        self.sums = []
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            self.given.append(x)  # (B, I)
-            self.sums.append(torch.addmm(bias, x, weight))  # (B, O)
-            x = self.sums[-1].relu()
-        self.probabilities = self.sums[-1].softmax(1)
+            u = torch.addmm(bias, x, weight)  # (B, I) @ (I, O) → (B, O)
+            self.given.append(x)
+            self.sums.append(u)
+            x = u.relu()
+        # The last layer's sums are scores, and have no ReLU.
+        self.probabilities = u.softmax(1)
         return self.probabilities
 
     def directions(self, target: Tensor) -> list[Tensor]:
@@ -148,10 +171,12 @@ class Perceptron:
         along minus the gradient of the mean cross-entropy.
         """
         error = (target - self.probabilities) / len(target)  # (B, K)
-        deltas = [error]  # of the layers, the last one's first
+        # δ of each layer, (B, O), the last one's first: some rules need the one above.
+        deltas = [error]
         for n in reversed(range(len(self.weights) - 1)):
             told = self.told(n, deltas[-1], error, target)
-            deltas.append(told * (self.sums[n] > 0))  # f′ of ReLU
+            slope = self.sums[n] > 0  # f′ of ReLU
+            deltas.append(told * slope)
         deltas.reverse()
         # (I, B) @ (B, O): what came in, times what the layer makes of what it is told
         weights = [y.T @ delta for y, delta in zip(self.given, deltas, strict=True)]
@@ -161,7 +186,8 @@ class Perceptron:
 
     def directions_of_heads(self, target: Tensor) -> list[Tensor]:
         """The direction of each hidden layer's own classifier, (O, K)."""
-        answers = self.given[1:]  # what a hidden layer answers is given to the next one, (B, O)
+        # What a hidden layer answers, (B, O), is given to the next one.
+        answers = self.given[1:]
         return [y.T @ self.own_error(n, target) for n, y in enumerate(answers)]
 
     def told(self, n: int, delta: Tensor, error: Tensor, target: Tensor) -> Tensor:
@@ -183,7 +209,8 @@ class Perceptron:
             return broadcast(error, len(after))
         if self.rule == "local":
             return self.own_error(n, target) @ self.heads[n].T
-        return torch.zeros_like(self.sums[n])  # "frozen"
+        # "frozen": nothing
+        return torch.zeros_like(self.sums[n])
 
     def own_error(self, n: int, target: Tensor) -> Tensor:
         """Of hidden layer n's own classifier, (B, K), divided by B."""
@@ -193,4 +220,5 @@ class Perceptron:
     def keep_signs(self) -> None:
         """Puts weights that left their sign back to zero."""
         for weight, sign in self.signed_weights():
+            # Times its sign a weight is ≥ 0, or has left it.
             weight.mul_(sign).clamp_(min=0).mul_(sign)

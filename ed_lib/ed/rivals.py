@@ -52,7 +52,8 @@ class ArticleNetwork:
         states = [self.layer(given, state["input.weight"], state["input.bias"])]
         for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
             states.append(self.layer(states[-1], weight, bias))
-        output = self.layer(states[-1], state["output.weight"], state["output.bias"])  # (2, B, 1)
+        # Of both types of cell, (2, B, 1); the excitatory one is the output.
+        output = self.layer(states[-1], state["output.weight"], state["output.bias"])
         # (D + 1, 2, B, W): copied into one array, so that the update can take all layers at once
         all_states = library(x).asarray(states)
         self.senders = {"input": given, "hidden": all_states[:-1], "output": states[-1]}
@@ -69,7 +70,10 @@ class ArticleNetwork:
         """σ(u) with no exponential of a positive number, so that none overflows. Writes into u."""
         lib = library(u)
         u *= 2 / self.u0
-        return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
+        # e^u / (1 + e^u) below zero, and 1 / (1 + e^−u) above
+        numerator = lib.exp(lib.minimum(u, 0))
+        denominator = 1 + lib.exp(-lib.abs(u))
+        return numerator / denominator
 
     def update(self, error: Array) -> None:
         """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the
@@ -78,10 +82,13 @@ class ArticleNetwork:
         einsum = library(error).einsum
         for name, x in self.senders.items():
             y = self.answers[name]
-            received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)
-            weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
-            products = einsum("...pbo,...qbi->...pqbio", received, x)  # with their batch axis
+            slope = y * (1 - y)  # (…, 2, B, O)
+            received = einsum("b,...pbo->...pbo", error[:, 0], slope)
+            # The large array, (…, 2, 2, B, I, O): the batch axis is summed only afterwards.
+            products = einsum("...pbo,...qbi->...pqbio", received, x)
+            weight = self.state[f"{name}.weight"]
             weight += self.alpha * products.mean(-3)
+            bias = self.state[f"{name}.bias"]
             bias += self.alpha * received.mean(-2, keepdims=True)
 
 
@@ -96,11 +103,12 @@ class Logged(np.ndarray):
 
     def log(self, name: str, function: Callable, *inputs: Any, **options: Any) -> "Logged":
         """Calls ``function`` on plain arrays, and writes it down."""
-        if "out" in options:  # += writes into what is there
+        if "out" in options:
+            # += writes into what is there.
             options["out"] = tuple(map(plain, options["out"]))
-        result = np.asarray(function(*map(plain, inputs), **options)).view(Logged)
+        result = np.asarray(function(*map(plain, inputs), **options))
         Logged.calls.append((name, result.shape))
-        return result
+        return result.view(Logged)
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
         name = "sum" if method == "reduce" else ufunc.__name__
@@ -149,13 +157,16 @@ class Backprop:
         if self.deltas is None or self.deltas.shape != net.states.shape:
             self.deltas = net.space.empty(net.states.shape)
         deltas = self.deltas
-        slopes = sigmoid_slope(net.states, net.u0)  # (depth + 1, K, B, C), of all layers at once
+        # σ′ of all layers at once, (depth + 1, K, B, C), since it needs no other layer.
+        slopes = sigmoid_slope(net.states, net.u0)
+        # The transpose of each layer's weights, a view; of the output's, (K, 2, C).
+        output = net.parameters["output.weight"].swapaxes(-1, -2)
+        hidden = net.parameters["hidden.weight"].swapaxes(-1, -2)
         # Down from the output, each δ from the one above it: (K, B, 2) @ (K, 2, C) → (K, B, C)
-        matmul(self.last, net.parameters["output.weight"].swapaxes(-1, -2), out=deltas[-1])
+        matmul(self.last, output, out=deltas[-1])
         deltas[-1] *= slopes[-1]
-        weight = net.parameters["hidden.weight"]
         for d in reversed(range(net.depth)):
-            matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
+            matmul(deltas[d + 1], hidden[d], out=deltas[d])
             deltas[d] *= slopes[d]
 
     def of_output(self, error: Array) -> Array:
@@ -169,7 +180,8 @@ class Backprop:
             # Its derivative by o has o(1 − o) below the line, which cancels the slope's.
             delta[...] = 2 / self.net.u0
         delta[..., 0] *= error.T / len(error)
-        delta[..., 1] = 0  # the loss does not see the output's inhibitory cell
+        # The loss does not see the output's inhibitory cell.
+        delta[..., 1] = 0
         return delta
 
     def learn(self, p: dict[str, Array] | None = None, rate: float | None = None) -> None:
@@ -179,7 +191,8 @@ class Backprop:
         p = self.net.parameters if p is None else p
         rate = self.rate if rate is None else rate
         x, _ = self.net.activations
-        states, deltas = self.net.states, self.deltas
+        states = self.net.states
+        deltas = self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
         n_inputs = x.shape[-1]
         # Both types of sender send x, so that their weights change alike.
@@ -191,7 +204,8 @@ class Backprop:
             received = rate * deltas[1:][group]  # (n, K, B, C)
             layout.add_product(p["hidden.weight"][group], sent, received)
             p["hidden.bias"][group] += received.sum(-2, keepdims=True)
-        p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
+        sent = states[-1].swapaxes(-1, -2)  # (K, C, B)
+        p["output.weight"] += rate * (sent @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
 
 
@@ -230,8 +244,13 @@ def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> li
     return [(convert(weight), convert(bias)) for weight, bias in layers]
 
 
-def optimizer(parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
-              **options: bool) -> torch.optim.Optimizer:  # fmt: skip
+def optimizer(
+    parameters: Iterable[torch.Tensor],
+    kind: str,
+    rate: float,
+    steps: int | None = None,
+    **options: bool,
+) -> torch.optim.Optimizer:
     """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to
     zero along half a cosine; None: it is constant. options: PyTorch's.
     """
