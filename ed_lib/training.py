@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from ed_lib import check, data, timing
 
-CHUNK = 1000  # test images that go through a network at a time
+# Test images that go through a network at a time, so that their activations fit into memory
+CHUNK = 1000
 
 
 @dataclass
@@ -58,7 +59,8 @@ def loop(
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
     bar: dict = {"desc": "training", "total": last, "leave": False}
     if os.environ.get("RANK", "0") != "0":
-        bar["disable"] = True  # of several ranks one draws it
+        # Of several ranks one draws it.
+        bar["disable"] = True
     losses: list = []  # of the steps since the last look
     seen = 0
     start = timing.now()

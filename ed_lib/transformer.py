@@ -19,11 +19,15 @@ from torch.nn import functional as F
 
 from ed_lib import check, models
 
-SPREAD = 0.02  # the standard deviation of a weight at the start, as GPT-2's
-AVERAGES = 0.9, 0.99  # how much Adam keeps of its two averages in a step
-WARMUP = 100  # steps until the rate is full
-LAST = 0.1  # the share of it that is left at the end
-AT_ONCE = 64  # stretches of held-out text that are read at a time
+# The standard deviation of a weight at the start, as GPT-2's
+SPREAD = 0.02
+# How much Adam keeps of its two averages in a step, as nanoGPT's for characters
+AVERAGES = 0.9, 0.99
+# Steps until the rate is full, and the share of it that is left at the end
+WARMUP = 100
+LAST = 0.1
+# Stretches of held-out text that are read at a time
+AT_ONCE = 64
 
 causal = partial(F.scaled_dot_product_attention, is_causal=True)
 
@@ -165,6 +169,7 @@ def risen_and_fallen(step: int, steps: int) -> float:
     """The share of the highest rate: it rises over WARMUP steps, and falls along half a cosine to
     LAST.
     """
+    # From the first step on above zero, so that it is not lost
     risen = min((step + 1) / WARMUP, 1)
     gone = min(step / steps, 1)
     fallen = LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * gone))

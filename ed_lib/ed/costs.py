@@ -29,6 +29,7 @@ class Shape:
         layer.
         """
         cells = 2 * self.width  # of a layer
+        # Both types of sender send the inputs; both types of cell answer at the output.
         first = self.n_outputs * 2 * self.n_inputs * cells
         last = self.n_outputs * cells * 2
         return first + self.hidden_weights + last

@@ -78,9 +78,12 @@ class EDNetwork:
             raise ValueError(f"u0 is {u0}; wanted 2 / u0 to be a finite number of {dtype}")
         self.path = choose(path, self.space, width, depth)
         self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
-        self.parameters = self._draw(init, random)  # folded
-        self.states: Array = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
-        self.activations: Any = None  # (x, out), set by forward, read by update
+        # Folded, and the same arrays for as long as the network lives: others hold them too.
+        self.parameters = self._draw(init, random)
+        # (depth + 1, K, B, 2W), allocated for the batch size in use, since a step uses it again
+        self.states: Array = None
+        # (x, out), set by forward, read by update
+        self.activations: Any = None
 
     @property
     def compute(self) -> Any:
@@ -212,6 +215,7 @@ class EDNetwork:
         """
         params = {}
         for name, shape in self._shapes().items():
+            # Drawn in float64 by NumPy on every backend, so that a seed gives one start.
             magnitudes = rng.random(shape) if init == "uniform" else abs(rng.standard_normal(shape))
             senders = 2 * (self.n_inputs if name.startswith("input") else self.width)
             scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0

@@ -48,7 +48,8 @@ class ArticleNetwork:
     def forward(self, x: Array) -> Array:
         """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
         state = self.state
-        given = x[None].repeat(2, 0)  # (B, I) → (2, B, I)
+        # Both types of sender send the inputs: (B, I) → (2, B, I)
+        given = x[None].repeat(2, 0)
         states = [self.layer(given, state["input.weight"], state["input.bias"])]
         for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
             states.append(self.layer(states[-1], weight, bias))
@@ -239,8 +240,10 @@ def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> li
     """The (weight, bias) of each of the depth + 2 layers of parameters, or of a ``state_dict``,
     converted.
     """
-    first, hidden, last = ((p[f"{name}.weight"], p[f"{name}.bias"]) for name in layout.LAYERS)
-    layers = [first, *zip(*hidden, strict=True), last]
+    layers = [(p["input.weight"], p["input.bias"])]
+    # The hidden layers' arrays are stacks with an entry for each.
+    layers.extend(zip(p["hidden.weight"], p["hidden.bias"], strict=True))
+    layers.append((p["output.weight"], p["output.bias"]))
     return [(convert(weight), convert(bias)) for weight, bias in layers]
 
 
@@ -255,8 +258,11 @@ def optimizer(
     zero along half a cosine; None: it is constant. options: PyTorch's.
     """
     check.choice("optimizer", kind, OPTIMIZERS)
-    made = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)
+    rate = check.positive("rate", rate)
+    made = OPTIMIZERS[kind](parameters, lr=rate, **options)
     if steps is not None:
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, check.count("steps", steps))
+        check.count("steps", steps)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, steps)
+        # With the optimizer's own step, so that whoever takes it need not know of the schedule.
         made.register_step_post_hook(lambda *_: schedule.step())
     return made

@@ -14,7 +14,8 @@ from ed_lib.arrays import Array, dtype_name, gpu_count
 
 BACKENDS = "numpy", "torch", "cupy"
 DTYPES = "float32", "float64"
-LINE = 64  # bytes of a cache line, which a vector should not straddle
+# Bytes of a cache line, which a vector should not straddle: it would be read in two halves.
+LINE = 64
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Space:
         if self.backend != "numpy":
             return self.library.empty(shape, dtype=getattr(self.library, self.precision))
         size = math.prod(shape) * np.dtype(self.precision).itemsize
-        memory = np.empty(size + LINE, np.uint8)  # with room to begin later
+        # With room to begin later, since NumPy begins where it likes.
+        memory = np.empty(size + LINE, np.uint8)
         start = -memory.ctypes.data % LINE  # bytes up to the next line
         return memory[start : start + size].view(self.precision).reshape(shape)
 
