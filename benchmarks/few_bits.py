@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from benchmarks.shared.harness import Size, one_thread, runs
 from ed_lib import data, timing
-from ed_lib.ed.language import Transformer, held_out_loss
 from ed_lib.precision.low_bit_training import (
     FOUR,
     RECIPES,
@@ -22,6 +21,7 @@ from ed_lib.precision.low_bit_training import (
     Scaling,
     low_bits,
 )
+from ed_lib.transformer import Transformer, held_out_loss
 
 NV = RECIPES["NVFP4"]
 E2M1 = Scaling("e2m1")

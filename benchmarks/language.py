@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from benchmarks.shared.grid import search
 from benchmarks.shared.harness import Size, one_thread
 from ed_lib import data, timing
-from ed_lib.ed.language import Transformer, held_out_loss
+from ed_lib.ed.language import EDTransformer
 from ed_lib.ed.relatives import Perceptron
+from ed_lib.transformer import held_out_loss
 
 shakespeare = functools.cache(data.text)
 
@@ -88,7 +89,7 @@ def transformer(attention, mlp, rate, seed, searching, size):
     text = shakespeare()
     steps = size.search if searching else size.steps
     shape = len(text.characters), size.context, size.layers, size.heads, size.width
-    model = Transformer(*shape, attention=attention, mlp=mlp, rate=rate, steps=steps, seed=seed)
+    model = EDTransformer(*shape, attention=attention, mlp=mlp, rate=rate, steps=steps, seed=seed)
     draw = data.stretches(text.train, size.batch, size.context, seed=seed)
     step = lambda: model.step(*(half.T for half in next(draw)))  # noqa: E731
     return taught(step, partial(held_out_loss, model), steps, size.places, text, size)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from ed_lib import check, data, timing
 
-CHUNK = 1000  # test images that go through a network at a time
+# Test images that go through a network at a time, so that their activations fit into memory
+CHUNK = 1000
 
 
 @dataclass
@@ -47,32 +48,41 @@ def loop(
     """
     from tqdm.std import tqdm
 
-    n, batch, epochs = (
-        check.count("n", n),
-        check.count("batch", batch),
-        check.count("epochs", epochs),
-    )
+    check.count("n", n)
+    check.count("batch", batch)
+    check.count("epochs", epochs)
     per_epoch = -(-n // batch)
-    every, last = check.count("every", per_epoch if every is None else every), epochs * per_epoch
-    look = look or (lambda: float("nan"))
-    history, losses, seen = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()]), [], 0
+    last = epochs * per_epoch
+    every = check.count("every", per_epoch if every is None else every)
+    look = unknown if look is None else look
+    history = History(steps=[0], seen=[0], seconds=[0.0], accuracy=[look()])
     order = (rows for epoch in range(epochs) for rows in data.batches(n, batch, seed=seed + epoch))
-    bar: dict = (
-        {} if os.environ.get("RANK", "0") == "0" else {"disable": True}
-    )  # of several ranks, one
+    bar: dict = {"desc": "training", "total": last, "leave": False}
+    if os.environ.get("RANK", "0") != "0":
+        # Of several ranks one draws it.
+        bar["disable"] = True
+    losses: list = []  # of the steps since the last look
+    seen = 0
     start = timing.now()
-    for number, rows in enumerate(tqdm(order, "training", last, leave=False, **bar), start=1):
+    for number, rows in enumerate(tqdm(order, **bar), start=1):
         losses.append(step(rows))
         seen += len(rows)
         if number % every == 0 or number == last:
             history.seconds.append(timing.now() - start)
             history.steps.append(number)
             history.seen.append(seen)
+            # Numbers only now: a loss on a GPU, made a number in each step, would make it wait.
             history.loss += map(float, losses)
             losses.clear()
             history.accuracy.append(look())
+            # The look is not part of the training's time.
             start = timing.now()
     return history
+
+
+def unknown() -> float:
+    """The accuracy where nobody looks."""
+    return float("nan")
 
 
 def train(
@@ -91,10 +101,10 @@ def train(
 ) -> History:
     """Trains ``model`` in place by :func:`loop`; one seed shows the same batches.
 
-    images (N, …), labels (N,) int64, on the model's device; ``test``: a pair of such, for the
-    accuracy. context(): what a step's forward pass and loss run in, such as
-    ``torch.autocast("cpu")``. scaler: like torch.amp.GradScaler. loss_function(scores, labels) →
-    the mean. optimizer: torch's, or like it.
+    images (N, …), labels (N,) int64, or a row for each image of what ``loss_function`` takes, on
+    the model's device; ``test``: images and labels (N,), for the accuracy. context(): what a step's
+    forward pass and loss run in, such as ``torch.autocast("cpu")``. scaler: like
+    torch.amp.GradScaler. loss_function(scores, labels) → the mean. optimizer: torch's, or like it.
     """
     if len(images) != len(labels):
         raise ValueError(
@@ -111,7 +121,7 @@ def train(
 
     def look():
         with context():
-            return accuracy(model, *test) if test else float("nan")
+            return float("nan") if test is None else accuracy(model, *test)
 
     return loop(step, len(images), look, batch=batch, epochs=epochs, seed=1000 * seed)
 
@@ -130,12 +140,21 @@ def optimizer_step(loss: torch.Tensor, optimizer: Any, scaler: Any = None) -> No
 
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The share of images (N, …) whose largest score is that of the label (N,). Leaves its mode as
-    it is.
+    it is. ValueError unless there is a label for each image, and a row of scores.
     """
-    training, right = model.training, torch.zeros((), dtype=torch.int64, device=labels.device)
+    check.count("len(images)", len(images))
+    # A column of labels, or a single one, would be compared with all predictions, by broadcasting.
+    check.shape("labels", tuple(labels.shape), (len(images),))
+    training = model.training
+    # Counted on the device, which is asked for the number once, at the end.
+    right = torch.zeros((), dtype=torch.int64, device=labels.device)
     model.eval()
-    with torch.no_grad():
-        for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
-            right += (model(x).argmax(dim=1) == y).sum()  # (chunk, classes) → (chunk,) → ()
-    model.train(training)
+    try:
+        with torch.no_grad():
+            for x, y in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
+                scores = model(x)
+                check.shape("what model gives", tuple(scores.shape), (len(x), "classes"))
+                right += (scores.argmax(dim=1) == y).sum()
+    finally:
+        model.train(training)
     return int(right) / len(images)

@@ -9,13 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib import chapter, data, figures, machine, models, roofline, timing, training
+from ed_lib import (
+    chapter,
+    data,
+    figures,
+    machine,
+    models,
+    roofline,
+    timing,
+    training,
+    transformer,
+)
 from ed_lib.roofline import Ceilings
 from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
 from tests.precision.doors import PRECISION
 from tools import repository
+
+
+def a_transformer(**options):
+    sizes = {"vocabulary": 5, "context": 6, "layers": 1, "heads": 2, "width": 8}
+    return transformer.Transformer(**sizes | options)
+
 
 # Each entry: (what it is, a function that makes the call, the error, words of the message, in their
 # order)
@@ -65,6 +81,70 @@ GROUND = [
         lambda: training.train(models.mlp(), None, torch.ones(3, 784), torch.zeros(2).long()),
         ValueError,
         "there are 3 images and 2 labels; wanted a label for each",
+    ),
+    (
+        "accuracy: a column of labels",
+        lambda: training.accuracy(torch.nn.Identity(), torch.eye(3), torch.zeros(3, 1).long()),
+        ValueError,
+        "labels has the shape (3, 1); wanted (3,)",
+    ),
+    (
+        "accuracy: one label",
+        lambda: training.accuracy(torch.nn.Identity(), torch.eye(3), torch.zeros(1).long()),
+        ValueError,
+        "labels has the shape (1,); wanted (3,)",
+    ),
+    (
+        "accuracy: scores of tokens",
+        lambda: training.accuracy(torch.nn.Identity(), torch.ones(3, 3, 3), torch.zeros(3).long()),
+        ValueError,
+        "what model gives has the shape (3, 3, 3); wanted (3, classes)",
+    ),
+    (
+        "accuracy: no images",
+        lambda: training.accuracy(torch.nn.Identity(), torch.ones(0, 3), torch.zeros(0).long()),
+        ValueError,
+        "len(images) is 0; wanted at least 1",
+    ),
+    *(
+        (f"transformer: {name}", lambda options=options: a_transformer(**options), error, words)
+        for name, options, error, words in [
+            ("vocabulary", {"vocabulary": 0}, ValueError, "vocabulary is 0; wanted at least 1"),
+            ("context", {"context": 0}, ValueError, "context is 0; wanted at least 1"),
+            ("layers", {"layers": -1}, ValueError, "layers is -1; wanted at least 1"),
+            ("no layers", {"layers": 0}, ValueError, "layers is 0; wanted at least 1"),
+            ("half a layer", {"layers": 1.5}, TypeError, "layers is 1.5; wanted a whole number"),
+            ("heads", {"heads": -2}, ValueError, "heads is -2; wanted at least 1"),
+            ("more heads", {"heads": 3}, ValueError, "heads is 3; wanted a divisor of the width"),
+            ("width", {"width": 0}, ValueError, "width is 0; wanted at least 1"),
+            ("rate", {"rate": 0.0}, ValueError, "rate is 0.0; wanted a finite number above 0"),
+            ("steps", {"steps": 0}, ValueError, "steps is 0; wanted at least 1"),
+            ("seed", {"seed": -1}, ValueError, "seed is -1; wanted at least 0"),
+        ]
+    ),
+    (
+        "transformer: long",
+        lambda: a_transformer().forward(torch.zeros(1, 7, dtype=torch.int64)),
+        ValueError,
+        "x has shape (1, 7); wanted (B, T) with T of at most 6",
+    ),
+    (
+        "transformer: numbers",
+        lambda: a_transformer().forward(torch.arange(6)[None]),
+        ValueError,
+        "x runs from 0 to 5; wanted the numbers of 5 characters",
+    ),
+    (
+        "transformer: target turned",
+        lambda: a_transformer().step(torch.zeros(3, 6).long(), torch.zeros(6, 3).long()),
+        ValueError,
+        "target has the shape (6, 3); wanted (3, 6)",
+    ),
+    (
+        "transformer: no places",
+        lambda: transformer.held_out_loss(a_transformer(), torch.zeros(25).long(), 0),
+        ValueError,
+        "places is 0; wanted at least 1",
     ),
     (
         "encoder: heads",

@@ -68,3 +68,30 @@ def test_training_is_the_loop_written_out_with_autocast_and_a_scaler_too(
         and len(history.accuracy) == len(history.seconds) == 3
     )
     assert all(seconds > 0 for seconds in history.seconds[1:])
+
+
+@pytest.mark.parametrize("n", [3, 1000, 1001])
+def test_the_accuracy_is_the_share_of_labels_that_have_the_largest_score(n):
+    """1 / 3, by a loop; in chunks as well."""
+    scores = torch.eye(3)[torch.arange(n) % 3]
+    labels = torch.zeros(n).long()
+    right = sum(max(range(3), key=row.__getitem__) == 0 for row in scores.tolist())
+    assert training.accuracy(nn.Identity(), scores, labels) == pytest.approx(right / n)
+    assert right / n == pytest.approx(1 / 3, abs=0.001)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_model_keeps_its_mode_when_its_accuracy_is_refused(mode):
+    net = nn.Flatten(0).train(mode)
+    with pytest.raises(ValueError, match="what model gives"):
+        training.accuracy(net, torch.eye(3), torch.zeros(3).long())
+    assert net.training == mode
+
+
+def test_a_look_that_counts_as_false_is_looked_with():
+    class Empty(list):
+        def __call__(self):
+            return 0.25
+
+    history = training.loop(lambda rows: 0.0, 4, Empty(), batch=2)
+    assert history.accuracy == [0.25, 0.25]

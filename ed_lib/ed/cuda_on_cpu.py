@@ -15,8 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+# What the words of CUDA C become. A block's threads share what is static, since blocks run one
+# after another.
 MACROS = "__global__= __device__= __launch_bounds__(n)= __shared__=static".split()
 MACROS += ["__syncthreads()=together->arrive_and_wait()"]
+SHARED = r"extern __shared__ (\w+) (\w+)\[\]"  # memory whose size the launch says
+UNWRITTEN = 255  # four or eight such bytes are NaN
 PROGRAM = """
 #include <math.h>
 #include <algorithm>
@@ -61,27 +65,29 @@ class RawKernel:
     """
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()):
-        self.code, self.name, self.options = code, name, tuple(options)
+        self.code = code
+        self.name = name
+        self.options = tuple(options)
 
     def __call__(self, grid: tuple, block: tuple, args: tuple, *, shared_mem: int = 0) -> None:
         values = [np.asarray(arg) for arg in args]
-        stars = [
-            "" if isinstance(arg, np.ndarray) else "*" for arg in args
-        ]  # a scalar is passed by value
-        given = [f"{stars[n]}({value.dtype}*)args[{n}]" for n, value in enumerate(values)]
-        sizes = np.maximum([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], 1).astype(
-            np.uint32
-        )  # as CuPy does
-        pointers = np.array([value.ctypes.data for value in values], np.uintp)
-        memory = np.full(shared_mem, 255, np.uint8)  # NaN, until a kernel writes
+        given = []
+        for n, (arg, value) in enumerate(zip(args, values, strict=True)):
+            star = "" if isinstance(arg, np.ndarray) else "*"  # a scalar is passed by value
+            given.append(f"{star}({value.dtype}*)args[{n}]")
         launch = compile_kernel(self.code, ", ".join([self.name, *given]), self.options)
+        # Three sizes each, at least 1, as CuPy fills them up.
+        sizes = np.maximum([*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3]], 1).astype(np.uint32)
+        pointers = np.array([value.ctypes.data for value in values], np.uintp)
+        # A kernel that reads what none of its threads wrote shall get NaN, and not a lucky zero.
+        memory = np.full(shared_mem, UNWRITTEN, np.uint8)
         launch(*(ctypes.c_void_p(array.ctypes.data) for array in (sizes, pointers, memory)))
 
 
 @functools.cache
 def compile_kernel(code: str, kernel: str, options: tuple[str, ...]) -> Callable:
     """The function that launches a kernel, with arguments of the types that follow its name."""
-    code = re.sub(r"extern __shared__ (\w+) (\w+)\[\]", r"\1* \2 = (\1*)memory", code)
+    code = re.sub(SHARED, r"\1* \2 = (\1*)memory", code)
     program = PROGRAM.replace("SOURCE", code).replace("KERNEL", kernel)
     if not shutil.which("g++"):
         raise RuntimeError("a CUDA kernel on a CPU needs the compiler g++: install g++")
@@ -90,7 +96,6 @@ def compile_kernel(code: str, kernel: str, options: tuple[str, ...]) -> Callable
         command += ["-o", f"{folder}/kernel.so", *(f"-D{macro}" for macro in MACROS)]
         done = subprocess.run(command, input=program, capture_output=True, text=True)
         if done.returncode:
-            raise TypeError(
-                f"{kernel.partition(',')[0]} does not compile, or not for these:\n{done.stderr}"
-            )
+            name = kernel.partition(",")[0]
+            raise TypeError(f"{name} does not compile, or not for these:\n{done.stderr}")
         return ctypes.CDLL(f"{folder}/kernel.so").launch

@@ -86,23 +86,30 @@ update(real* weight, real* bias, const real* states, const real* gains,
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
     """As ``layout.forward``."""
-    depth, (networks, batch, cells) = len(weight), states.shape[1:]
+    depth = len(weight)
+    networks, batch, cells = states.shape[1:]
     sizes = map(np.int32, (depth, networks, batch, cells))
     arguments = states, weight, bias, *sizes, states.dtype.type(2 / u0)
     launch = kernel("forward", library(states), states.dtype)
-    cells, parts = block = block_of(cells)
+    block = block_of(cells)
+    _, parts = block
+    # x, and the sums of each part of the senders: (ROWS, C) each
     shared = ROWS * (1 + parts) * cells * states.itemsize
     launch((-(-batch // ROWS), networks), block, arguments, shared_mem=shared)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
     """As ``layout.update``."""
-    depth, (networks, batch, cells) = len(weight), states.shape[1:]
+    depth = len(weight)
+    if depth == 0:
+        return  # CuPy would launch a block for no layers, too
+    networks, batch, cells = states.shape[1:]
+    # A kernel knows no strides, and gains may be views.
     contiguous = map(library(states).ascontiguousarray, (gains, bias_gains))
     sizes = map(np.int32, (networks, batch, cells, bias.shape[2]))
+    arguments = weight, bias, states, *contiguous, *sizes
     launch = kernel("update", library(states), states.dtype)
-    if depth:  # CuPy would launch a block for no layers, too
-        launch((depth * networks,), block_of(cells), (weight, bias, states, *contiguous, *sizes))
+    launch((depth * networks,), block_of(cells), arguments)
 
 
 forward_all = functools.partial(layout.forward_all, forward=forward)

@@ -3,13 +3,20 @@ exist.
 
 Two things are folded. A layer's four blocks W[p, q] become one matrix, so that a layer is one
 product. And the receiver's sign s_p is multiplied in once, when a weight is stored, and not at
-every use. With C = 2W cells in a layer, the excitatory ones first, in arrays of NumPy, CuPy or
+every use. For K networks of D hidden-to-hidden layers, a batch of B, I senders and O receivers of a
+layer, and C = 2W cells in a hidden one, the excitatory ones first, in arrays of NumPy, CuPy or
 PyTorch:
 
     weight (..., 2I, 2O): rows (q, i), columns (p, o), holds s_p W[p, q]
     bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for two bias cells
     states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d], and writes
         states[d + 1]
+
+Where σ is flat, some products of an update are subnormal, too small for a float's usual form, and
+some processors take a hundred cycles for one. The calls here compute as the calling thread is set.
+``torch.set_flush_denormal(True)`` makes such numbers zero in that thread, and in the threads of
+NumPy's OpenBLAS, which take its setting over; PyTorch's other threads keep their own (seen with
+NumPy 2.4 and PyTorch 2.15).
 """
 
 import math
@@ -22,9 +29,8 @@ from ed_lib.ed import rules
 from ed_lib.ed.space import library
 
 LAYERS = ("input", "hidden", "output")
-GROUP = (
-    2**15
-)  # elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
+# Elements of a temporary of ``learn`` on a CPU: 128 KiB of float32, to stay in a core's cache
+GROUP = 2**15
 SIGNS = np.array([[1], [-1]], dtype=np.int8)  # s_p, to go with (p, o)
 
 
@@ -32,9 +38,10 @@ def fold(weight: np.ndarray) -> np.ndarray:
     """From ``state_dict``'s layout, (..., 2, 2, I, O) as [p, q, i, o], to (..., 2I, 2O): a NumPy
     array.
     """
-    *lead, _, q, n_in, n_out = weight.shape
+    *lead, _, types, n_in, n_out = weight.shape
     by_sender = np.moveaxis(weight, -4, -2)  # (..., q, i, p, o)
-    return (by_sender * SIGNS).reshape(*lead, q * n_in, 2 * n_out)
+    signed = by_sender * SIGNS
+    return signed.reshape(*lead, types * n_in, 2 * n_out)
 
 
 def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
@@ -42,7 +49,8 @@ def unfold(weight: np.ndarray, types: int = 2) -> np.ndarray:
     sender, q.
     """
     *lead, rows, columns = weight.shape
-    by_sender = weight.reshape(*lead, types, rows // types, 2, columns // 2) * SIGNS
+    split = weight.reshape(*lead, types, rows // types, 2, columns // 2)  # (..., q, i, p, o)
+    by_sender = split * SIGNS  # twice the sign is none
     return np.ascontiguousarray(np.moveaxis(by_sender, -2, -4))
 
 
@@ -52,15 +60,16 @@ def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     """
     lib = library(out)
     if lib.__name__ == "torch":
+        # PyTorch has the product, the bias and the 2/u0 in one call.
         lib.baddbmm(bias, x, weight, beta=2 / u0, alpha=2 / u0, out=out)
         out.sigmoid_()
         return
+    # Each call writes into ``out``, so that a step allocates nothing large.
     lib.matmul(x, weight, out=out)
     out += bias
     out *= -2 / u0
-    lib.exp(
-        out, out=out
-    )  # may overflow to infinity, which the next lines turn into the 0 that is meant
+    # May overflow to infinity, which the next lines turn into the 0 that is meant.
+    lib.exp(out, out=out)
     out += 1
     lib.reciprocal(out, out=out)
 
@@ -70,23 +79,26 @@ def fire_input(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> N
     O).
     """
     n_inputs = x.shape[-1]
-    weight = (
-        weight[:, :n_inputs] + weight[:, n_inputs:]
-    )  # (K, I, O): what is sent twice is weighed once
-    fire(library(out).broadcast_to(x, (len(out), *x.shape)), weight, bias, u0, out)
+    # What is sent twice is weighed once, (K, I, O), which halves the product.
+    weight = weight[:, :n_inputs] + weight[:, n_inputs:]
+    given = library(out).broadcast_to(x, (len(out), *x.shape))  # (K, B, I), no copy
+    fire(given, weight, bias, u0, out)
 
 
 def forward(states: Array, weight: Array, bias: Array, u0: float) -> None:
-    """The hidden-to-hidden layers: states[1:] from states[0]; weight (D, K, C, C), bias (D, K, 1,
-    C).
+    """The hidden-to-hidden layers, one after another: fills states[1:] from states[0].
+
+    states (D + 1, K, B, C), weight (D, K, C, C), bias (D, K, 1, C), the ``bias_term``.
     """
     for x, w, b, y in zip(states[:-1], weight, bias, states[1:], strict=True):
         fire(x, w, b, u0, out=y)
 
 
 def update(weight: Array, bias: Array, states: Array, gains: Array, bias_gains: Array) -> None:
-    """All hidden layers, as ``learn``: weight (D, K, C, C), bias (D, K, n, C), states (D + 1,
-    …).
+    """The ED update of the hidden-to-hidden layers, all at once, in place; as ``learn``.
+
+    weight (D, K, C, C), bias (D, K, n, C), states (D + 1, K, B, C), gains (K, 2, B), bias_gains (K,
+    n, B).
     """
     learn(weight, bias, states[:-1], states[1:], gains, bias_gains)
 
@@ -106,24 +118,28 @@ def learn(weight: Array, bias: Array, x: Array, y: Array, gains: Array, bias_gai
     bias_gains (K, n, B), what it is to the bias, hold α/B already. One batched product for all
     layers of a group.
     """
-    k, batch, senders = x.shape[1:]
+    networks, batch, senders = x.shape[1:]
+    # Each type of sender is told one number a sample; here it is repeated for every cell.
     by_type = gains.swapaxes(1, 2)[..., None]  # (K, B, 2, 1)
-    of_cells = (
-        library(gains).broadcast_to(by_type, (k, batch, 2, senders // 2)).reshape(k, batch, -1)
-    )
+    repeated = library(gains).broadcast_to(by_type, (networks, batch, 2, senders // 2))
+    of_cells = repeated.reshape(networks, batch, senders)
     for layers in groups(y):
-        sent = x[layers] * of_cells  # (n, K, B, I)
-        received = slope(y[layers])  # (n, K, B, O)
+        sent = x[layers] * of_cells  # (N, K, B, I), of the N layers of this group
+        received = slope(y[layers])  # (N, K, B, O)
+        # The product of (I, B) and (B, O) sums over the batch.
         add_product(weight[layers], sent.swapaxes(-1, -2), received)
-        bias[layers] += bias_gains @ received  # (K, n, B) @ (n, K, B, O)
+        bias[layers] += bias_gains @ received  # (K, n, B) @ (N, K, B, O)
 
 
 def groups(y: Array) -> list[slice]:
     """Slices of the layers of y (N, K, B, O) to be updated together: half of them on a GPU, so that
     two temporaries are no larger than the activations; on a CPU as many as stay in the cache.
     """
-    half, gpu = (len(y) + 1) // 2, library(y).__name__ == "cupy"
-    size = max(1, half if gpu else min(half, GROUP // math.prod(y.shape[1:])))
+    size = (len(y) + 1) // 2
+    if library(y).__name__ != "cupy":
+        of_a_layer = math.prod(y.shape[1:])
+        size = min(size, GROUP // of_a_layer)
+    size = max(1, size)
     return [slice(start, start + size) for start in range(0, len(y), size)]
 
 
@@ -136,7 +152,9 @@ def learn_input(
     received = slope(y)  # (K, B, O)
     by_type = weight.reshape(len(weight), 2, -1, weight.shape[-1])  # (K, 2, I, O), a view
     for q in range(2):
-        by_type[:, q] += x.T @ (received * gains[:, q, :, None])  # (I, B) @ (K, B, O)
+        # The gain goes to what was received, since x, which has no K, is shared by all networks.
+        told = received * gains[:, q, :, None]  # (K, B, O)
+        by_type[:, q] += x.T @ told  # (I, B) @ (K, B, O)
     bias += bias_gains @ received
 
 
@@ -171,12 +189,22 @@ def learn_all(
         learn_input(p["input.weight"], p["input.bias"], x, states[0], gains, bias_gains)
     update(p["hidden.weight"], p["hidden.bias"], states, gains, bias_gains)
     if "output.weight" in p:
-        output = p["output.weight"][None], p["output.bias"][None]
-        learn(*output, states[-1:], out[None], gains, bias_gains)
+        # As a stack of one layer.
+        weight = p["output.weight"][None]
+        bias = p["output.bias"][None]
+        learn(weight, bias, states[-1:], out[None], gains, bias_gains)
 
 
-def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, error: Array, rule: str,
-                  bias: str, learn_all: Callable = learn_all) -> None:  # fmt: skip
+def add_direction(
+    p: dict[str, Array],
+    x: Array,
+    states: Array,
+    out: Array,
+    error: Array,
+    rule: str,
+    bias: str,
+    learn_all: Callable = learn_all,
+) -> None:
     """Adds the ED direction of one forward pass to those layers that the parameters ``p`` hold, in
     place.
 
@@ -184,7 +212,12 @@ def add_direction(p: dict[str, Array], x: Array, states: Array, out: Array, erro
     "cells".
     """
     gains = rules.gains(error, rule)[..., 0]  # what it is to the senders of each type, (K, 2, B)
-    bias_gains = gains * rules.BIAS_CELL if bias == "cells" else error.T[:, None]  # (K, n, B)
+    if bias == "cells":
+        # Bias cells are senders, with a constant output: (K, 2, B)
+        bias_gains = gains * rules.BIAS_CELL
+    else:
+        # Free biases take the error as it is: (K, 1, B)
+        bias_gains = error.T[:, None]
     learn_all(p, x, states, out, gains, bias_gains)
 
 
@@ -192,13 +225,14 @@ def slope(y: Array) -> Array:
     """s_p f′(y) = ±y(1 − y): (..., 2O) → the same shape."""
     received = 1 - y
     received *= y
-    received[..., y.shape[-1] // 2 :] *= -1
+    received[..., y.shape[-1] // 2 :] *= -1  # s_p of the inhibitory receivers
     return received
 
 
 def add_product(total: Array, a: Array, b: Array) -> None:
     """total += a @ b for stacks of matrices, (n, K, I, O) += (n, K, I, B) @ (n, K, B, O)."""
-    if library(total).__name__ == "torch":  # with no temporary
+    if library(total).__name__ == "torch":
+        # PyTorch adds a product without a temporary of the weights' size.
         total.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
     else:
         total += a @ b
@@ -208,7 +242,14 @@ def signs_hold(weight: Array) -> bool:
     """True when all of (..., 2I, 2O) have their signs: ≥ 0 between cells of one type, ≤ 0 between
     types.
     """
-    i, o = weight.shape[-2] // 2, weight.shape[-1] // 2
-    own, other = weight[..., :i, :], weight[..., i:, :]
-    hold = own[..., :o] >= 0, own[..., o:] <= 0, other[..., :o] <= 0, other[..., o:] >= 0
+    n_in, n_out = weight.shape[-2] // 2, weight.shape[-1] // 2
+    excitatory = weight[..., :n_in, :]  # senders
+    inhibitory = weight[..., n_in:, :]
+    # The receiver's sign is folded in: what excites a cell of the other type has the sign −.
+    hold = [
+        excitatory[..., :n_out] >= 0,
+        excitatory[..., n_out:] <= 0,
+        inhibitory[..., :n_out] <= 0,
+        inhibitory[..., n_out:] >= 0,
+    ]
     return all(bool(block.all()) for block in hold)

@@ -57,28 +57,33 @@ class EDNetwork:
         dtype: str = "float32",
         path: str = "auto",
     ):
-        self.n_inputs, self.width = check.count("n_inputs", n_inputs), check.count("width", width)
-        self.depth, self.n_outputs = (
-            check.count("depth", depth, least=0),
-            check.count("n_outputs", n_outputs),
-        )
+        self.n_inputs = check.count("n_inputs", n_inputs)
+        self.width = check.count("width", width)
+        self.depth = check.count("depth", depth, least=0)
+        self.n_outputs = check.count("n_outputs", n_outputs)
         check.choice("rule", rule, rules.RULES)
         check.choice("init", init, INITS)
         check.choice("bias", bias, ("free", "cells"))
-        self.alpha, self.u0 = check.positive("alpha", alpha), check.positive("u0", u0)
-        seed, self.rule, self.bias, self.device = (
-            check.count("seed", seed, least=0),
-            rule,
-            bias,
-            device,
-        )
+        self.rule = rule
+        self.bias = bias
+        self.alpha = check.positive("alpha", alpha)
+        self.u0 = check.positive("u0", u0)
+        random = np.random.default_rng(check.count("seed", seed, least=0))
+        self.device = device
         self.space = space(backend, device, dtype)
         self.asarray = self.space.asarray
+        if not self.space.holds(alpha):
+            raise ValueError(f"alpha is {alpha}; wanted a finite number of {dtype}")
+        if not self.space.holds(2 / u0):
+            raise ValueError(f"u0 is {u0}; wanted 2 / u0 to be a finite number of {dtype}")
         self.path = choose(path, self.space, width, depth)
         self._check_memory("the weights", sum(map(math.prod, self._shapes().values())))
-        self.parameters = self._draw(init, np.random.default_rng(seed))  # folded
-        self.states: Array = None  # (depth + 1, K, B, 2W), allocated for the batch size in use
-        self.activations: Any = None  # (x, out), set by forward, read by update
+        # Folded, and the same arrays for as long as the network lives: others hold them too.
+        self.parameters = self._draw(init, random)
+        # (depth + 1, K, B, 2W), allocated for the batch size in use, since a step uses it again
+        self.states: Array = None
+        # (x, out), set by forward, read by update
+        self.activations: Any = None
 
     @property
     def compute(self) -> Any:
@@ -87,7 +92,8 @@ class EDNetwork:
             return layout
         if self.device == "cuda":
             return ed_on_gpu
-        from ed_lib.ed import ed_on_cpu  # only here, since it imports Numba, which takes a second
+        # Only here, since it imports Numba, which takes a second.
+        from ed_lib.ed import ed_on_cpu
 
         return ed_on_cpu
 
@@ -97,19 +103,23 @@ class EDNetwork:
         for ``update``; ``x`` and the outputs are among them, not copied, so write into neither
         before it.
         """
-        x, p, u0 = check_input(self, x), self.parameters, self.u0
+        x = check_input(self, x)
         if self.states is None or self.states.shape[2] != len(x):
-            self.states = self.activations = None  # frees the old ones first
-            shape = self.depth + 1, self.n_outputs, len(x), 2 * self.width
-            self._check_memory(f"the activations for a batch of {len(x)}", math.prod(shape))
-            self.states = self.space.empty(shape)
-        out = self.space.library.empty(
-            (self.n_outputs, len(x), 2), dtype=self.states.dtype
-        )  # of both types
+            self._make_room(len(x))
+        # The output's cells of both types, (K, B, 2): fresh, since the caller keeps what it gets.
+        out = self.space.library.empty((self.n_outputs, len(x), 2), dtype=self.states.dtype)
+        p = self.parameters
         biases = [layout.bias_term(p[f"{name}.bias"], self.bias) for name in LAYERS]
-        self.compute.forward_all(p, biases, x, self.states, out, u0)
+        self.compute.forward_all(p, biases, x, self.states, out, self.u0)
         self.activations = x, out
-        return out[..., 0].T  # (K, B) → (B, K)
+        return out[..., 0].T  # of the excitatory cells, (K, B) → (B, K)
+
+    def _make_room(self, batch: int) -> None:
+        """Allocates the activations for a batch of this size."""
+        self.states = self.activations = None  # frees the old ones first
+        shape = self.depth + 1, self.n_outputs, batch, 2 * self.width
+        self._check_memory(f"the activations for a batch of {batch}", math.prod(shape))
+        self.states = self.space.empty(shape)
 
     def update(self, error: Array) -> None:
         """One ED step for every weight, from error = target − output (B, K) of the last
@@ -135,10 +145,11 @@ class EDNetwork:
         """Adds α times the ED direction of the last ``forward`` to ``p``, arrays like the
         parameters, whose values make no difference; error (B, K) is target − output.
         """
-        (x, out), error = self.activations, error * (alpha / len(error))
-        layout.add_direction(
-            p, x, self.states, out, error, self.rule, self.bias, self.compute.learn_all
-        )
+        x, out = self.activations
+        # α and the mean over the batch go into the error, which is the smallest array of all.
+        scaled = error * (alpha / len(error))
+        learn_all = self.compute.learn_all
+        layout.add_direction(p, x, self.states, out, scaled, self.rule, self.bias, learn_all)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All parameters as NumPy arrays, copied.
@@ -154,7 +165,8 @@ class EDNetwork:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Takes over parameters in the layout of ``state_dict``; all are checked before any is
-        replaced.
+        replaced. They are written into the arrays that are there, so that who holds these, such as
+        an optimizer, goes on with them.
         """
         if set(state) != set(self.parameters):
             raise ValueError(
@@ -162,20 +174,30 @@ class EDNetwork:
             )
         new = {}
         for name, shape in self._shapes().items():
-            check.shape(what := f"state[{name!r}]", np.shape(state[name]), shape)
-            value = self._folded(name, np.asarray(state[name]))
-            if not np.isfinite(value).all():
-                raise ValueError(f"{what} holds NaN or infinity; wanted finite numbers")
+            what = f"state[{name!r}]"
+            check.shape(what, np.shape(state[name]), shape)
+            value = np.asarray(state[name])
+            if not np.isrealobj(value):
+                raise TypeError(f"{what} has the dtype {value.dtype}; wanted real numbers")
+            value = self._folded(name, value)
+            # Of this dtype, since 1e39 is finite in float64 and infinite in float32.
+            if not self.space.holds(value):
+                numbers = f"finite numbers of {self.space.precision}"
+                raise ValueError(f"{what} holds NaN or infinity; wanted {numbers}")
             if self.rule == "kaneko" and not self._is_free(name) and not layout.signs_hold(value):
                 raise ValueError(
                     f"{what} has weights of the wrong sign; wanted W[p, 0] ≥ 0 ≥ W[p, 1]"
                 )
             new[name] = self.space.asarray(value)
-        self.parameters, self.states, self.activations = new, None, None
+        for name, value in new.items():
+            self.parameters[name][...] = value
+        # What the old parameters answered is of no use for an update of the new ones.
+        self.states = self.activations = None
 
     def _shapes(self):
         """The shapes in ``state_dict``."""
-        k, w, senders = self.n_outputs, self.width, (2,) if self.bias == "free" else (2, 2)
+        k, w = self.n_outputs, self.width
+        types = (2,) if self.bias == "free" else (2, 2)  # of receivers; with cells of senders too
         sizes = {
             "input": ((k,), self.n_inputs, w),
             "hidden": ((self.depth, k), w, w),
@@ -184,33 +206,41 @@ class EDNetwork:
         shapes = {}
         for layer, (lead, n_in, n_out) in sizes.items():
             shapes[f"{layer}.weight"] = (*lead, 2, 2, n_in, n_out)
-            shapes[f"{layer}.bias"] = (*lead, *senders, 1, n_out)
+            shapes[f"{layer}.bias"] = (*lead, *types, 1, n_out)
         return shapes
 
     def _draw(self, init, rng):
         """Magnitudes by the law ``init`` times the sender's sign; biases likewise, free ones from ≥
         0.
         """
-        draw = rng.random if init == "uniform" else lambda shape: np.abs(rng.standard_normal(shape))
         params = {}
         for name, shape in self._shapes().items():
+            # Drawn in float64 by NumPy on every backend, so that a seed gives one start.
+            magnitudes = rng.random(shape) if init == "uniform" else abs(rng.standard_normal(shape))
             senders = 2 * (self.n_inputs if name.startswith("input") else self.width)
             scale = 1 / np.sqrt(senders) if init == "fan_in" else 1.0
-            pair = scale if self._is_free(name) else np.array([scale, -scale]).reshape(2, 1, 1)
-            params[name] = self.space.asarray(self._folded(name, pair * draw(shape)))
+            if self._is_free(name):
+                value = scale * magnitudes
+            else:
+                # The axis [q] of the senders' types stands before those of senders and receivers.
+                value = np.array([scale, -scale]).reshape(2, 1, 1) * magnitudes
+            params[name] = self.space.asarray(self._folded(name, value))
         return params
 
     def _folded(self, name, value):
-        return layout.fold(value[..., None, :, :] if self._is_free(name) else value)
+        """From the layout of ``state_dict`` to that of ``parameters``."""
+        if self._is_free(name):
+            value = value[..., None, :, :]  # free biases have no axis of the senders' types
+        return layout.fold(value)
 
     def _unfolded(self, name, value):
-        return (
-            layout.unfold(value, types=1)[..., 0, :, :]
-            if self._is_free(name)
-            else layout.unfold(value)
-        )
+        """The inverse of ``_folded``."""
+        if self._is_free(name):
+            return layout.unfold(value, types=1)[..., 0, :, :]
+        return layout.unfold(value)
 
     def _is_free(self, name):
+        """Whether these are biases without a sender, which have no sign to keep."""
         return name.endswith("bias") and self.bias == "free"
 
     def _check_memory(self, what, elements):
@@ -227,8 +257,10 @@ def choose(path: str, space: Space, width: int, depth: int) -> str:
     reason = obstacle(space, width)
     if path == "kernel" and reason:
         raise ValueError(f"path is 'kernel', which {reason}")
+    if path != "auto":
+        return path
     worth = space.device == "cuda" or (depth >= DEEP and width <= NARROW)
-    return path if path != "auto" else "kernel" if worth and not reason else "layers"
+    return "kernel" if worth and not reason else "layers"
 
 
 def obstacle(space: Space, width: int) -> str | None:
@@ -236,11 +268,11 @@ def obstacle(space: Space, width: int) -> str | None:
     it is.
     """
     if space.device == "cuda":
-        most = ed_on_gpu.BLOCK // 2
+        most = ed_on_gpu.BLOCK // 2  # a thread for each cell of a layer
         return f"takes up to {most} pairs of cells, not {width}" if width > most else None
-    return (
-        f"on a CPU needs float32, not {space.precision}" if space.precision != "float32" else None
-    )
+    if space.precision != "float32":
+        return f"on a CPU needs float32, not {space.precision}"
+    return None
 
 
 def check_input(net: Any, x: Array) -> Array:

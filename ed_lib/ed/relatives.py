@@ -14,6 +14,7 @@ f′(u), (B, O). The rules differ in what a hidden layer is ``told`` alone:
 - "frozen": nothing. What a rule for hidden layers has to beat.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -29,13 +30,17 @@ def signs(cells: int, classes: int) -> Tensor:
     """The kinds of some cells, (cells,): one for each class that raises scores, then one that
     lowers them.
     """
-    return 1 - 2 * (torch.arange(cells) // classes % 2)
+    # Groups of cells that stand side by side, one cell for each class.
+    group = torch.arange(cells) // classes
+    return 1 - 2 * (group % 2)
 
 
 def broadcast(error: Tensor, cells: int) -> Tensor:
     """What ED tells each cell: of one class's error, times the cell's sign: (…, K) → (…, cells)."""
-    K = error.shape[-1]
-    return error[..., torch.arange(cells) % K] * signs(cells, K)
+    classes = error.shape[-1]
+    its_class = torch.arange(cells) % classes
+    of_its_class = error[..., its_class]  # (…, cells)
+    return of_its_class * signs(cells, classes)
 
 
 class Perceptron:
@@ -49,54 +54,96 @@ class Perceptron:
 
     rules: tuple[str, ...] = RULES
 
-    def __init__(self, widths: Sequence[int], rule: str = "backprop", rate: float = 1e-3, *,
-                 one_signed: bool = False, steps: int | None = None, seed: int = 0,
-                 dtype: torch.dtype = torch.float32):  # fmt: skip
+    def __init__(
+        self,
+        widths: Sequence[int],
+        rule: str = "backprop",
+        rate: float = 1e-3,
+        *,
+        one_signed: bool = False,
+        steps: int | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
         check.choice("rule", rule, self.rules)
         if len(widths) < 2:
             raise ValueError(f"widths is {list(widths)}; wanted at least two")
-        self.widths, self.rule, self.net = (
-            [check.count("widths", width) for width in widths],
-            rule,
-            self,
-        )
-        self.n_inputs, self.n_outputs, self.asarray = widths[0], widths[-1], torch.as_tensor
-        self.one_signed, self.dtype, self.random = (
-            one_signed,
-            dtype,
-            torch.Generator().manual_seed(seed),
-        )
+        self.widths = [check.count("widths", width) for width in widths]
+        self.n_inputs = widths[0]
+        self.n_outputs = widths[-1]
+        self.rule = rule
+        self.one_signed = one_signed
+        self.dtype = dtype
+        self.random = torch.Generator().manual_seed(seed)
+        # ``learner.fit`` trains what has a network and makes its arrays: here both are this one.
+        self.net = self
+        self.asarray = torch.as_tensor
         self.parameters = self.draw()
         self.optimizer = optimizer(self.parameters, "adam", rate, steps, fused=True)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Numbers from N(0, 1), divided by ``scale``."""
-        return (torch.randn(*shape, generator=self.random, dtype=torch.float64) / scale).to(
-            self.dtype
-        )
+        # Drawn in float64, so that a network in float32 starts with the same numbers, rounded.
+        numbers = torch.randn(*shape, generator=self.random, dtype=torch.float64)
+        return (numbers / scale).to(self.dtype)
+
+    def scaled(self, rows: int, columns: int) -> Tensor:
+        """A matrix (rows, columns) whose products have the spread of what comes in."""
+        return self.normal(rows, columns, scale=rows**0.5)
 
     def draw(self) -> list[Tensor]:
         """Weights, biases, and what stands in for weights on the way back → the parameters."""
-        scaled = lambda rows, columns: self.normal(rows, columns, scale=rows**0.5)  # noqa: E731
-        sizes, (_, *hidden, K) = list(zip(self.widths, self.widths[1:], strict=False)), self.widths
-        self.weights = [2**0.5 * scaled(*size) for size in sizes]  # (I, O) of each layer
-        self.biases = [torch.zeros(columns, dtype=self.dtype) for _, columns in sizes]  # (O,)
-        self.transposes = [
-            scaled(columns, rows) for rows, columns in sizes
-        ]  # in place of Wᵀ, (O, I)
-        self.direct = [scaled(K, cells) for cells in hidden]  # (K, O)
-        self.heads = [scaled(cells, K) for cells in hidden]  # classifiers of hidden layers, (O, K)
-        s = [*(signs(cells, K) for cells in hidden), torch.ones(K)]
-        pairs = zip(s, s[1:], strict=False) if self.one_signed else ()
-        self.kept = [
-            (a[:, None] * b).to(self.dtype) for a, b in pairs
-        ]  # of each weight but the first's, ±1
-        for weight, sign in zip(self.weights[1:], self.kept, strict=False):
+        self.weights = []
+        self.biases = []
+        for rows, columns in itertools.pairwise(self.widths):
+            # The ReLU cuts off half of a layer's sums; √2 keeps their spread (K. He et al. 2015).
+            self.weights.append(2**0.5 * self.scaled(rows, columns))
+            self.biases.append(torch.zeros(columns, dtype=self.dtype))
+        # Every rule draws all of it, after the weights, so that all start with the same weights.
+        self.draw_feedback()
+        self.draw_classifiers()
+        self.kept = self.signs_between_cells() if self.one_signed else []
+        for weight, sign in self.signed_weights():
             weight.copy_(weight.abs() * sign)
-        return [*self.weights, *self.biases, *(self.heads if self.rule == "local" else [])]
+        learned_heads = self.heads if self.rule == "local" else []
+        return [*self.weights, *self.biases, *learned_heads]
+
+    def draw_feedback(self) -> None:
+        """What "feedback" has in place of each Wᵀ, (O, I), and "direct" for each hidden layer, (K,
+        O).
+        """
+        self.transposes = []
+        for rows, columns in itertools.pairwise(self.widths):
+            self.transposes.append(self.scaled(columns, rows))
+        self.direct = []
+        for cells in self.widths[1:-1]:
+            self.direct.append(self.scaled(self.n_outputs, cells))
+
+    def draw_classifiers(self) -> None:
+        """The classifier of each hidden layer, (O, K), for "local"."""
+        self.heads = [self.scaled(cells, self.n_outputs) for cells in self.widths[1:-1]]
+
+    def signs_between_cells(self) -> list[Tensor]:
+        """s·s' for each weight but the first layer's, ±1, of its shape; a score has s' = 1."""
+        kinds = [signs(cells, self.n_outputs) for cells in self.widths[1:-1]]
+        kinds.append(torch.ones(self.n_outputs))
+        found = []
+        for sender, receiver in itertools.pairwise(kinds):
+            products = sender[:, None] * receiver  # (I, O)
+            found.append(products.to(self.dtype))
+        return found
+
+    def signed_weights(self) -> list[tuple[Tensor, Tensor]]:
+        """(weight, the signs that it keeps) of each layer but the first; none if weights are
+        free.
+        """
+        if not self.one_signed:
+            return []
+        return list(zip(self.weights[1:], self.kept, strict=True))
 
     def step(self, x: Tensor, target: Tensor) -> Tensor:
         """One step: x (B, n_inputs), target (B, K) → the probabilities before it."""
+        check.shape("target", tuple(target.shape), (len(x), self.n_outputs))
         probabilities = self.forward(x)
         for parameter, direction in zip(self.parameters, self.directions(target), strict=True):
             parameter.grad = -direction
@@ -108,12 +155,15 @@ class Perceptron:
         """x (B, n_inputs) → the probabilities, (B, K). Keeps what each layer was given, and its
         sums.
         """
-        self.given, self.sums = [], []
+        self.given = []
+        self.sums = []
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            self.given.append(x)  # (B, I)
-            self.sums.append(torch.addmm(bias, x, weight))  # (B, O)
-            x = self.sums[-1].relu()
-        self.probabilities = self.sums[-1].softmax(1)
+            u = torch.addmm(bias, x, weight)  # (B, I) @ (I, O) → (B, O)
+            self.given.append(x)
+            self.sums.append(u)
+            x = u.relu()
+        # The last layer's sums are scores, and have no ReLU.
+        self.probabilities = u.softmax(1)
         return self.probabilities
 
     def directions(self, target: Tensor) -> list[Tensor]:
@@ -121,16 +171,24 @@ class Perceptron:
         along minus the gradient of the mean cross-entropy.
         """
         error = (target - self.probabilities) / len(target)  # (B, K)
+        # δ of each layer, (B, O), the last one's first: some rules need the one above.
         deltas = [error]
         for n in reversed(range(len(self.weights) - 1)):
-            told = self.told(n, deltas[0], error, target)
-            deltas.insert(0, told * (self.sums[n] > 0))  # f′ of ReLU
-        weights = [
-            y.T @ delta for y, delta in zip(self.given, deltas, strict=True)
-        ]  # (I, B) @ (B, O)
-        own = self.given[1:] if self.rule == "local" else []
-        heads = [y.T @ self.own_error(n, target) for n, y in enumerate(own)]  # (O, K)
-        return [*weights, *(delta.sum(0) for delta in deltas), *heads]
+            told = self.told(n, deltas[-1], error, target)
+            slope = self.sums[n] > 0  # f′ of ReLU
+            deltas.append(told * slope)
+        deltas.reverse()
+        # (I, B) @ (B, O): what came in, times what the layer makes of what it is told
+        weights = [y.T @ delta for y, delta in zip(self.given, deltas, strict=True)]
+        biases = [delta.sum(0) for delta in deltas]
+        heads = self.directions_of_heads(target) if self.rule == "local" else []
+        return [*weights, *biases, *heads]
+
+    def directions_of_heads(self, target: Tensor) -> list[Tensor]:
+        """The direction of each hidden layer's own classifier, (O, K)."""
+        # What a hidden layer answers, (B, O), is given to the next one.
+        answers = self.given[1:]
+        return [y.T @ self.own_error(n, target) for n, y in enumerate(answers)]
 
     def told(self, n: int, delta: Tensor, error: Tensor, target: Tensor) -> Tensor:
         """What hidden layer n is told, (B, O): delta is of the layer after it, error (B, K) the
@@ -140,22 +198,27 @@ class Perceptron:
         if self.rule == "backprop":
             return delta @ after.T
         if self.rule == "sign":
+            # A sign is larger than a weight: √O′ brings a sum of O′ of them back to one's size.
             return delta @ after.T.sign() / after.shape[1] ** 0.5
         if self.rule == "feedback":
             return delta @ self.transposes[n + 1]
         if self.rule == "direct":
             return error @ self.direct[n]
-        if self.rule == "broadcast":  # ED: one number for each cell, and the cell's sign
+        if self.rule == "broadcast":
+            # ED: one number for each cell, and the cell's sign
             return broadcast(error, len(after))
         if self.rule == "local":
             return self.own_error(n, target) @ self.heads[n].T
+        # "frozen": nothing
         return torch.zeros_like(self.sums[n])
 
     def own_error(self, n: int, target: Tensor) -> Tensor:
         """Of hidden layer n's own classifier, (B, K), divided by B."""
-        return (target - (self.given[n + 1] @ self.heads[n]).softmax(1)) / len(target)
+        scores = self.given[n + 1] @ self.heads[n]  # (B, O) @ (O, K)
+        return (target - scores.softmax(1)) / len(target)
 
     def keep_signs(self) -> None:
         """Puts weights that left their sign back to zero."""
-        for weight, sign in zip(self.weights[1:], self.kept, strict=False):
+        for weight, sign in self.signed_weights():
+            # Times its sign a weight is ≥ 0, or has left it.
             weight.mul_(sign).clamp_(min=0).mul_(sign)

@@ -1,5 +1,8 @@
 """What ED is compared with: the article's network, call for call, and a log of its calls;
 backpropagation by hand and by autograd; and the optimizers of both.
+
+K networks, B samples in a batch, I senders and O receivers of a layer, C = 2W cells of a hidden
+one.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,37 +35,46 @@ class ArticleNetwork:
             raise ValueError(
                 "net is unlike the article's; wanted one output, free biases, the rule 'signed'"
             )
-        self.net, self.u0, self.alpha = net, net.u0, net.alpha
-        state = {name: net.asarray(value) for name, value in net.state_dict().items()}
+        self.net = net
+        self.u0 = net.u0
+        self.alpha = net.alpha
         # (2, 2, I, O) and (2, 1, O); of the hidden layers (D, 2, 2, W, W) and (D, 2, 1, W)
-        self.state = {
-            name: value[:, 0] if "hidden" in name else value[0] for name, value in state.items()
-        }
-        self.signs = net.asarray(np.array([[[1.0]], [[-1.0]]]))  # of the receivers, (2, 1, 1)
+        self.state = {}
+        for name, value in net.state_dict().items():
+            array = net.asarray(value)
+            self.state[name] = array[:, 0] if "hidden" in name else array[0]
+        self.signs = net.asarray([[[1.0]], [[-1.0]]])  # of the receivers, (2, 1, 1)
 
     def forward(self, x: Array) -> Array:
         """x (B, n_inputs) → (B, 1). Keeps the activations for ``update``."""
         state = self.state
-        given = x[None].repeat(2, 0)  # (B, I) → (2, B, I)
+        # Both types of sender send the inputs: (B, I) → (2, B, I)
+        given = x[None].repeat(2, 0)
         states = [self.layer(given, state["input.weight"], state["input.bias"])]
         for weight, bias in zip(state["hidden.weight"], state["hidden.bias"], strict=True):
             states.append(self.layer(states[-1], weight, bias))
-        output = self.layer(states[-1], state["output.weight"], state["output.bias"])  # (2, B, 1)
-        all_states = library(x).asarray(states)  # (D + 1, 2, B, W)
+        # Of both types of cell, (2, B, 1); the excitatory one is the output.
+        output = self.layer(states[-1], state["output.weight"], state["output.bias"])
+        # (D + 1, 2, B, W): copied into one array, so that the update can take all layers at once
+        all_states = library(x).asarray(states)
         self.senders = {"input": given, "hidden": all_states[:-1], "output": states[-1]}
         self.answers = {"input": states[0], "hidden": all_states[1:], "output": output}
         return output[0]
 
     def layer(self, x: Array, weight: Array, bias: Array) -> Array:
         """One layer, twelve calls: x (2, B, I), weight (2, 2, I, O), bias (2, 1, O) → (2, B, O)."""
-        u = ((x @ weight).sum(1) + bias) * self.signs  # → (2, 2, B, O) → (2, B, O)
+        products = x @ weight  # (2, 2, B, O), of each type of receiver with each type of sender
+        u = (products.sum(1) + bias) * self.signs  # (2, B, O)
         return self.sigmoid(u)
 
     def sigmoid(self, u: Array) -> Array:
         """σ(u) with no exponential of a positive number, so that none overflows. Writes into u."""
         lib = library(u)
         u *= 2 / self.u0
-        return lib.exp(lib.minimum(u, 0)) / (1 + lib.exp(-lib.abs(u)))
+        # e^u / (1 + e^u) below zero, and 1 / (1 + e^−u) above
+        numerator = lib.exp(lib.minimum(u, 0))
+        denominator = 1 + lib.exp(-lib.abs(u))
+        return numerator / denominator
 
     def update(self, error: Array) -> None:
         """One step from error (B, 1). Forms every product, (…, 2, 2, B, I, O), before it takes the
@@ -71,9 +83,13 @@ class ArticleNetwork:
         einsum = library(error).einsum
         for name, x in self.senders.items():
             y = self.answers[name]
-            received = einsum("b,...pbo->...pbo", error[:, 0], y * (1 - y))  # (…, 2, B, O)
-            weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
-            weight += self.alpha * einsum("...pbo,...qbi->...pqbio", received, x).mean(-3)
+            slope = y * (1 - y)  # (…, 2, B, O)
+            received = einsum("b,...pbo->...pbo", error[:, 0], slope)
+            # The large array, (…, 2, 2, B, I, O): the batch axis is summed only afterwards.
+            products = einsum("...pbo,...qbi->...pqbio", received, x)
+            weight = self.state[f"{name}.weight"]
+            weight += self.alpha * products.mean(-3)
+            bias = self.state[f"{name}.bias"]
             bias += self.alpha * received.mean(-2, keepdims=True)
 
 
@@ -88,12 +104,12 @@ class Logged(np.ndarray):
 
     def log(self, name: str, function: Callable, *inputs: Any, **options: Any) -> "Logged":
         """Calls ``function`` on plain arrays, and writes it down."""
-        plain = lambda x: x.view(np.ndarray) if isinstance(x, Logged) else x  # noqa: E731
-        if "out" in options:  # += writes into what is there
+        if "out" in options:
+            # += writes into what is there.
             options["out"] = tuple(map(plain, options["out"]))
-        result = np.asarray(function(*map(plain, inputs), **options)).view(Logged)
+        result = np.asarray(function(*map(plain, inputs), **options))
         Logged.calls.append((name, result.shape))
-        return result
+        return result.view(Logged)
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
         name = "sum" if method == "reduce" else ufunc.__name__
@@ -102,8 +118,14 @@ class Logged(np.ndarray):
     def __array_function__(self, function, types, inputs, options):
         return self.log(function.__name__, function, *inputs, **options)
 
-    def mean(self, *axes: int, **options: bool) -> "Logged":  # type: ignore[override]  # one call, though NumPy's method makes several
+    # One call, though NumPy's own method makes several.
+    def mean(self, *axes: int, **options: bool) -> "Logged":  # type: ignore[override]
         return self.log("mean", np.mean, self, *axes, **options)
+
+
+def plain(value: Any) -> Any:
+    """A logged array as one of NumPy's own; anything else as it is."""
+    return value.view(np.ndarray) if isinstance(value, Logged) else value
 
 
 class Backprop:
@@ -120,52 +142,71 @@ class Backprop:
         if net.bias != "free":
             raise ValueError(f"net has bias={net.bias!r}; wanted 'free'")
         check.choice("loss", loss, LOSSES)
-        self.net, self.rate, self.loss = net, rate, loss
+        self.net = net
+        self.rate = check.positive("rate", rate)
+        self.loss = loss
         self.deltas: Array = None  # (depth + 1, K, B, C), allocated by ``chain``
+        self.last: Array = None  # (K, B, 2), the output layer's
 
     def chain(self, error: Array) -> None:
-        """−∂loss/∂u of every layer, (depth + 1, K, B, C) and (K, B, 2); error is target − output,
-        (B, K).
+        """Finds −∂loss/∂u of every layer: ``deltas`` (depth + 1, K, B, C) of the hidden ones, and
+        ``last`` (K, B, 2); error is target − output, (B, K).
         """
-        net, states, (x, out) = self.net, self.net.states, self.net.activations
-        if self.deltas is None or self.deltas.shape != states.shape:
-            self.deltas = net.space.empty(states.shape)
-        deltas, slopes, weight = (
-            self.deltas,
-            sigmoid_slope(states, net.u0),
-            net.parameters["hidden.weight"],
-        )
-        matmul, self.last = net.space.library.matmul, sigmoid_slope(out, net.u0)  # (K, B, 2)
-        if self.loss == "cross_entropy":  # whose derivative by o has o(1 − o) below the line
-            self.last[...] = 2 / net.u0
-        self.last[..., 0] *= error.T / len(x)
-        self.last[..., 1] = 0  # the loss does not see the output's inhibitory cell
-        matmul(self.last, net.parameters["output.weight"].swapaxes(-1, -2), out=deltas[-1])
+        self.last = self.of_output(error)
+        net = self.net
+        matmul = net.space.library.matmul
+        if self.deltas is None or self.deltas.shape != net.states.shape:
+            self.deltas = net.space.empty(net.states.shape)
+        deltas = self.deltas
+        # σ′ of all layers at once, (depth + 1, K, B, C), since it needs no other layer.
+        slopes = sigmoid_slope(net.states, net.u0)
+        # The transpose of each layer's weights, a view; of the output's, (K, 2, C).
+        output = net.parameters["output.weight"].swapaxes(-1, -2)
+        hidden = net.parameters["hidden.weight"].swapaxes(-1, -2)
+        # Down from the output, each δ from the one above it: (K, B, 2) @ (K, 2, C) → (K, B, C)
+        matmul(self.last, output, out=deltas[-1])
         deltas[-1] *= slopes[-1]
         for d in reversed(range(net.depth)):
-            matmul(deltas[d + 1], weight[d].swapaxes(-1, -2), out=deltas[d])
+            matmul(deltas[d + 1], hidden[d], out=deltas[d])
             deltas[d] *= slopes[d]
+
+    def of_output(self, error: Array) -> Array:
+        """−∂loss/∂u of the output's two cells, (K, B, 2), from error (B, K)."""
+        if self.net.activations is None:
+            raise RuntimeError("chain() needs the activations of net.forward(x); there was none")
+        x, out = self.net.activations
+        check.shape("error", tuple(error.shape), (len(x), self.net.n_outputs))
+        delta = sigmoid_slope(out, self.net.u0)
+        if self.loss == "cross_entropy":
+            # Its derivative by o has o(1 − o) below the line, which cancels the slope's.
+            delta[...] = 2 / self.net.u0
+        delta[..., 0] *= error.T / len(error)
+        # The loss does not see the output's inhibitory cell.
+        delta[..., 1] = 0
+        return delta
 
     def learn(self, p: dict[str, Array] | None = None, rate: float | None = None) -> None:
         """Adds ``rate`` times the direction of descent, −∂loss/∂p, to ``p``, the parameters or
         arrays like them: in groups of layers, as ``layout.learn``.
         """
-        p, rate = p or self.net.parameters, rate or self.rate
-        (x, _), states, deltas = self.net.activations, self.net.states, self.deltas
+        p = self.net.parameters if p is None else p
+        rate = self.rate if rate is None else rate
+        x, _ = self.net.activations
+        states = self.net.states
+        deltas = self.deltas
         change = rate * (x.T @ deltas[0])  # (I, B) @ (K, B, C)
-        for rows in (
-            slice(None, x.shape[-1]),
-            slice(x.shape[-1], None),
-        ):  # both types of sender send x
-            p["input.weight"][:, rows] += change
+        n_inputs = x.shape[-1]
+        # Both types of sender send x, so that their weights change alike.
+        p["input.weight"][:, :n_inputs] += change
+        p["input.weight"][:, n_inputs:] += change
         p["input.bias"] += rate * deltas[0].sum(-2, keepdims=True)
         for group in layout.groups(states[1:]):
+            sent = states[:-1][group].swapaxes(-1, -2)  # (n, K, C, B)
             received = rate * deltas[1:][group]  # (n, K, B, C)
-            layout.add_product(
-                p["hidden.weight"][group], states[:-1][group].swapaxes(-1, -2), received
-            )
+            layout.add_product(p["hidden.weight"][group], sent, received)
             p["hidden.bias"][group] += received.sum(-2, keepdims=True)
-        p["output.weight"] += rate * (states[-1].swapaxes(-1, -2) @ self.last)
+        sent = states[-1].swapaxes(-1, -2)  # (K, C, B)
+        p["output.weight"] += rate * (sent @ self.last)
         p["output.bias"] += rate * self.last.sum(-2, keepdims=True)
 
 
@@ -184,35 +225,44 @@ def loss(
     scalar with its graph. layers: ``by_layer`` of an EDNetwork's parameters, of the backend "torch"
     with free biases.
     """
-    y, scale = x.expand(target.shape[1], *x.shape), 2 / u0  # (K, B, I)
+    scale = 2 / u0
+    y = x.expand(target.shape[1], *x.shape)  # (K, B, I)
     for n, (weight, bias) in enumerate(layers):
-        if n == 0:  # both types of sender send x
-            weight = weight.unflatten(1, (2, -1)).sum(1)  # (K, 2I, C) → (K, I, C)
+        if n == 0:
+            # Both types of sender send x: (K, 2I, C) → (K, I, C)
+            weight = weight.unflatten(1, (2, -1)).sum(1)
         y = torch.baddbmm(bias, y, weight, beta=scale, alpha=scale).sigmoid()
-    return ((target.T - y[..., 0]) ** 2).sum() / (2 * len(x))
+    error = target.T - y[..., 0]  # (K, B), of the excitatory cells
+    return (error**2).sum() / (2 * len(x))
 
 
 def by_layer(p: dict[str, Array], convert: Callable = lambda array: array) -> list[tuple[Any, Any]]:
     """The (weight, bias) of each of the depth + 2 layers of parameters, or of a ``state_dict``,
     converted.
     """
-    first, hidden, last = (
-        (p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("input", "hidden", "output")
-    )
-    return [
-        (convert(weight), convert(bias))
-        for weight, bias in (first, *zip(*hidden, strict=True), last)
-    ]
+    layers = [(p["input.weight"], p["input.bias"])]
+    # The hidden layers' arrays are stacks with an entry for each.
+    layers.extend(zip(p["hidden.weight"], p["hidden.bias"], strict=True))
+    layers.append((p["output.weight"], p["output.bias"]))
+    return [(convert(weight), convert(bias)) for weight, bias in layers]
 
 
-def optimizer(parameters: Iterable[torch.Tensor], kind: str, rate: float, steps: int | None = None,
-              **options: bool) -> torch.optim.Optimizer:  # fmt: skip
+def optimizer(
+    parameters: Iterable[torch.Tensor],
+    kind: str,
+    rate: float,
+    steps: int | None = None,
+    **options: bool,
+) -> torch.optim.Optimizer:
     """One of PyTorch's, "sgd" or "adam". steps: after so many the rate has fallen from ``rate`` to
     zero along half a cosine; None: it is constant. options: PyTorch's.
     """
     check.choice("optimizer", kind, OPTIMIZERS)
-    made = OPTIMIZERS[kind](parameters, lr=check.positive("rate", rate), **options)
+    rate = check.positive("rate", rate)
+    made = OPTIMIZERS[kind](parameters, lr=rate, **options)
     if steps is not None:
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, check.count("steps", steps))
+        check.count("steps", steps)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, steps)
+        # With the optimizer's own step, so that whoever takes it need not know of the schedule.
         made.register_step_post_hook(lambda *_: schedule.step())
     return made

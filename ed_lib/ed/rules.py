@@ -21,7 +21,8 @@ BIAS_CELL = 0.8  # the constant output of Kaneko's bias cells (his beta)
 def sigmoid(u: Array, u0: float) -> Array:
     """σ(u) = 1 / (1 + exp(−2u/u0)), any shape, without overflow for any finite u."""
     xp = library(u)
-    e = xp.exp(-abs(u) * (2 / u0))  # in (0, 1], so neither branch can overflow
+    # In (0, 1], so that neither branch can overflow.
+    e = xp.exp(-abs(u) * (2 / u0))
     return xp.where(u >= 0, 1 / (1 + e), e / (1 + e))
 
 
@@ -32,7 +33,9 @@ def layer(x: Array, weight: Array, bias: Array, u0: float) -> Array:
     """
     parts = x[:, None] @ weight  # [k,1,q,b,i] @ [k,p,q,i,o] → [k,p,q,b,o]
     total = parts.sum(2) + bias  # (K, 2, B, O)
-    return sigmoid(library(total).stack([total[:, 0], -total[:, 1]], 1), u0)
+    # s_p: what excites an excitatory cell calms an inhibitory one.
+    u = library(total).stack([total[:, 0], -total[:, 1]], 1)
+    return sigmoid(u, u0)
 
 
 def gains(error: Array, rule: str) -> Array:
@@ -43,7 +46,8 @@ def gains(error: Array, rule: str) -> Array:
     the article's rule).
     """
     d = error.T[..., None]  # (B, K) → (K, B, 1)
-    pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]  # d.clip(max=0) is −d⁻
+    # d.clip(max=0) is −d⁻
+    pair = [d.clip(min=0), d.clip(max=0)] if rule == "kaneko" else [d, d]
     return library(error).stack(pair, 1)
 
 

@@ -12,8 +12,10 @@ import numpy as np
 from ed_lib import check
 from ed_lib.arrays import Array, dtype_name, gpu_count
 
-BACKENDS, DTYPES = ("numpy", "torch", "cupy"), ("float32", "float64")
-LINE = 64  # bytes of a cache line, which a vector should not straddle
+BACKENDS = "numpy", "torch", "cupy"
+DTYPES = "float32", "float64"
+# Bytes of a cache line, which a vector should not straddle: it would be read in two halves.
+LINE = 64
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,15 @@ class Space:
         if self.backend != "numpy":
             return self.library.empty(shape, dtype=getattr(self.library, self.precision))
         size = math.prod(shape) * np.dtype(self.precision).itemsize
+        # With room to begin later, since NumPy begins where it likes.
         memory = np.empty(size + LINE, np.uint8)
-        return memory[-memory.ctypes.data % LINE :][:size].view(self.precision).reshape(shape)
+        start = -memory.ctypes.data % LINE  # bytes up to the next line
+        return memory[start : start + size].view(self.precision).reshape(shape)
+
+    def holds(self, numbers: float | np.ndarray) -> bool:
+        """Whether numbers, of any size, are finite in this dtype."""
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.asarray(numbers).astype(self.precision)).all())
 
     def check(self, name: str, array: Array, shape: tuple[int | str, ...]) -> Array:
         """``array`` in this space's dtype. TypeError or ValueError unless it is of this library and
@@ -57,8 +66,13 @@ class Space:
         check.shape(name, tuple(array.shape), shape)
         if not dtype_name(array.dtype).startswith(("float", "bfloat", "int", "uint")):
             raise TypeError(f"{name} has the dtype {array.dtype}; wanted real numbers")
-        torch, dtype = self.backend == "torch", getattr(self.library, self.precision)
-        array = array.detach().to(dtype) if torch else array.astype(dtype, copy=False)
+        dtype = getattr(self.library, self.precision)
+        if self.backend == "torch":
+            array = array.detach().to(dtype)
+        else:
+            array = array.astype(dtype, copy=False)
+        # After the conversion, since a number may be too large for the dtype. Not on a GPU, where
+        # to look at a value is to wait for it.
         if self.device == "cpu" and not bool(self.library.isfinite(array).all()):
             raise ValueError(f"{name} holds NaN or infinity; wanted finite numbers")
         return array
@@ -70,7 +84,8 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     """
     check.choice("backend", backend, BACKENDS)
     check.choice("dtype", dtype, DTYPES)
-    if device != (wanted := "cuda" if backend == "cupy" else "cpu"):
+    wanted = "cuda" if backend == "cupy" else "cpu"
+    if device != wanted:
         raise ValueError(f"device is {device!r}; wanted {wanted!r} with the backend {backend!r}")
     if backend == "cupy" and not gpu_count(backend):
         how = "pip install cupy-cuda12x, or cupy-cuda13x with CUDA 13"
@@ -89,4 +104,6 @@ def to_numpy(array: Array) -> np.ndarray:
     """
     if hasattr(array, "get"):  # CuPy
         return array.get()
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
+    if hasattr(array, "detach"):  # PyTorch
+        return array.detach().cpu().numpy()
+    return np.asarray(array)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ed_lib.ed import EDNetwork, learner, rivals
-from ed_lib.ed.language import Transformer
+from ed_lib.ed.language import EDTransformer
 from ed_lib.ed.learner import Learner
 from ed_lib.ed.relatives import Perceptron
 
@@ -15,8 +15,9 @@ NUMPY, TORCH = EDNetwork(3, 2, 1), EDNetwork(7, 4, 2, 3, backend="torch")
 STATE = NUMPY.state_dict()
 LEARNER, SEVEN, THREE = Learner(TORCH, "squared", "adam"), torch.ones(6, 7), torch.ones(6, 3)
 FLIPPED = STATE | {"hidden.weight": -STATE["hidden.weight"]}
+HUGE = STATE | {"input.weight": STATE["input.weight"].astype(float) * 1e39}
 NAN = STATE | {"input.bias": STATE["input.bias"] * np.nan}
-GPT = partial(Transformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
+GPT = partial(EDTransformer, vocabulary=5, context=6, layers=1, heads=2, width=8)
 IMAGES = np.zeros((6, 784), "float32"), np.zeros(6, int)
 
 
@@ -83,6 +84,18 @@ ED = [
     ),
     ("EDNetwork: alpha", lambda: network(alpha=float("nan")), ValueError, "alpha is nan"),
     ("EDNetwork: u0", lambda: network(u0="0.4"), TypeError, "u0 is '0.4'"),
+    (
+        "EDNetwork: alpha beyond the dtype",
+        lambda: network(alpha=1e39),
+        ValueError,
+        "alpha is 1e+39; wanted a finite number of float32",
+    ),
+    (
+        "EDNetwork: u0 beyond the dtype",
+        lambda: network(u0=1e-39),
+        ValueError,
+        "u0 is 1e-39; wanted 2 / u0 to be a finite number of float32",
+    ),
     (
         "EDNetwork: path",
         lambda: network(path="fast"),
@@ -154,6 +167,18 @@ ED = [
     ),
     ("state: NaN", lambda: NUMPY.load_state_dict(NAN), ValueError, "state['input.bias'] holds NaN"),
     (
+        "state: beyond the dtype",
+        lambda: NUMPY.load_state_dict(HUGE),
+        ValueError,
+        "state['input.weight'] holds NaN or infinity; wanted finite numbers of float32",
+    ),
+    (
+        "state: complex",
+        lambda: NUMPY.load_state_dict(STATE | {"input.bias": STATE["input.bias"] + 1j}),
+        TypeError,
+        "state['input.bias'] has the dtype complex64; wanted real numbers",
+    ),
+    (
         "state: keys",
         lambda: NUMPY.load_state_dict({"input.bias": T}),
         ValueError,
@@ -216,6 +241,30 @@ ED = [
         "labels has [3]; wanted",
     ),
     ("fit: NaN", lambda: fit(train_set=(IMAGES[0] * np.nan, IMAGES[1])), ValueError, "x holds NaN"),
+    (
+        "learner.accuracy: a column of labels",
+        lambda: learner.accuracy(NUMPY, np.eye(3), np.zeros((3, 1), int)),
+        ValueError,
+        "labels has the shape (3, 1); wanted (3,)",
+    ),
+    (
+        "learner.accuracy: one label",
+        lambda: learner.accuracy(NUMPY, np.eye(3), np.zeros(1, int)),
+        ValueError,
+        "labels has the shape (1,); wanted (3,)",
+    ),
+    (
+        "learner.accuracy: no inputs",
+        lambda: learner.accuracy(NUMPY, np.zeros((0, 3)), np.zeros(0, int)),
+        ValueError,
+        "len(inputs) is 0; wanted at least 1",
+    ),
+    (
+        "learner.accuracy: batch",
+        lambda: learner.accuracy(NUMPY, np.eye(3), np.arange(3), batch=0),
+        ValueError,
+        "batch is 0; wanted at least 1",
+    ),
     ("fit: epochs", lambda: fit(epochs=0), ValueError, "epochs is 0"),
     (
         "article: outputs",
@@ -230,6 +279,30 @@ ED = [
         "net is unlike",
     ),
     ("Backprop: bias", lambda: rival(rivals.Backprop, bias="cells"), ValueError, "net has bias="),
+    (
+        "Backprop: rate",
+        lambda: rivals.Backprop(NUMPY, rate=-1.0),
+        ValueError,
+        "rate is -1.0; wanted a finite number above 0",
+    ),
+    (
+        "Backprop: first",
+        lambda: rival(rivals.Backprop).chain(T),
+        RuntimeError,
+        "chain() needs the activations of net.forward(x)",
+    ),
+    (
+        "Backprop: one error for two networks",
+        lambda: rivals.Backprop(ran(EDNetwork(3, 2, 1, 2))).chain(T),
+        ValueError,
+        "error has the shape (4, 1); wanted (4, 2)",
+    ),
+    (
+        "Perceptron: one target",
+        lambda: Perceptron((3, 4, 2)).step(torch.ones(4, 3), torch.ones(1, 2)),
+        ValueError,
+        "target has the shape (1, 2); wanted (4, 2)",
+    ),
     ("Perceptron: rule", lambda: Perceptron((3, 4, 2), "guess"), ValueError, "rule is 'guess'"),
     ("Perceptron: one width", lambda: Perceptron((3,)), ValueError, "widths is [3]"),
     ("Perceptron: widths", lambda: Perceptron((3, 0, 2)), ValueError, "widths is 0"),
@@ -241,6 +314,7 @@ ED = [
         ValueError,
         "heads is 3; wanted a divisor of the width, 8",
     ),
+    ("GPT: layers", lambda: GPT(layers=-1), ValueError, "layers is -1; wanted at least 1"),
     (
         "GPT: long",
         lambda: GPT().forward(torch.zeros(1, 7, dtype=torch.int64)),
@@ -252,5 +326,11 @@ ED = [
         lambda: GPT().forward(torch.arange(6)[None]),
         ValueError,
         "x runs from 0 to 5; wanted",
+    ),
+    (
+        "GPT: target turned",
+        lambda: GPT().step(torch.zeros(3, 6).long(), torch.zeros(6, 3).long()),
+        ValueError,
+        "target has the shape (6, 3); wanted (3, 6)",
     ),
 ]

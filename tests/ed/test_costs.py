@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ed_lib.ed import EDNetwork, costs
+from ed_lib.ed import EDNetwork, costs, rivals
 
 
 @pytest.mark.oracle
@@ -24,6 +24,35 @@ def test_the_counts_are_those_of_the_arrays():
     assert shape.activations == net.states.size
     products = np.broadcast_shapes((4, 2, 1, 2, 6, 3, 1), (4, 2, 2, 1, 6, 1, 3))  # sent × received
     assert costs.batch_axis(shape) == 4 * math.prod(products)
+
+
+@pytest.mark.oracle
+def test_a_pass_more_is_what_autograd_computes_more():
+    """PyTorch's own count, in what a hidden layer adds: the passes forward and backward, and the
+    gradient by the weights. (The first layer differs: its input has no gradient.)
+    """
+    counted, ours = [], []
+    for depth in (3, 4):
+        net = EDNetwork(5, 3, depth, 2, backend="torch", path="layers")
+        leaves = rivals.by_layer(net.parameters, lambda p: p.clone().requires_grad_())
+        with FlopCounterMode(display=False) as counter:
+            rivals.loss(leaves, net.u0, torch.ones(6, 5), torch.ones(6, 2)).backward()
+        counted.append(counter.get_total_flops())
+        shape = costs.Shape(n_inputs=5, width=3, depth=depth, batch=6, n_outputs=2)
+        ours.append([costs.step_cost(shape, passes) for passes in (1, 2)])
+    layer = counted[1] - counted[0]
+    assert layer == 3 * (2 * 6 * 2 * 6 * 6)  # three products, B = 6, K = 2, 6 × 6 weights
+    one, two = ([step[passes][1] for step in ours] for passes in (0, 1))
+    assert two[1] - two[0] == layer and one[1] - one[0] == layer * 2 // 3
+
+
+def test_the_bytes_of_a_step_are_those_of_its_passes_and_its_update():
+    shape = costs.Shape(n_inputs=5, width=3, depth=4, batch=6, n_outputs=2)
+    weights, activations = shape.weights, shape.activations
+    assert costs.forward_cost(shape)[0] == 4 * (weights + activations)
+    assert costs.update_cost(shape)[0] == 4 * (2 * weights + activations)
+    assert costs.step_cost(shape)[0] == 4 * (3 * weights + 2 * activations)
+    assert costs.step_cost(shape, passes=2)[0] == 4 * (4 * weights + 3 * activations)
 
 
 @pytest.mark.oracle

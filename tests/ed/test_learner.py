@@ -2,6 +2,9 @@
 freeze; and training on images.
 """
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +79,59 @@ def test_only_the_layers_named_learn(method, optimizer, names, rng):
     assert {name for name in before if (before[name] != after[name]).any()} == wanted
     each = (before["hidden.weight"] != after["hidden.weight"]).any(axis=(1, 2, 3, 4, 5))
     assert each.all() == each.any() == ("hidden" in names)
+
+
+EACH = pytest.mark.parametrize(
+    "method, optimizer", [("ed", "sgd"), ("ed", "adam"), ("squared", "sgd"), ("squared", "adam")]
+)
+
+
+@EACH
+def test_a_learner_goes_on_with_a_state_that_is_loaded(method, optimizer, rng):
+    """As one that was made after it, whatever the size of the batches."""
+    state = a_net(seed=5).state_dict()
+    net, fresh = a_net(), a_net()
+    before = Learner(net, method, optimizer, 0.1)
+    before.net.forward(batch(rng, net, 9)[0])  # so that there is room for another size
+    for each in (net, fresh):
+        each.load_state_dict(state)
+    after = Learner(fresh, method, optimizer, 0.1)
+    for size in (6, 4):
+        x, target = batch(rng, net, size)
+        torch.testing.assert_close(before.step(x, target), after.step(x, target), rtol=0, atol=0)
+    assert_state(net, fresh.state_dict(), rtol=0, atol=0)
+    assert any((value != state[name]).any() for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["ed", "squared"])
+def test_two_learners_of_one_network_take_turns_as_one_would_go_on(method, rng):
+    net, alone = a_net(), a_net()
+    first, second = (Learner(net, method, "sgd", 0.2) for _ in range(2))
+    one = Learner(alone, method, "sgd", 0.2)
+    for each in (first, second, second, first):
+        x, target = batch(rng, net)
+        before = net.state_dict()["hidden.weight"]
+        each.step(x, target)
+        one.step(x, target)
+        assert (net.state_dict()["hidden.weight"] != before).any()
+    assert_state(net, alone.state_dict(), rtol=0, atol=0)
+
+
+@EACH
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_learner_learns_and_so_does_one_whose_gradients_were_let_go(
+    method, optimizer, copied, rng
+):
+    learner = Learner(a_net(), method, optimizer, 0.1)
+    learner.step(*batch(rng, learner.net))
+    other, (x, target) = copied(learner), batch(rng, learner.net)
+    learner.optimizer.zero_grad()
+    before = learner.net.state_dict()
+    other.step(x, target)
+    assert_state(learner.net, before, rtol=0, atol=0)
+    learner.step(x, target)
+    assert_state(other.net, learner.net.state_dict(), rtol=0, atol=0)
+    assert (before["hidden.weight"] != learner.net.state_dict()["hidden.weight"]).any()
 
 
 @pytest.mark.oracle

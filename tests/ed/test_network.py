@@ -131,6 +131,24 @@ def test_what_is_refused_changes_nothing():
             assert all((state[n] == v).all() for n, v in net.state_dict().items()), what
 
 
+def test_a_state_is_written_into_the_arrays_that_are_there(backend):
+    """So that an optimizer, or a view, goes on with the weights that were loaded."""
+    net, other = (EDNetwork(3, 4, 2, 2, seed=seed, **backend) for seed in (0, 1))
+    arrays = dict(net.parameters)
+    net.forward(net.asarray(np.full((4, 3), 0.5)))
+    net.load_state_dict(other.state_dict())
+    assert all(net.parameters[name] is array for name, array in arrays.items())
+    assert_state(net, other.state_dict(), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="needs the activations of a forward"):
+        net.update(net.asarray(np.ones((4, 2))))
+
+
+def test_float64_takes_over_what_float32_cannot_hold():
+    net = EDNetwork(3, 2, 1, dtype="float64", alpha=1e39)
+    net.load_state_dict(doors.HUGE)
+    assert net.state_dict()["input.weight"].max() > 1e38
+
+
 def test_the_signed_rule_takes_over_any_signs():
     doors.network(rule="signed").load_state_dict(doors.FLIPPED)
 

@@ -127,6 +127,23 @@ def test_backpropagation_by_hand_and_the_loss_for_autograd_have_the_gradient(
         np.testing.assert_allclose(to_numpy(value), wanted, rtol=1e-10, atol=1e-15, err_msg=name)
 
 
+def test_a_rate_of_zero_moves_nothing_and_no_rate_means_the_own_one(rng):
+    net = EDNetwork(7, 3, 2, init="fan_in", dtype="float64")
+    back, (x, target) = rivals.Backprop(net, rate=0.5), batch(rng, net)
+    back.chain(target - net.forward(x))
+    before = {name: value.copy() for name, value in net.parameters.items()}
+    back.learn(rate=0.0)
+    for name, value in net.parameters.items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    at_one = {name: np.zeros_like(value) for name, value in before.items()}
+    back.learn(at_one, 1.0)
+    back.learn()
+    for name, value in net.parameters.items():
+        wanted = before[name] + 0.5 * at_one[name]
+        np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15, err_msg=name)
+    assert abs(at_one["hidden.weight"]).max() > 0
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("optimizer, k", [("sgd", 3), ("adam", 1)])
 def test_an_ordinary_network_is_torchs_own_loop(optimizer, k):
