@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 
+NUMBERS = (int, float, np.integer, np.floating)
+
 
 def choice(name: str, value: Any, choices: Collection) -> None:
     """ValueError unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(map(repr, choices))}")
+        wanted = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} is {value!r}; wanted one of {wanted}")
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """``value`` as an int. TypeError unless it is a whole number, ValueError if it is below
     ``least``.
     """
+    # True is an int to Python, and a slip here.
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {value!r}; wanted a whole number")
     if value < least:
@@ -29,8 +33,9 @@ def positive(name: str, value: Any) -> float:
     """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and
     above 0.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name} is {value!r}; wanted a number")
+    # Said this way round, NaN does not pass.
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} is {value}; wanted a finite number above 0")
     return float(value)
@@ -40,9 +45,11 @@ def shape(name: str, shape: Sequence[int], wanted: Sequence[int | str]) -> None:
     """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥
     1.
     """
-    fits = len(shape) == len(wanted) and all(
-        n >= 1 if isinstance(w, str) else n == w for n, w in zip(shape, wanted, strict=True)
-    )
+    fits = len(shape) == len(wanted)
+    for found, length in zip(shape, wanted, strict=False):
+        fits = fits and (found >= 1 if isinstance(length, str) else found == length)
     if not fits:
-        text = ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "")
+        text = ", ".join(map(str, wanted))
+        # A tuple of one is written with a comma.
+        text += "," if len(wanted) == 1 else ""
         raise ValueError(f"{name} has the shape {shape}; wanted ({text})")

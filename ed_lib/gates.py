@@ -4,7 +4,7 @@ raised.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ed_lib.timing import Timing, tell
 
@@ -22,32 +22,38 @@ def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, floa
     problems = []
     for name, took in times.items():
         least = floor[name] if isinstance(floor, Mapping) else floor
+        seconds = median(took)
         if isinstance(took, Timing) and took.q3 > SPREAD * took.q1:
             problems.append(f"{name} took {took}, which is far from steady")
-        if median(took) < least:
-            words = (
-                f"below its floor of {tell(least)}: this machine's ceilings were measured too low"
+        if seconds < least:
+            # Nothing beats a floor, so it is the floor that is wrong.
+            problems.append(
+                f"{name} took {tell(seconds)}, below its floor of {tell(least)}: "
+                "this machine's ceilings were measured too low"
             )
-            problems.append(f"{name} took {tell(median(took))}, {words}")
     _judge(problems)
 
 
 def order(times: Mapping[str, float | Timing], *names: str) -> None:
     """Of the times, in seconds, those named get shorter from first to last."""
-    seconds = [(name, median(times[name])) for name in names]
-    _judge(
-        f"{fast} took {tell(after)}, no less than {slow} with {tell(before)}"
-        for (slow, before), (fast, after) in zip(seconds, seconds[1:], strict=False)
-        if after >= before
-    )
+    problems = []
+    for slow, fast in zip(names, names[1:], strict=False):
+        before = median(times[slow])
+        after = median(times[fast])
+        if after >= before:
+            problems.append(f"{fast} took {tell(after)}, no less than {slow} with {tell(before)}")
+    _judge(problems)
 
 
 def median(time: float | Timing) -> float:
+    """Seconds: a :class:`~ed_lib.timing.Timing`'s median, or the number itself."""
     return time.median if isinstance(time, Timing) else float(time)
 
 
-def _judge(problems):
-    if problems := "; ".join(problems):
-        if os.environ.get("ED_GATES") == "strict":
-            raise Busy(problems)
-        print(f"These times say little: {problems}.")
+def _judge(problems: Sequence[str]) -> None:
+    if not problems:
+        return
+    told = "; ".join(problems)
+    if os.environ.get("ED_GATES") == "strict":
+        raise Busy(told)
+    print(f"These times say little: {told}.")

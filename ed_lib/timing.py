@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
@@ -14,7 +15,10 @@ import numpy as np
 
 from ed_lib import check
 
-BLOCK, BLOCKS = 1e-3, 10  # seconds of a block between two CUDA events, and how many make a turn
+BLOCK = 1e-3  # seconds of a block between two CUDA events
+BLOCKS = 10  # and how many make a turn
+SHORTEST = 1e-7  # seconds: no run counts as shorter, so that a block has an end
+QUICK = 0.02  # seconds of a turn where a call is tested, not timed
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,10 @@ class Timing:
     n: int
 
     def __str__(self):
-        low, high = (f"{seconds * _unit(self.median)[0]:.3g}" for seconds in (self.q1, self.q3))
+        # The quartiles are told in the median's unit, so that they can be compared at a glance.
+        scale, _ = _unit(self.median)
+        low = f"{self.q1 * scale:.3g}"
+        high = f"{self.q3 * scale:.3g}"
         return f"{tell(self.median)} (quartiles {low} to {high}, n = {self.n})"
 
 
@@ -43,7 +50,9 @@ def synchronize() -> None:
     """Waits until the GPUs have done all the work that PyTorch and CuPy, where imported, gave
     them.
     """
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    # Whoever has not imported a library has given it no work, and importing takes seconds.
+    torch = sys.modules.get("torch")
+    cupy = sys.modules.get("cupy")
     if torch is not None and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
             # A context of this process, CuPy's too: waiting would make one, and take memory for it.
@@ -75,41 +84,66 @@ def compare(
     matter: ``n`` counts those. events: whether the current GPU's own clock is read, between blocks
     without a gap, so that the host's time does not count; for functions all of whose work is there.
     """
-    logging.getLogger("torch.utils.cpp_extension").setLevel(
-        logging.ERROR
-    )  # that there is no CUDA compiler
-    import torch
-    from torch.utils import benchmark
-
     rounds = check.count("rounds", rounds)
     turn = check.positive("min_seconds", min_seconds) / rounds
-    if os.environ.get("ED_QUICK"):  # where a call is tested, not timed: one short turn
-        rounds, turn = 1, min(turn, 0.02)
-    timers, sizes, threads = {}, {}, torch.get_num_threads()
+    if os.environ.get("ED_QUICK"):
+        rounds = 1
+        turn = min(turn, QUICK)
+    if events:
+        ready = _by_events
+    else:
+        import torch
+
+        # Before any function has run, since one of them may set another number for itself.
+        ready = partial(_by_the_hosts_clock, threads=torch.get_num_threads())
+    take_turn = {}
     for name, function in functions.items():
-        timers[name] = benchmark.Timer(
-            "f()", timer=now, globals={"f": function}, num_threads=threads
-        )
-        function()  # warm-up
-        sizes[name] = max(1, round(BLOCK / max(elapsed(function)[0], 1e-7))) if events else 1
+        # To make a turn ready runs the function: that is the warm-up.
+        take_turn[name] = ready(function, turn)
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
-        for name, function in functions.items():
-            if events:
-                found = elapsed(function, sizes[name])
-                fits = int(
-                    turn / (sizes[name] * found[0])
-                )  # so many blocks in the turn, that one included
-                if fits > 1:
-                    found += elapsed(function, sizes[name], min(fits, BLOCKS) - 1)
-            else:
-                start = now()
-                function()
-                found = [now() - start]
-                if found[0] < turn:
-                    found = timers[name].blocked_autorange(min_run_time=turn).times
-            times[name] += found
+        for name in functions:
+            times[name] += take_turn[name]()
     return {name: _summary(seconds) for name, seconds in times.items()}
+
+
+def _by_the_hosts_clock(function, turn, threads):
+    """A turn of about ``turn`` seconds, by the host's clock → a function that takes it, and returns
+    the seconds of a run, in each block.
+    """
+    # Importing the timer makes PyTorch look for a CUDA compiler, and warn that there is none.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    from torch.utils import benchmark
+
+    # The timer takes one thread, if nothing is said.
+    timer = benchmark.Timer("f()", timer=now, globals={"f": function}, num_threads=threads)
+    function()
+
+    def take_turn():
+        start = now()
+        function()
+        took = now() - start
+        if took >= turn:
+            return [took]
+        return timer.blocked_autorange(min_run_time=turn).times
+
+    return take_turn
+
+
+def _by_events(function, turn):
+    """The same by the current GPU's clock."""
+    function()
+    runs = max(1, round(BLOCK / max(elapsed(function)[0], SHORTEST)))
+
+    def take_turn():
+        found = elapsed(function, runs)
+        # How many blocks fit into the turn, the one that was taken included.
+        fits = int(turn / (runs * found[0]))
+        if fits > 1:
+            found += elapsed(function, runs, min(fits, BLOCKS) - 1)
+        return found
+
+    return take_turn
 
 
 def elapsed(function: Callable, runs: int = 1, blocks: int = 1) -> list[float]:
@@ -124,6 +158,7 @@ def elapsed(function: Callable, runs: int = 1, blocks: int = 1) -> list[float]:
             function()
         end.record()
     synchronize()
+    # Events tell milliseconds.
     return [start.elapsed_time(end) / 1e3 / runs for start, end in pairwise(ends)]
 
 
@@ -138,9 +173,11 @@ def apart(
     """
     check.positive("min_seconds", min_seconds)
     check.count("min_runs", min_runs)
-    function()  # warm-up
+    # The warm-up.
+    function()
     wait()
-    launches, completions = list[float](), list[float]()
+    launches = list[float]()
+    completions = list[float]()
     while sum(completions) < min_seconds or len(completions) < min_runs:
         start = perf_counter()
         function()
@@ -150,14 +187,19 @@ def apart(
     return _summary(launches), _summary(completions)
 
 
-def _unit(seconds):
-    return (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-
-
 def now() -> float:
     """The clock's seconds, once the device has nothing left to do."""
     synchronize()
     return perf_counter()
+
+
+def _unit(seconds):
+    """(how many of it a second has, the unit's name)."""
+    if seconds >= 1:
+        return 1, "s"
+    if seconds >= 1e-3:
+        return 1e3, "ms"
+    return 1e6, "µs"
 
 
 def _summary(seconds):
