@@ -215,7 +215,7 @@ def pick(
 
 
 def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
-    """Index arrays (size,), the last maybe shorter, that cover range(n) once, ordered by ``seed``."""
+    """Index arrays (size,), the last maybe shorter, that cover range(n) once, by ``seed``."""
     order = np.random.default_rng(seed).permutation(n)  # (n,), int64
     return (order[i : i + size] for i in range(0, n, size))
 
@@ -291,5 +291,5 @@ def sick() -> tuple[Pairs, Pairs]:
 
 
 def minilm(file: str) -> Path:
-    """Where "model.safetensors" or "tokenizer.json" of sentence-transformers' MiniLM-L6 is."""
+    """Where a file of all-MiniLM-L6-v2 is: "model.safetensors" or "tokenizer.json"."""
     return published("minilm", file)[0]

@@ -20,15 +20,17 @@ ORDERS = {  # of the gates
     "onnx": {"lstm": "iofg", "gru": "zrn"},
 }
 KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+WAYS = ("", "_reverse")  # how the names of each direction's parameters end
 
 
 def reorder(cell: str, stacked: torch.Tensor, source: str, target: str) -> torch.Tensor:
     """``stacked`` (G·H, …) with its gates in the order of ``target``, not ``source``:
     "cudnn", "keras" or "miopen" (NVIDIA's and PyTorch's, Keras', AMD's).
     """
-    order = ORDERS[source][cell]
-    parts = dict(zip(order, stacked.chunk(len(order)), strict=True))
-    return torch.cat([parts[gate] for gate in ORDERS[target][cell]])
+    before = ORDERS[source][cell]
+    after = ORDERS[target][cell]
+    part_of = dict(zip(before, stacked.chunk(len(before)), strict=True))  # (H, …) each
+    return torch.cat([part_of[gate] for gate in after])
 
 
 def from_onnx(cell: str, weights: Sequence[np.ndarray], layer: int = 0) -> dict[str, torch.Tensor]:
@@ -40,12 +42,12 @@ def from_onnx(cell: str, weights: Sequence[np.ndarray], layer: int = 0) -> dict[
     check.shape("W", tuple(w.shape), (*r.shape[:2], "I"))
     for b in bias:
         check.shape("B", tuple(b.shape), (len(r), 2 * r.shape[1]))
-    halves = bias[0].chunk(2, 1) if bias else ()  # of the input and of the state
+    # B holds the input's biases, and behind them the state's.
+    halves = bias[0].chunk(2, 1) if bias else ()  # (D, G·H) each
     found = {}
-    for kind, stacked in zip(KINDS, (w, r, *halves), strict=False):
-        for d, array in enumerate(stacked):
-            name = f"{kind}_l{layer}{('', '_reverse')[d]}"
-            found[name] = reorder(cell, array, "onnx", "cudnn")
+    for kind, directions in zip(KINDS, (w, r, *halves), strict=False):
+        for way, stacked in zip(WAYS, directions, strict=False):
+            found[f"{kind}_l{layer}{way}"] = reorder(cell, stacked, "onnx", "cudnn")
     return found
 
 
@@ -53,11 +55,13 @@ def to_onnx(cell: str, parameters: Mapping[str, torch.Tensor], layer: int = 0) -
     """[W, R, B] for ONNX's operator, of all directions of one layer: the inverse of
     :func:`from_onnx`.
     """
-    of = []  # W, R and two biases, each (D, …)
+    arrays = []  # W, R and two biases, each (D, …)
     for kind in KINDS:
-        names = [f"{kind}_l{layer}{way}" for way in ("", "_reverse")]
+        names = [f"{kind}_l{layer}{way}" for way in WAYS]
         found = [parameters[name].detach().cpu() for name in names if name in parameters]
         if found:
-            of.append(torch.stack([reorder(cell, array, "cudnn", "onnx") for array in found]))
-    w, r, *biases = of
-    return [array.numpy() for array in (w, r, *([torch.cat(biases, 1)] if biases else []))]
+            arrays.append(torch.stack([reorder(cell, one, "cudnn", "onnx") for one in found]))
+    w, r, *biases = arrays
+    if not biases:
+        return [w.numpy(), r.numpy()]
+    return [w.numpy(), r.numpy(), torch.cat(biases, 1).numpy()]
