@@ -33,12 +33,26 @@ def positive(name: str, value: Any) -> float:
     """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and
     above 0.
     """
-    if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        raise TypeError(f"{name} is {value!r}; wanted a number")
+    _check_number(name, value)
     # Said this way round, NaN does not pass.
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} is {value}; wanted a finite number above 0")
     return float(value)
+
+
+def amount(name: str, value: Any) -> float:
+    """``value`` as a float. TypeError unless it is a number, ValueError unless it is finite and at
+    least 0.
+    """
+    _check_number(name, value)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value}; wanted a finite number, at least 0")
+    return float(value)
+
+
+def _check_number(name, value):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
+        raise TypeError(f"{name} is {value!r}; wanted a number")
 
 
 def shape(name: str, shape: Sequence[int], wanted: Sequence[int | str]) -> None:

@@ -1,5 +1,5 @@
-"""A machine's ceilings, and the floor that a computation cannot beat: it takes as long as moving
-its bytes or doing its operations, which at best overlap. The roofline model of S. Williams, A.
+"""A machine's ceilings: how fast it moves bytes and multiplies matrices at best. The floor that a
+computation cannot beat follows from them (``timing.floor``). The roofline model of S. Williams, A.
 Waterman and D. Patterson, Communications of the ACM 52 (4), 2009.
 """
 
@@ -49,14 +49,10 @@ class Ceilings:
         return f"{memory}, {rate} by {self.library}: {self.device}"
 
     def floor(self, bytes: float, flops: float) -> float:
-        """Seconds that moving ``bytes`` and doing ``flops`` takes at the least: the longer of the
-        two. Data that stays in a cache between two runs can be faster.
+        """Seconds that moving ``bytes`` and doing ``flops`` take here at the least, by
+        :func:`timing.floor <ed_lib.timing.floor>`, whose errors these are.
         """
-        for name, amount in {"bytes": bytes, "flops": flops}.items():
-            check.positive(name, amount or 1)
-        moving = float(bytes / self.bandwidth)
-        computing = float(flops / self.rate)
-        return max(moving, computing)
+        return timing.floor(bytes, flops, bandwidth=self.bandwidth, rate=self.rate)
 
 
 def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:

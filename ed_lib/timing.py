@@ -1,5 +1,5 @@
 """Timing that waits for the device: on a GPU a call returns once its work is queued, not once it is
-done.
+done. And the floor, the time that no run can be below.
 """
 
 import logging
@@ -38,6 +38,22 @@ class Timing:
         low = f"{self.q1 * scale:.3g}"
         high = f"{self.q3 * scale:.3g}"
         return f"{tell(self.median)} (quartiles {low} to {high}, n = {self.n})"
+
+
+def floor(bytes: float, flops: float, *, bandwidth: float, rate: float) -> float:
+    """Seconds that moving ``bytes`` and doing ``flops`` take at the least: at best the two overlap,
+    and the longer one remains. The roofline model of S. Williams, A. Waterman and D. Patterson,
+    Communications of the ACM 52 (4), 2009.
+
+    bandwidth: bytes/s to and from memory; rate: FLOP/s; ``roofline`` measures a machine's. Data
+    that stays in a cache between two runs can be faster. TypeError for what is no number,
+    ValueError for one below 0 or not finite, and for a bandwidth or a rate of 0.
+
+    2 GB and 2 GFLOP at 1 GB/s and 4 GFLOP/s: 2 s to move, 0.5 s to compute, so 2 s.
+    """
+    moving = check.amount("bytes", bytes) / check.positive("bandwidth", bandwidth)
+    computing = check.amount("flops", flops) / check.positive("rate", rate)
+    return max(moving, computing)
 
 
 def tell(seconds: float) -> str:

@@ -98,6 +98,25 @@ MEASURE = [
     ("floor: below 0", lambda: ROOF.floor(-1, 0), ValueError, "bytes is -1; wanted a"),
     ("floor: NaN", lambda: ROOF.floor(0, float("nan")), ValueError, "flops is nan; wanted a"),
     ("floor: text", lambda: ROOF.floor("1", 0), TypeError, "bytes is '1'; wanted a"),
+    ("floor: none", lambda: ROOF.floor(None, 0), TypeError, "bytes is None; wanted a number"),
+    (
+        "floor: 0 is allowed",
+        lambda: timing.floor(0, -2, bandwidth=1, rate=1),
+        ValueError,
+        "flops is -2; wanted a finite number, at least 0",
+    ),
+    (
+        "floor: no rate",
+        lambda: timing.floor(1, 1, bandwidth=1, rate=0),
+        ValueError,
+        "rate is 0; wanted a finite number above 0",
+    ),
+    (
+        "floor: no bandwidth",
+        lambda: timing.floor(1, 1, bandwidth=float("inf"), rate=1),
+        ValueError,
+        "bandwidth is inf; wanted a finite number above 0",
+    ),
     ("ceilings: 0", lambda: Ceilings("x", "float32", 0, 1), ValueError, "bandwidth is 0"),
     ("ceilings: device", lambda: roofline.probe("tpu"), ValueError, "device is 'tpu'; wanted"),
     (

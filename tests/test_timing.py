@@ -4,6 +4,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ed_lib import timing
@@ -35,6 +36,16 @@ def test_quartiles_and_their_units():
     assert str(timing._summary([1.0, 2.0, 3.0, 4.0, 5.0])) == "3 s (quartiles 2 to 4, n = 5)"
     assert str(timing._summary([0.0012])) == "1.2 ms (quartiles 1.2 to 1.2, n = 1)"
     assert str(timing._summary([25e-6])) == "25 µs (quartiles 25 to 25, n = 1)"
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bytes, flops, seconds", [
+    (2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000),
+])  # fmt: skip
+def test_the_floor_is_the_longer_of_moving_and_computing(bytes, flops, seconds):
+    found = timing.floor(bytes, flops, bandwidth=1e9, rate=4e9)
+    assert type(found) is float and found == seconds
+    assert timing.floor(np.int64(bytes), np.float32(flops), bandwidth=10**9, rate=4e9) == seconds
 
 
 @pytest.fixture
