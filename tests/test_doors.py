@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed_lib import chapter, data, figures, machine, models, roofline, timing, training
+from ed_lib import chapter, data, figures, gates, machine, models, roofline, timing, training
 from ed_lib.roofline import Ceilings
 from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
@@ -145,6 +145,18 @@ MEASURE = [
         lambda: timing.apart(int, min_runs=0),
         ValueError,
         "min_runs is 0; wanted at least 1",
+    ),
+    (
+        "gates: no floor",
+        lambda: gates.floors({"a": 1.0, "b": 2.0}, {"a": 0.5}),
+        ValueError,
+        "floor has ['a']; wanted one for ['b'] as well",
+    ),
+    (
+        "gates: no time",
+        lambda: gates.order({"slow": 2.0, "fast": 1.0}, "slow", "fsat"),
+        ValueError,
+        "names is 'fsat'; wanted one of 'slow', 'fast'",
     ),
     ("figure: no text", lambda: figures.to_html(None, "  "), ValueError, "alt is empty"),
     ("table: no rows", lambda: chapter.table([], "nothing"), ValueError, "rows is empty"),
