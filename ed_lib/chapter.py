@@ -7,8 +7,11 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from ed_lib import gpu_cells
 from ed_lib.machine import card
+from ed_lib.timing import three_digits
 
 
 def setup() -> None:
@@ -29,8 +32,8 @@ def table(rows: Iterable, caption: str, columns: dict[str, Callable] | None = No
     """Shows rows as a table with a caption. ValueError when there are none.
 
     columns: {heading: a function of a row that gives text or a number}; without, rows are dicts,
-    and the columns those of the first. Numbers are set to the right, floats with three significant
-    digits.
+    and the columns those of the first. Numbers, NumPy's too, are set to the right, floats with
+    three significant digits.
     """
     from IPython.display import HTML, display
 
@@ -89,16 +92,12 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
 def _cell(value, tag):
     """A cell of a table, "td" or "th": numbers to the right, what else there is to the left."""
-    is_number = isinstance(value, (int, float))
-    side = "right" if is_number else "left"
-    text = _number(value) if is_number else str(value)
+    side = "right"
+    if isinstance(value, (int, np.integer)):
+        text = f"{value:,}"
+    elif isinstance(value, (float, np.floating)):
+        text = three_digits(value)
+    else:
+        text = str(value)
+        side = "left"
     return f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'
-
-
-def _number(value):
-    """A whole number in full; a float with three significant digits, or all before the point."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"

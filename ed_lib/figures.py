@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ed_lib.timing import ROUNDED_UP, three_digits
+
 if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -37,6 +39,8 @@ INHIBITORY = ORANGE
 FOR_THE_PAGE = "text/vnd.ed_lib.figure"  # the kind of output that tools.book puts into the page
 MOST_SAID = 12  # sentences on the data of a figure, for those who cannot see it
 INK = "#010203"  # a colour that nothing else uses; ``to_html`` replaces it by the page's own
+SMALL = 1e-4  # below, a number at an axis is written with an exponent
+LARGE = 1e4  # from here on, with a letter
 CSS_PIXELS = 96  # of an inch
 PNG_DOTS = 144  # of an inch: one and a half for each of the page's pixels
 
@@ -191,12 +195,12 @@ def _curve(axes, line):
     y = y[drawn]
     if not len(y):
         return "nothing"
-    first, last = (f"{y[n]:.3g} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
+    first, last = (f"{three_digits(y[n])} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
     words = first if len(y) == 1 else f"from {first} to {last}"
     for what, value in (("lowest", y.min()), ("highest", y.max())):
         # An end that is an extreme has been said.
         if value not in (y[0], y[-1]):
-            words += f", {what} {value:.3g}"
+            words += f", {what} {three_digits(value)}"
     return words
 
 
@@ -208,7 +212,7 @@ def _bars(axes, bars):
     said = []
     for bar in bars:
         length = bar.get_width() if is_flat else bar.get_height()
-        words = f"{length:.3g}"
+        words = three_digits(length)
         if has_names:
             x, y = bar.get_center()
             words = f"{_place(axis, y if is_flat else x, nearest=True)} {words}"
@@ -230,7 +234,7 @@ def _place(axis, value, nearest=False):
         # What stands between dollars is TeX, which nobody wants to hear.
         if name and "$" not in name:
             return name
-    return f"{value:.3g}"
+    return three_digits(value)
 
 
 def plain_ticks(figure: Figure) -> None:
@@ -261,11 +265,19 @@ def plain_ticks(figure: Figure) -> None:
 
 
 def _plain(value):
-    """0.001 to 1000 as they are, 10k, 1M, 1G above, 1e-6 below."""
-    for size, least, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k")):
-        if abs(value) >= least:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
+    """0.001 to 1000 as they are, 10k, 1M, 1G, 1T above, 1e-6 below."""
+    text = f"{value:g}"
+    # As it is written: 9999.999 is 10000 on a page.
+    size = abs(float(text))
+    if size == 0 or SMALL <= size < LARGE or not np.isfinite(size):
+        return text
+    if size < SMALL:
+        return f"{value:.3g}".replace("e-0", "e-")
+    for scale, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        # With three digits 999.5k is a thousand of them, and so 1M.
+        if size / scale < ROUNDED_UP:
+            return f"{value / scale:.3g}{unit}"
+    return f"{three_digits(value / 1e12)}T"
 
 
 def legend_above(figure: Figure, columns: int = 3, **options) -> Any:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from ed_lib import check, machine, timing
+from ed_lib.timing import three_digits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 MATRIX_SIZES = {  # n of the products of n × n matrices
     "cpu": (512, 1024, 2048),
     "cuda": (2048, 4096, 8192),
 }
+GIGA = 1e9
 LARGEST = 2**29  # bytes of the arrays that are moved: no cache holds them
 LEAST_RUNS = 3  # of which the fastest is taken
 
@@ -29,7 +31,8 @@ LEAST_RUNS = 3  # of which the fastest is taken
 @dataclass(frozen=True)
 class Ceilings:
     """The best that was seen of a device: bytes/s to and from its memory, by any access and by
-    ``reading`` alone; FLOP/s of products of ``dtype``, by a ``library``.
+    ``reading`` alone; FLOP/s of products of ``dtype``, by a ``library``. TypeError or ValueError
+    for what is no text and no such number.
     """
 
     device: str
@@ -40,13 +43,20 @@ class Ceilings:
     library: str = ""
 
     def __post_init__(self):
+        for name in ("device", "dtype", "library"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name} is {value!r}; wanted a text")
         check.positive("bandwidth", self.bandwidth)
         check.positive("rate", self.rate)
+        check.amount("reading", self.reading)
 
     def __str__(self):
-        memory = f"{self.bandwidth / 1e9:.3g} GB/s ({self.reading / 1e9:.3g} reading)"
-        rate = f"{self.rate / 1e9:.3g} GFLOP/s in {self.dtype}"
-        return f"{memory}, {rate} by {self.library}: {self.device}"
+        bandwidth = three_digits(self.bandwidth / GIGA)
+        reading = three_digits(self.reading / GIGA)
+        rate = three_digits(self.rate / GIGA)
+        memory = f"{bandwidth} GB/s ({reading} reading)"
+        return f"{memory}, {rate} GFLOP/s in {self.dtype} by {self.library}: {self.device}"
 
     def floor(self, bytes: float, flops: float) -> float:
         """Seconds that moving ``bytes`` and doing ``flops`` take here at the least, by

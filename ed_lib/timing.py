@@ -18,6 +18,8 @@ from ed_lib import check
 BLOCK = 1e-3  # seconds of a block between two CUDA events
 BLOCKS = 10  # and how many make a turn
 SHORTEST = 1e-7  # seconds: no run counts as shorter, so that a block has an end
+ROUNDED_UP = 999.5  # with three digits it is 1000
+UNREADABLE = 1e15  # a number with so many digits
 QUICK = 0.02  # seconds of a turn where a call is tested, not timed
 
 
@@ -35,8 +37,8 @@ class Timing:
     def __str__(self):
         # The quartiles are told in the median's unit, so that they can be compared at a glance.
         scale, _ = _unit(self.median)
-        low = f"{self.q1 * scale:.3g}"
-        high = f"{self.q3 * scale:.3g}"
+        low = three_digits(self.q1 * scale)
+        high = three_digits(self.q3 * scale)
         return f"{tell(self.median)} (quartiles {low} to {high}, n = {self.n})"
 
 
@@ -57,9 +59,19 @@ def floor(bytes: float, flops: float, *, bandwidth: float, rate: float) -> float
 
 
 def tell(seconds: float) -> str:
-    """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs"."""
+    """Seconds for people, in the unit that fits: "3.02 s", "7.78 ms", "25 µs", the smallest."""
     scale, unit = _unit(seconds)
-    return f"{seconds * scale:.3g} {unit}"
+    return f"{three_digits(seconds * scale)} {unit}"
+
+
+def three_digits(number: float) -> str:
+    """A number for people: three significant digits, "0.25", and from 1000 on all that stand before
+    the point, "1,234"; from 10¹⁵ on with an exponent.
+    """
+    # The format .3g writes 999.5 and all above as "1e+03".
+    if ROUNDED_UP <= abs(number) < UNREADABLE:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
 
 
 def synchronize() -> None:
@@ -210,12 +222,13 @@ def now() -> float:
 
 
 def _unit(seconds):
-    """(how many of it a second has, the unit's name)."""
-    if seconds >= 1:
-        return 1, "s"
-    if seconds >= 1e-3:
-        return 1e3, "ms"
-    return 1e6, "µs"
+    """(how many of it a second has, the unit's name): the smallest in which the time, rounded as it
+    will be told, is below 1000.
+    """
+    for scale, unit in ((1e6, "µs"), (1e3, "ms")):
+        if abs(seconds) * scale < ROUNDED_UP:
+            return scale, unit
+    return 1, "s"
 
 
 def _summary(seconds):
