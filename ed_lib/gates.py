@@ -22,8 +22,8 @@ def floors(times: Mapping[str, float | Timing], floor: float | Mapping[str, floa
     each :class:`~ed_lib.timing.Timing` varies little. A time or a floor that is NaN, infinite or
     below 0 can be no more believed. ValueError for a time without a floor.
     """
-    without = [name for name in times if isinstance(floor, Mapping) and name not in floor]
-    if without:
+    if isinstance(floor, Mapping) and not floor.keys() >= times.keys():
+        without = [name for name in times if name not in floor]
         raise ValueError(f"floor has {list(floor)}; wanted one for {without} as well")
     problems = []
     for name, took in times.items():

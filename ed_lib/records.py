@@ -13,8 +13,13 @@ from typing import Any
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
+# What is read of the head, and its types: others may be anything.
+HEAD = {"benchmark": str, "machine": str, "device": str, "date": str, "rows": int}
+HEAD |= {"flags": list, "code": dict, "dates": dict}
 TOLD = 8  # cases that an error lists
 NEEDED = ["table", "seconds", "q1", "q3", "n"]  # the median and the quartiles of n runs
+NUMBERS = {*NEEDED[1:], "floor"}
+LIKE_JSON = ("[", "{", '"')  # how lists, objects and quoted texts begin
 # The package that holds the records where ed_lib was installed without the repository.
 INSTALLED = "ed_lib.recorded"
 # What the makers write into a device's name and no reader needs.
@@ -76,8 +81,8 @@ def read(path: Path) -> pd.DataFrame:
         *lines, rest = path.read_text(encoding="utf-8").split("\n")
         for number, text in enumerate(lines, 1):  # noqa: B007
             if not header and text.startswith("# "):
-                key, _, value = text[2:].partition(": ")
-                made[key] = json.loads(value)
+                key, value = _fact(text[2:], made)
+                made[key] = value
             elif not header:
                 header = _split(text)
                 _check_header(header)
@@ -91,6 +96,18 @@ def read(path: Path) -> pd.DataFrame:
     record = pd.DataFrame(table, columns=header, dtype=object)
     record.attrs = made | {"label": _label(made.get("device", ""))}
     return record
+
+
+def _fact(text, made):
+    """A line of the head, "key: JSON" → the key and what it holds."""
+    key, _, written = text.partition(": ")
+    if key in made:
+        raise ValueError(f"{key} stands twice in the head")
+    value = json.loads(written, parse_constant=_refuse)
+    # The very type: True would be an int otherwise.
+    if key in HEAD and type(value) is not HEAD[key]:
+        raise ValueError(f"{key} is {value!r}; wanted {HEAD[key].__name__}")
+    return key, value
 
 
 def _split(line):
@@ -108,7 +125,17 @@ def _check_header(header):
 def _cells(texts, header):
     if len(texts) != len(header):
         raise ValueError(f"{texts} does not fit the header; wanted {len(header)} cells")
-    return [parsed(text) for text in texts]
+    cells = []
+    for name, text in zip(header, texts, strict=True):
+        value = parsed(text)
+        if isinstance(value, str):
+            if name in NUMBERS:
+                raise ValueError(f"{name} is {value!r}; wanted a number")
+            # Only a text that is written as JSON begins so: this list lacks a comma, say.
+            if value == text and text.startswith(LIKE_JSON):
+                raise ValueError(f"{name} is {text}, which is no JSON")
+        cells.append(value)
+    return cells
 
 
 def _label(device):
@@ -141,6 +168,13 @@ def parsed(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse)
     except ValueError:
         return text
+
+
+def stands_as_it_is(text: str) -> bool:
+    """Whether a text can be a cell without JSON's quotes: it is one line, and nobody would read it
+    as something else.
+    """
+    return parsed(text) == text and text.isprintable() and not text.startswith(LIKE_JSON)
 
 
 def _refuse(constant):

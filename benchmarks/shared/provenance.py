@@ -79,7 +79,7 @@ def write(frame: pd.DataFrame, provenance: dict, folder: Path | str) -> Path:
 def _text(value, is_rounded):
     if value is None or value != value:  # NaN is nothing
         return ""
-    if isinstance(value, str) and records.parsed(value) == value and value.isprintable():
+    if isinstance(value, str) and records.stands_as_it_is(value):
         return value
     return _json(float(f"{value:.4g}") if is_rounded and isinstance(value, float) else value)
 
