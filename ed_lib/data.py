@@ -63,12 +63,14 @@ class DataError(ValueError):
 
 
 def published(name: str, file: str) -> tuple[Path, bytes]:
-    """Where this file of a set is, and its decompressed content. DataError if it is not the
-    published one, FileNotFoundError if ED_DATA names no folder, ConnectionError if no copy can be
-    had.
+    """Where this file of a set is, and its decompressed content. ValueError for an unknown one;
+    DataError if it is not the published one, FileNotFoundError if ED_DATA names no folder,
+    ConnectionError if no copy can be had, or kept.
     """
     import pooch
 
+    check.choice("name", name, SETS)
+    check.choice("file", file, SETS[name][1])
     mine = os.environ.get("ED_DATA")
     if mine and not os.path.isdir(mine):
         raise FileNotFoundError(f"ED_DATA is {mine!r}; wanted a folder that holds {name}/")
@@ -78,7 +80,7 @@ def published(name: str, file: str) -> tuple[Path, bytes]:
     for folder in folders:
         # Decompressed, or as it is at its address.
         for path in (folder / file, folder / Path(url).name):
-            if path.is_file():
+            if os.path.isfile(path):  # False too where one may not look
                 return path, _content(path, path, name, file)
     return _downloaded(url, cache / Path(url).name, name, file)
 
@@ -87,18 +89,23 @@ def _downloaded(url, path, name, file):
     """What :func:`published` returns, from the file's address, kept at ``path``."""
     import pooch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    otherwise = f"let ED_DATA name a folder with {name}/"
+    # The cache may be read-only, or no folder.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = tempfile.TemporaryDirectory(dir=path.parent)
+    except OSError as error:
+        what = f"No copy of {name}/{file}, and none can be kept in {path.parent}"
+        raise ConnectionError(f"{what} ({type(error).__name__}): {otherwise}") from error
     # Only what is whole and sound gets the file's name.
-    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
-        part = Path(beside, path.name)
+    with beside:
+        part = Path(beside.name, path.name)
         try:
             pooch.HTTPDownloader(progressbar=True, timeout=5)(url, str(part), None)
         # Refused, cut off or timed out.
         except OSError as error:
-            raise ConnectionError(
-                f"No download of {name}/{file} ({type(error).__name__}), and no copy: "
-                f"let ED_DATA name a folder with {name}/, or connect once"
-            ) from error
+            what = f"No download of {name}/{file} ({type(error).__name__}), and no copy"
+            raise ConnectionError(f"{what}: {otherwise}, or connect once") from error
         content = _content(part, url, name, file)
         part.replace(path)
     return path, content
@@ -194,7 +201,8 @@ def one_hot(labels: np.ndarray, n_classes: int = 10, dtype: str = "float32") -> 
     0.
     """
     found = np.unique(labels)
-    if found.dtype.kind not in "iu" or not 0 <= found[0] <= found[-1] < n_classes:
+    fits = not found.size or 0 <= found[0] <= found[-1] < n_classes
+    if found.dtype.kind not in "iu" or not fits:
         raise ValueError(f"labels has {found.tolist()}; wanted integers from 0 to {n_classes - 1}")
     return np.eye(n_classes, dtype=dtype)[np.asarray(labels)]
 
@@ -216,14 +224,14 @@ def pick(
 
 def batches(n: int, size: int, *, seed: int) -> Iterator[np.ndarray]:
     """Index arrays (size,), the last maybe shorter, that cover range(n) once, by ``seed``."""
+    check.count("n", n, least=0)
+    check.count("size", size)
     order = np.random.default_rng(seed).permutation(n)  # (n,), int64
     return (order[i : i + size] for i in range(0, n, size))
 
 
 class Text(NamedTuple):
-    """A text as numbers of its characters, (N,) int64: nine tenths to learn from, the last tenth to
-    test.
-    """
+    """A text as numbers of its characters, (N,) int64: nine tenths to learn, the last to test."""
 
     train: torch.Tensor
     held_out: torch.Tensor
@@ -231,9 +239,7 @@ class Text(NamedTuple):
 
 
 def text(name: str = "tinyshakespeare") -> Text:
-    """A :class:`Text`: tiny Shakespeare, as A. Karpathy's char-rnn has it. Errors as of
-    :func:`load`.
-    """
+    """A :class:`Text`: tiny Shakespeare, of A. Karpathy's char-rnn. Errors as :func:`load`'s."""
     check.choice("name", name, ("tinyshakespeare",))
     content = published(name, "input.txt")[1].decode()
     characters = "".join(sorted(set(content)))
@@ -260,9 +266,7 @@ def stretches(numbers: torch.Tensor, batch: int, steps: int, *, seed: int) -> It
 
 
 class Pairs(NamedTuple):
-    """N pairs of sentences; a label is a place in SICK_LABELS; people found them alike, from 1 to
-    5.
-    """
+    """N pairs of sentences: labels are places in SICK_LABELS; people rated relatedness, 1 to 5."""
 
     first: list[str]
     second: list[str]

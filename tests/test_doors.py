@@ -31,6 +31,24 @@ GROUND = [
     ),
     ("text: unknown", lambda: data.text("hamlet"), ValueError, "name is 'hamlet'; wanted one of"),
     (
+        "minilm: unknown",
+        lambda: data.minilm("config.json"),
+        ValueError,
+        "file is 'config.json'; wanted one of 'model.safetensors', 'tokenizer.json'",
+    ),
+    (
+        "published: unknown",
+        lambda: data.published("cifar", "data"),
+        ValueError,
+        "name is 'cifar'; wanted one of 'mnist', 'fashion-mnist'",
+    ),
+    (
+        "batches: size",
+        lambda: data.batches(10, 0, seed=0),
+        ValueError,
+        "size is 0; wanted at least 1",
+    ),
+    (
         "inputs: floats",
         lambda: data.as_inputs(np.zeros((2, 28, 28))),
         TypeError,
