@@ -9,8 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-FREE = {"empty", "empty_like", "new_empty"}  # memory, and no work; views are free as well
+# Of matrices; "baddbmm" is of a batch of them, added to something. In place they end in "_".
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm"}
+# Memory, and no work. Views are free as well.
+FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
 
 @dataclass
@@ -49,7 +51,7 @@ class _Watch(TorchDispatchMode):
         name = function.name().split("::")[1].split(".")[0]
         if name in FREE or function.is_view:
             return result
-        if name in PRODUCTS:
+        if name.removesuffix("_") in PRODUCTS:
             self.counts.products += 1
         else:
             self.counts.pointwise += 1

@@ -85,6 +85,9 @@ def solve(a: Tensor, b: Tensor, h: Tensor, scan: Callable = compiled) -> Tensor:
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")
+    dtypes = {x.dtype for x in (a, b, h)}
+    if len(dtypes) > 1:
+        raise ValueError(f"a is {a.dtype}, b {b.dtype}, h {h.dtype}; wanted one dtype")
     if scan is compiled:
         for x in (a, b, h):
             if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":

@@ -172,6 +172,12 @@ LSTM = [
     ),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
     (
+        "scan: dtypes",
+        lambda: scans.solve(torch.ones(4, 2), torch.ones(4, 2), torch.ones(2).double()),
+        ValueError,
+        "a is torch.float32, b torch.float32, h torch.float64; wanted one dtype",
+    ),
+    (
         "scan: compiled half",
         lambda: scanned(4, 2, torch.float16),
         ValueError,
