@@ -55,6 +55,12 @@ def _check_number(name, value):
         raise TypeError(f"{name} is {value!r}; wanted a number")
 
 
+def function(name: str, value: Any) -> None:
+    """TypeError unless ``value`` can be called: ``f()`` is a slip for ``f``."""
+    if not callable(value):
+        raise TypeError(f"{name} is a {type(value).__name__}; wanted a function to call")
+
+
 def shape(name: str, shape: Sequence[int], wanted: Sequence[int | str]) -> None:
     """ValueError unless ``shape`` fits ``wanted``: lengths, and letters for axes of any length ≥
     1.

@@ -73,8 +73,8 @@ def use_style() -> None:
 
 def show(figure: Figure, alt: str, caption: str | None = None) -> None:
     """Shows a Matplotlib figure and closes it. ``alt`` says in words what is drawn; what curves and
-    bars show is added, from their data. ``caption``: None for the first sentence of ``alt``, which
-    may not be empty.
+    bars show is added, from their data. ``caption``: None for the first sentence of ``alt``.
+    ValueError for an empty ``alt``.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display

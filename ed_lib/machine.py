@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 def name(device: str = "cpu") -> str:
     """A device's name: "NVIDIA H200", or the processor's with as many threads as this process may
-    use.
+    use. ValueError for a device that is not there.
     """
     if (found := gpu(device)) is not None:
         return found.name
@@ -91,8 +91,8 @@ def threads() -> int:
 
 
 def memory(device: str = "cpu") -> int:
-    """Bytes that may still be allocated: what the system calls available, or what a GPU has
-    free.
+    """Bytes that may still be allocated on "cpu" or "cuda:1": what the system calls available, or
+    what a GPU has free. ValueError for a device that is not there.
     """
     if gpu(device) is None:
         # A bare machine with a GPU may lack psutil; then nothing is known, and nothing refused.

@@ -67,13 +67,16 @@ class Ceilings:
 
 def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
     """The :class:`Ceilings` of "cpu" or "cuda:1", measured once, so that all pages print the same,
-    and kept in the user's cache or in the file that ED_CEILINGS names.
+    and kept in the user's cache or in the file that ED_CEILINGS names. ``dtype``: one of DTYPES.
+    ValueError for another one, and for a device that is not there.
     """
     return _kept().get(_key(device, dtype)) or raised(device, dtype)
 
 
 def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0) -> Ceilings:
-    """Measures a device once more, and keeps the highest ever seen."""
+    """Measures a device once more, for about ``seconds``, and keeps the highest ever seen. Errors
+    as :func:`ceilings`'.
+    """
     key = _key(device, dtype)
     found = probe(device, dtype, seconds=seconds)
     # Read after the measurement: another process may have written meanwhile.

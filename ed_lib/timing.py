@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ed_lib import check
+from ed_lib import arrays, check
 
 BLOCK = 1e-3  # seconds of a block between two CUDA events
 BLOCKS = 10  # and how many make a turn
@@ -92,8 +92,9 @@ def synchronize() -> None:
 
 def measure(function: Callable, *, min_seconds: float = 1.0) -> Timing:
     """How long ``function()`` takes until its work is done, in about ``min_seconds``, after a
-    warm-up.
+    warm-up. Errors as :func:`compare`'s.
     """
+    check.function("function", function)
     return compare({"function": function}, min_seconds=min_seconds)["function"]
 
 
@@ -111,7 +112,13 @@ def compare(
     than its turn runs once in each; a shorter one in blocks so long that reading the clock does not
     matter: ``n`` counts those. events: whether the current GPU's own clock is read, between blocks
     without a gap, so that the host's time does not count; for functions all of whose work is there.
+
+    TypeError for what cannot be called, ValueError for no time, no round, or events without a GPU.
     """
+    for name, function in functions.items():
+        check.function(f"functions[{name!r}]", function)
+    if events and not arrays.gpu_count():
+        raise ValueError("events is True; wanted a GPU, of which PyTorch sees 0")
     rounds = check.count("rounds", rounds)
     turn = check.positive("min_seconds", min_seconds) / rounds
     if os.environ.get("ED_QUICK"):
@@ -197,8 +204,9 @@ def apart(
 
     After a warm-up, for ``min_seconds`` and ``min_runs`` runs, each of which finds the device idle,
     as ``wait()`` sees to. The launch of more kernels than a GPU's queue holds, about a thousand,
-    includes work.
+    includes work. Errors as :func:`compare`'s.
     """
+    check.function("function", function)
     check.positive("min_seconds", min_seconds)
     check.count("min_runs", min_runs)
     # The warm-up.

@@ -5,11 +5,24 @@ A door is what a reader calls from a cell. Its error names the argument, what ca
 wanted.
 """
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
-from ed_lib import chapter, data, figures, gates, machine, models, roofline, timing, training
+from ed_lib import (
+    arrays,
+    chapter,
+    data,
+    figures,
+    gates,
+    machine,
+    models,
+    roofline,
+    timing,
+    training,
+)
 from ed_lib.roofline import Ceilings
 from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
@@ -21,6 +34,12 @@ from tools import repository
 # order)
 
 TWO = np.eye(2), np.arange(2)  # images and labels
+
+
+def compared_by_events_without_a_gpu():
+    with mock.patch.object(arrays, "gpu_count", lambda: 0):
+        timing.compare({"int": int}, events=True)
+
 
 GROUND = [
     (
@@ -146,6 +165,30 @@ MEASURE = [
     ("ceilings: seconds", lambda: roofline.probe(seconds=0), ValueError, "seconds is 0; wanted"),
     ("compare: rounds", lambda: timing.compare({}, rounds=0), ValueError, "rounds is 0"),
     ("compare: half a round", lambda: timing.compare({}, rounds=2.5), TypeError, "rounds is 2.5"),
+    (
+        "compare: no function",
+        lambda: timing.compare({"sum": sum([1, 2])}),
+        TypeError,
+        "functions['sum'] is a int; wanted a function to call",
+    ),
+    (
+        "measure: no function",
+        lambda: timing.measure(torch.ones(2)),
+        TypeError,
+        "function is a Tensor; wanted a function to call",
+    ),
+    (
+        "apart: no function",
+        lambda: timing.apart(None),
+        TypeError,
+        "function is a NoneType; wanted a function to call",
+    ),
+    (
+        "compare: events",
+        compared_by_events_without_a_gpu,
+        ValueError,
+        "events is True; wanted a GPU, of which PyTorch sees 0",
+    ),
     (
         "measure: no time",
         lambda: timing.measure(int, min_seconds=0),

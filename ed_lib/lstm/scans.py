@@ -80,8 +80,11 @@ def solve(a: Tensor, b: Tensor, h: Tensor, scan: Callable = compiled) -> Tensor:
     """All states of h_t = a_t h_{t−1} + b_t by a function ``scan``, with gradients.
 
     a, b (T, …), h (…): floats of one dtype, for ``compiled`` float32 or float64 on a CPU.
-    ValueError where shapes or dtypes do not fit, or T is 0.
+    ValueError where shapes or dtypes do not fit, or T is 0; TypeError for what is no tensor.
     """
+    for name, x in (("a", a), ("b", b), ("h", h)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; wanted a torch.Tensor")
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")

@@ -172,6 +172,12 @@ LSTM = [
     ),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
     (
+        "scan: a list",
+        lambda: scans.solve(torch.ones(4, 2), [[1.0]], torch.ones(2)),
+        TypeError,
+        "b is a list; wanted a torch.Tensor",
+    ),
+    (
         "scan: dtypes",
         lambda: scans.solve(torch.ones(4, 2), torch.ones(4, 2), torch.ones(2).double()),
         ValueError,
