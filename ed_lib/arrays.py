@@ -9,18 +9,23 @@ Array = Any  # an array of one of them, for annotations
 
 
 def dtype_name(dtype: Any) -> str:
-    """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on."""
-    return (
-        str(dtype).removeprefix("torch.")
-        if str(dtype).startswith("torch.")
-        else str(np.dtype(dtype))
-    )
+    """ "float32" for NumPy's, CuPy's or PyTorch's float32, and so on. TypeError for what is no
+    dtype.
+    """
+    text = str(dtype)
+    # NumPy cannot read PyTorch's types, and has no bfloat16.
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    return str(np.dtype(dtype))
 
 
 def gpu_count(backend: str = "torch") -> int:
-    """How many GPUs the library sees; 0 when it sees none, or is not installed."""
+    """How many GPUs a library, "torch" or "cupy", sees; 0 when it sees none, or is not
+    installed.
+    """
     try:
         cuda = importlib.import_module(backend).cuda
         return cuda.runtime.getDeviceCount() if backend == "cupy" else cuda.device_count()
-    except Exception:  # no library, no driver, no GPU: each has its own error
+    # No library, no driver and no GPU have each their own error, and all mean 0.
+    except Exception:
         return 0

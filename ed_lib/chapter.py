@@ -7,8 +7,11 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from ed_lib import gpu_cells
 from ed_lib.machine import card
+from ed_lib.timing import three_digits
 
 
 def setup() -> None:
@@ -29,28 +32,32 @@ def table(rows: Iterable, caption: str, columns: dict[str, Callable] | None = No
     """Shows rows as a table with a caption. ValueError when there are none.
 
     columns: {heading: a function of a row that gives text or a number}; without, rows are dicts,
-    and the columns those of the first. Numbers are set to the right, floats with three significant
-    digits.
+    and the columns those of the first. Numbers, NumPy's too, are set to the right, floats with
+    three significant digits.
     """
     from IPython.display import HTML, display
 
-    if not (rows := list(rows)):
+    rows = list(rows)
+    if not rows:
         raise ValueError("rows is empty; wanted at least one")
-    columns = columns or {heading: operator.itemgetter(heading) for heading in rows[0]}
-    lines = ["".join(_cell(get(row), "td") for get in columns.values()) for row in rows]
-    head = "".join(_cell(heading, "th") for heading in columns)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    head = f"<caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-    display(HTML(f'<table class="table">{head}<tbody>{body}</tbody></table>'))
+    if not columns:
+        columns = {heading: operator.itemgetter(heading) for heading in rows[0]}
+    headings = "".join(_cell(heading, "th") for heading in columns)
+    body = ""
+    for row in rows:
+        cells = "".join(_cell(get(row), "td") for get in columns.values())
+        body += f"<tr>{cells}</tr>"
+    above = f"<caption>{html.escape(caption)}</caption><thead><tr>{headings}</tr></thead>"
+    display(HTML(f'<table class="table">{above}<tbody>{body}</tbody></table>'))
 
 
 def source(thing: Any) -> None:
     """Shows the source of a function, class or kernel of ``ed_lib``, highlighted."""
     from IPython.display import Code, display
 
-    thing = getattr(
-        thing, "py_func", getattr(thing, "fn", thing)
-    )  # inside Numba's and Triton's wrappers
+    # Numba and Triton each wrap what they compile: the function is inside.
+    for inside in ("py_func", "fn"):
+        thing = getattr(thing, inside, thing)
     display(Code(inspect.getsource(thing), language="python"))
 
 
@@ -62,17 +69,17 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
     def decorate(check):
         def run(solution):
+            @functools.wraps(solution)
             def answered(*args, **options):
-                if (answer := solution(*args, **options)) is None and returns:
+                answer = solution(*args, **options)
+                if answer is None and returns:
                     raise AssertionError("the function returns nothing")
                 return answer
 
+            # Whatever a reader's code does, exit() included, the chapter goes on.
             try:
-                check(functools.wraps(solution)(answered))
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # whatever a reader's code does, the chapter goes on
+                check(answered)
+            except (Exception, SystemExit) as error:
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 print(f"Exercise {number}: not yet. {kind}{error}")
             else:
@@ -84,13 +91,13 @@ def exercise(number: int, returns: bool = True) -> Callable:
 
 
 def _cell(value, tag):
-    number = isinstance(value, (int, float))
-    short = (
-        f"{value:,.0f}"
-        if number and abs(value) >= 1000
-        else f"{value:.3g}"
-        if number
-        else str(value)
-    )
-    text = f"{value:,}" if isinstance(value, int) else short
-    return f'<{tag} style="text-align:{"right" if number else "left"}">{html.escape(text)}</{tag}>'
+    """A cell of a table, "td" or "th": numbers to the right, what else there is to the left."""
+    side = "right"
+    if isinstance(value, (int, np.integer)):
+        text = f"{value:,}"
+    elif isinstance(value, (float, np.floating)):
+        text = three_digits(value)
+    else:
+        text = str(value)
+        side = "left"
+    return f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ed_lib.timing import ROUNDED_UP, three_digits
+
 if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -24,13 +26,23 @@ if TYPE_CHECKING:  # Matplotlib is imported when the first figure is drawn
 # After Okabe and Ito (2008): told apart with any common colour vision. These five stand out from
 # white and from near-black alike, which the yellow, the black and the dark blue of that palette do
 # not.
-BLUE, ORANGE, GREEN, PINK, GREY = "#2f8fd0", "#dd7a12", "#009e73", "#cc79a7", "#8a8f98"
+BLUE = "#2f8fd0"
+ORANGE = "#dd7a12"
+GREEN = "#009e73"
+PINK = "#cc79a7"
+GREY = "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY)
-EXCITATORY, INHIBITORY = BLUE, ORANGE  # the two types of cell, in every figure of part I
+# The two types of cell, in every figure of part I
+EXCITATORY = BLUE
+INHIBITORY = ORANGE
 
 FOR_THE_PAGE = "text/vnd.ed_lib.figure"  # the kind of output that tools.book puts into the page
 MOST_SAID = 12  # sentences on the data of a figure, for those who cannot see it
-INK = "#010203"  # a colour that nothing else uses; ``show`` replaces it by the page's own
+INK = "#010203"  # a colour that nothing else uses; ``to_html`` replaces it by the page's own
+SMALL = 1e-4  # below, a number at an axis is written with an exponent
+LARGE = 1e4  # from here on, with a letter
+CSS_PIXELS = 96  # of an inch
+PNG_DOTS = 144  # of an inch: one and a half for each of the page's pixels
 
 STYLE: dict[str, Any] = {
     "figure.figsize": (5.2, 3.1),
@@ -61,17 +73,24 @@ def use_style() -> None:
 
 def show(figure: Figure, alt: str, caption: str | None = None) -> None:
     """Shows a Matplotlib figure and closes it. ``alt`` says in words what is drawn; what curves and
-    bars show is added, from their data. ``caption``: None for the first sentence of ``alt``, which
-    may not be empty.
+    bars show is added, from their data. ``caption``: None for the first sentence of ``alt``.
+    ValueError for an empty ``alt``.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
 
     plain_ticks(figure)
-    shown, drawn = {FOR_THE_PAGE: to_html(figure, alt, caption)}, io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=144, facecolor="white", metadata={"Software": None})
-    shown["image/png"] = base64.b64encode(drawn.getvalue()).decode()
-    display(shown | {"text/plain": " ".join([alt.strip(), *in_words(figure)])}, raw=True)
+    drawing = to_html(figure, alt, caption)
+    picture = io.BytesIO()
+    # Without the name of the software, whose version would make each picture another file.
+    made = {"Software": None}
+    figure.savefig(picture, format="png", dpi=PNG_DOTS, facecolor="white", metadata=made)
+    outputs = {
+        FOR_THE_PAGE: drawing,
+        "image/png": base64.b64encode(picture.getvalue()).decode(),
+        "text/plain": _told(figure, alt),
+    }
+    display(outputs, raw=True)
     plt.close(figure)
 
 
@@ -81,23 +100,59 @@ def to_html(figure: Figure, alt: str, caption: str | None = None) -> str:
     """
     if not alt or not alt.strip():
         raise ValueError("alt is empty; wanted a sentence that says what the figure shows")
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = "<svg" + buffer.getvalue().partition("<svg")[2].replace(INK, "currentColor")
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
-    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{own}-{m[1]}"' if m[1] in used else "", svg)
-    svg = re.sub(
-        r'(href="#|url\(#)', rf"\g<1>{own}-", svg
-    )  # so that no two drawings of a page share an id
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
-    width = f"{figure.get_figwidth() * 96:.0f}px"
-    style = f"display:block;width:100%;max-width:{width};height:auto;margin:auto"
-    label = html.escape(" ".join([alt.strip(), *in_words(figure)]))
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{style}" ', 1)
-    below = html.escape(caption or re.split(r"(?<=[.!?])\s", alt.strip())[0], quote=False)
+    svg = _drawn(figure)
+    svg = _with_ids_of_its_own(svg)
+    svg = _that_scales(svg, figure)
+    svg = _named(svg, _told(figure, alt))
+    first_sentence = re.split(r"(?<=[.!?])\s", alt.strip())[0]
+    below = html.escape(caption or first_sentence, quote=False)
     return f'<figure class="figure">\n{svg}<figcaption>{below}</figcaption>\n</figure>'
+
+
+def _told(figure, alt):
+    """The figure for those who cannot see it: the author's text, and what the data show."""
+    return " ".join([alt.strip(), *in_words(figure)])
+
+
+def _drawn(figure):
+    """The element <svg> alone, in the page's ink, the same for the same drawing."""
+    file = io.StringIO()
+    made = {"Date": None, "Creator": None}
+    figure.savefig(file, format="svg", transparent=True, metadata=made)
+    # An XML declaration and a document type stand before it, which HTML has no place for.
+    _, _, inside = file.getvalue().partition("<svg")
+    svg = "<svg" + inside.replace(INK, "currentColor")
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+
+
+def _with_ids_of_its_own(svg):
+    """No two drawings of a page may share an id: the names that something refers to begin with a
+    hash of the drawing, and those that nothing refers to go.
+    """
+    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    refers = r'(href="#|url\(#)'
+    used = {name for _, name in re.findall(refers + r'([^")]+)', svg)}
+
+    def renamed(match):
+        name = match[1]
+        return f' id="{own}-{name}"' if name in used else ""
+
+    svg = re.sub(r' id="([^"]*)"', renamed, svg)
+    return re.sub(refers, rf"\g<1>{own}-", svg)
+
+
+def _that_scales(svg, figure):
+    """As wide as the column, and no wider than it was drawn; the viewBox keeps its proportions."""
+    # The first two are those of the element <svg> itself.
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    width = f"{figure.get_figwidth() * CSS_PIXELS:.0f}px"
+    style = f"display:block;width:100%;max-width:{width};height:auto;margin:auto"
+    return svg.replace("<svg ", f'<svg style="{style}" ', 1)
+
+
+def _named(svg, told):
+    """A picture to a screen reader, which reads ``told`` and not the letters inside."""
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(told)}" ', 1)
 
 
 def in_words(figure: Figure) -> list[str]:
@@ -108,40 +163,61 @@ def in_words(figure: Figure) -> list[str]:
 
     said = []
     for axes in figure.axes:
-        bars: list[Any] = [one for one in axes.containers if isinstance(one, BarContainer)]
-        curves = [one for one in axes.lines if not str(one.get_label()).startswith("_")]
-        for one in (*bars, *curves):
-            label = re.sub("^_.*", "", str(one.get_label()))
-            words = _bars(axes, one) if one in bars else _curve(axes, one)
-            said.append(
-                ": ".join(filter(None, (axes.get_title(), label, words))).replace("\n", " ") + "."
-            )
+        # Bars first: they are patches to Matplotlib, and stand among no lines.
+        for bars in axes.containers:
+            if isinstance(bars, BarContainer):
+                said.append(_sentence(axes, bars, _bars(axes, bars)))
+        for line in axes.lines:
+            # What has no label is a help for the eye.
+            if not str(line.get_label()).startswith("_"):
+                said.append(_sentence(axes, line, _curve(axes, line)))
     return said[:MOST_SAID]
+
+
+def _sentence(axes, drawn, words):
+    """ "panel: label: words." """
+    label = str(drawn.get_label())
+    # Matplotlib gives what has no label one that begins so.
+    if label.startswith("_"):
+        label = ""
+    parts = [part for part in (axes.get_title(), label, words) if part]
+    return ": ".join(parts).replace("\n", " ") + "."
 
 
 def _curve(axes, line):
     x, y = (np.asarray(values, float).ravel() for values in line.get_data(orig=False))
     if line.get_transform() != axes.transData:  # a line across the whole panel
-        return (
-            f"a line at {_place(axes.yaxis, y[0]) if y[0] == y[-1] else _place(axes.xaxis, x[0])}"
-        )
-    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+        is_level = y[0] == y[-1]
+        place = _place(axes.yaxis, y[0]) if is_level else _place(axes.xaxis, x[0])
+        return f"a line at {place}"
+    drawn = np.isfinite(y)
+    x = x[drawn]
+    y = y[drawn]
     if not len(y):
         return "nothing"
-    first, last = (f"{y[n]:.3g} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
-    between = {"lowest": y.min(), "highest": y.max()}.items()
-    extremes = [f", {what} {value:.3g}" for what, value in between if value not in (y[0], y[-1])]
-    return (first if len(y) == 1 else f"from {first} to {last}") + "".join(extremes)
+    first, last = (f"{three_digits(y[n])} at {_place(axes.xaxis, x[n])}" for n in (0, -1))
+    words = first if len(y) == 1 else f"from {first} to {last}"
+    for what, value in (("lowest", y.min()), ("highest", y.max())):
+        # An end that is an extreme has been said.
+        if value not in (y[0], y[-1]):
+            words += f", {what} {three_digits(value)}"
+    return words
 
 
 def _bars(axes, bars):
-    flat = bars.orientation == "horizontal"
-    axis = axes.yaxis if flat else axes.xaxis
-    lengths = [f"{bar.get_width() if flat else bar.get_height():.3g}" for bar in bars]
-    if len(axis.get_ticklocs()):  # else names stand elsewhere in the figure
-        places = [_place(axis, bar.get_center()[int(flat)], nearest=True) for bar in bars]
-        lengths = [f"{place} {length}" for place, length in zip(places, lengths, strict=True)]
-    return ", ".join(lengths)
+    is_flat = bars.orientation == "horizontal"
+    axis = axes.yaxis if is_flat else axes.xaxis
+    # Where there are no ticks, names stand elsewhere in the figure.
+    has_names = len(axis.get_ticklocs()) > 0
+    said = []
+    for bar in bars:
+        length = bar.get_width() if is_flat else bar.get_height()
+        words = three_digits(length)
+        if has_names:
+            x, y = bar.get_center()
+            words = f"{_place(axis, y if is_flat else x, nearest=True)} {words}"
+        said.append(words)
+    return ", ".join(said)
 
 
 def _place(axis, value, nearest=False):
@@ -150,12 +226,15 @@ def _place(axis, value, nearest=False):
     from matplotlib.ticker import FixedLocator
 
     ticks = np.asarray(axis.get_ticklocs())
-    named = isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator) and len(ticks)
-    if named and (nearest or np.isclose(ticks, value).any()):
-        name = str(axis.get_major_formatter().format_ticks(ticks)[np.abs(ticks - value).argmin()])
+    # Ticks that somebody set may have names; those that Matplotlib chose are numbers.
+    are_set = isinstance(axis.get_major_locator(), FixedLocator | StrCategoryLocator)
+    if are_set and len(ticks) and (nearest or np.isclose(ticks, value).any()):
+        names = axis.get_major_formatter().format_ticks(ticks)
+        name = str(names[np.abs(ticks - value).argmin()])
+        # What stands between dollars is TeX, which nobody wants to hear.
         if name and "$" not in name:
             return name
-    return f"{value:.3g}"
+    return three_digits(value)
 
 
 def plain_ticks(figure: Figure) -> None:
@@ -164,40 +243,56 @@ def plain_ticks(figure: Figure) -> None:
     """
     from matplotlib.ticker import Formatter, LogFormatter
 
-    class Plain(
-        Formatter
-    ):  # where Matplotlib's own writes a number, ours; where it leaves one out, none
+    class Plain(Formatter):
+        """Where Matplotlib's own writes a number, ours; where it leaves one out, none."""
+
         def __init__(self, old):
-            self.old, self.set_axis, self.set_locs = old, old.set_axis, old.set_locs
+            self.old = old
+            self.set_axis = old.set_axis
+            self.set_locs = old.set_locs
 
         def __call__(self, x, pos=None):
             return _plain(x) if self.old(x, pos) else ""
 
-    for axis in (one for ax in figure.axes for one in (ax.xaxis, ax.yaxis)):
-        if isinstance(old := axis.get_major_formatter(), LogFormatter):
-            axis.set_major_formatter(Plain(old))
-        if isinstance(old := axis.get_minor_formatter(), LogFormatter):
-            axis.set_minor_formatter(Plain(old))
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            major = axis.get_major_formatter()
+            minor = axis.get_minor_formatter()
+            if isinstance(major, LogFormatter):
+                axis.set_major_formatter(Plain(major))
+            if isinstance(minor, LogFormatter):
+                axis.set_minor_formatter(Plain(minor))
 
 
 def _plain(value):
-    """0.001 to 1000 as they are, 10k, 1M, 1G above, 1e-6 below."""
-    for size, least, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k")):
-        if abs(value) >= least:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
+    """0.001 to 1000 as they are, 10k, 1M, 1G, 1T above, 1e-6 below."""
+    text = f"{value:g}"
+    # As it is written: 9999.999 is 10000 on a page.
+    size = abs(float(text))
+    if size == 0 or SMALL <= size < LARGE or not np.isfinite(size):
+        return text
+    if size < SMALL:
+        return f"{value:.3g}".replace("e-0", "e-")
+    for scale, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        # With three digits 999.5k is a thousand of them, and so 1M.
+        if size / scale < ROUNDED_UP:
+            return f"{value / scale:.3g}{unit}"
+    return f"{three_digits(value / 1e12)}T"
 
 
 def legend_above(figure: Figure, columns: int = 3, **options) -> Any:
     """One legend for all axes of a figure, above them: each label once."""
-    labels: dict = {}
-    for ax in figure.axes:
-        labels |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    handles: dict = {}
+    for axes in figure.axes:
+        drawn, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
     options = {"fontsize": 9, "loc": "outside upper center", "ncols": columns} | options
-    return figure.legend(labels.values(), labels, **options)
+    return figure.legend(handles.values(), handles, **options)
 
 
 def log_ticks(axis: Axis, values: Sequence[float], labels: Sequence[str] | None = None) -> None:
     """Ticks at these values and nowhere else, on a logarithmic ``ax.xaxis`` or ``ax.yaxis``."""
-    axis.set_ticks(values, [_plain(value) for value in values] if labels is None else labels)
+    if labels is None:
+        labels = [_plain(value) for value in values]
+    axis.set_ticks(values, labels)
     axis.set_ticks([], minor=True)

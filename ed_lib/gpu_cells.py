@@ -26,8 +26,10 @@ def run(line: str, cell: str) -> None:
         get_ipython().run_cell(cell).raise_error()
         return
     print("Skipped here: this cell needs a GPU, and this machine has none.")
+    code = hash_of(cell)
     for made in records.by_machine("cells").values():
-        for _, row in records.rows(made, code=hash_of(cell)).iterrows():
+        for _, row in records.rows(made, code=code).iterrows():
+            # Each chapter's cells, a table of the record, have a day of their own.
             when = made.attrs["dates"][row.table]
             print(f"It printed, on an {made.attrs['device']}, {when}:\n\n{row.printed}")
 
@@ -38,18 +40,22 @@ def hash_of(cell: str) -> str:
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
-    code = TransformerManager().transform_cell(re.sub(rf"\A{MAGIC}.*\n", "", cell))
-    return hashlib.sha256(_flat(ast.parse(code)).encode()).hexdigest()[:12]
+    body = re.sub(rf"\A{MAGIC}.*\n", "", cell)
+    # What is no Python, such as !ls, becomes Python.
+    code = TransformerManager().transform_cell(body)
+    tree = _flat(ast.parse(code))
+    return hashlib.sha256(tree.encode()).hexdigest()[:12]
 
 
 def _flat(node: Any) -> str:
-    """A tree as text. What is empty is left out, since each version of Python has fields of its
-    own.
-    """
-    if isinstance(node, ast.AST):
-        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
-        inside = ", ".join(f"{name}={_flat(value)}" for name, value in fields)
-        return f"{type(node).__name__}({inside})"
+    """A tree as text."""
     if isinstance(node, list):
         return f"[{', '.join(map(_flat, node))}]"
-    return repr(node)
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = []
+    for name, value in ast.iter_fields(node):
+        # Each version of Python has fields of its own, empty in code that is older.
+        if value not in (None, []):
+            fields.append(f"{name}={_flat(value)}")
+    return f"{type(node).__name__}({', '.join(fields)})"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ed_lib import arrays, check
 
+GIB = 2**30  # bytes
 CPUINFO = Path("/proc/cpuinfo")
 # What decides how fast a processor multiplies: our word, and Linux's
 FLAGS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni avx_vnni"}
@@ -27,9 +28,8 @@ PACKAGES = {
 def card() -> str:
     """One line: the CPU, the GPU if there is one, the versions of Python and of the libraries."""
     graphics = f"GPU: {name('cuda')}" if arrays.gpu_count() else "no GPU"
-    return " · ".join(
-        [f"CPU: {name()}", graphics, *(" ".join(each) for each in versions().items())]
-    )
+    libraries = [f"{library} {version}" for library, version in versions().items()]
+    return " · ".join([f"CPU: {name()}", graphics, *libraries])
 
 
 def versions() -> dict[str, str]:
@@ -44,76 +44,88 @@ def versions() -> dict[str, str]:
 
 def name(device: str = "cpu") -> str:
     """A device's name: "NVIDIA H200", or the processor's with as many threads as this process may
-    use.
+    use. ValueError for a device that is not there.
     """
     if (found := gpu(device)) is not None:
         return found.name
     cpu = _processor().get("model name") or platform.processor() or platform.machine()
+    # macOS has no /proc, and platform.processor() says no more than "arm" or "i386" there.
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         cpu = subprocess.run(command, capture_output=True, text=True).stdout.strip() or cpu
-    return f"{cpu}, {threads()} thread{'s' if threads() > 1 else ''}"
+    count = threads()
+    return f"{cpu}, {count} thread{'s' if count > 1 else ''}"
 
 
 def slug(device: str = "cpu") -> str:
     """A device's name for a folder: "nvidia-h200"; "amd-25-17-avx512-vnni-bf16-2-threads", a
     processor's vendor, family, model, flags and threads, where /proc tells them.
     """
-    words, cpu = name(device), _processor() if device == "cpu" else {}
+    words = name(device)
+    cpu = _processor() if device == "cpu" else {}
+    # A brand, such as "Intel(R) Xeon(R) Processor @ 2.10GHz", is that of many processors.
     if "cpu family" in cpu:
         vendor = re.sub("Authentic|Genuine", "", cpu["vendor_id"])
-        words = " ".join(
-            [vendor, cpu["cpu family"], cpu["model"], *flags(), f"{threads()} threads"]
-        )
-    return re.sub(r"(\((r|tm|c)\)|\b(cpu|processor)\b|[^a-z0-9.])+", "-", words.lower()).strip("-.")
+        numbers = [vendor, cpu["cpu family"], cpu["model"]]
+        words = " ".join([*numbers, *flags(), f"{threads()} threads"])
+    fillers = r"(\((r|tm|c)\)|\b(cpu|processor)\b|[^a-z0-9.])+"
+    return re.sub(fillers, "-", words.lower()).strip("-.")
 
 
 def flags() -> list[str]:
     """Which of FLAGS this processor has, AVX2 only without AVX-512; none where /proc is silent."""
     there = set(_processor().get("flags", "").split())
     found = [flag for flag, words in FLAGS.items() if there & {*words.split()}]
-    return [flag for flag in found if flag != "avx2" or "avx512" not in found]
+    # Whoever has AVX-512 has AVX2 as well.
+    if "avx512" in found and "avx2" in found:
+        found.remove("avx2")
+    return found
 
 
 def threads() -> int:
     """How many of the processor's threads this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A container or a scheduler may leave it fewer than there are; only Linux tells.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory(device: str = "cpu") -> int:
-    """Bytes that may still be allocated: what the system calls available, or what a GPU has
-    free.
+    """Bytes that may still be allocated on "cpu" or "cuda:1": what the system calls available, or
+    what a GPU has free. ValueError for a device that is not there.
     """
     if gpu(device) is None:
+        # A bare machine with a GPU may lack psutil; then nothing is known, and nothing refused.
         try:
             import psutil
-        except ImportError:  # on a bare machine with a GPU: not known
+        except ImportError:
             return sys.maxsize
         return psutil.virtual_memory().available
     import torch
 
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-        device
-    )  # PyTorch holds it
-    return torch.cuda.mem_get_info(device)[0] + unused
+    free, _ = torch.cuda.mem_get_info(device)
+    # PyTorch keeps what was freed, for the next tensor.
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused
 
 
 def check_memory(what: str, needed: int, device: str = "cpu") -> None:
     """MemoryError unless ``needed`` bytes may be allocated on ``device``. ``what`` begins its
     message.
     """
-    if needed > (left := memory(device)):
-        wanted, there = (f"{size / 2**30:.1f} GiB" for size in (needed, left))
+    left = memory(device)
+    if needed > left:
+        wanted = f"{needed / GIB:.1f} GiB"
+        there = f"{left / GIB:.1f} GiB"
         raise MemoryError(f"{what} needs {wanted} of memory on {device}; {there} is available")
 
 
 def gpu(device: str) -> Any:
     """What PyTorch knows of a GPU; None for the device "cpu". ValueError for what is neither."""
-    check.choice(
-        "device", device if device == "cpu" else str(device).partition(":")[0], ("cpu", "cuda")
-    )
     if device == "cpu":
         return None
+    kind = str(device).partition(":")[0]
+    check.choice("device", kind, ("cpu", "cuda"))
     import torch
 
     try:
@@ -129,5 +141,10 @@ def _processor():
     """What Linux tells of the first processor, as {key: value}; {} elsewhere."""
     if not CPUINFO.is_file():
         return {}
-    pairs = (line.partition(":") for line in CPUINFO.read_text().partition("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    # A paragraph for each thread, with a line for each key.
+    first, _, _ = CPUINFO.read_text().partition("\n\n")
+    found = {}
+    for line in first.splitlines():
+        key, _, value = line.partition(":")
+        found[key.strip()] = value.strip()
+    return found

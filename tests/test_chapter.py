@@ -56,10 +56,12 @@ def test_a_table_shows_texts_and_numbers_and_nothing_unescaped(monkeypatch):
     monkeypatch.setattr("IPython.display.display", displayed.append)
     chapter.table([{"what": "a < b", "n": 12345, "ratio": 2745.45}], "a & b")
     chapter.table(iter("ab"), "letters", {"letter": str, "code": ord})
-    shown, letters = (one.data for one in displayed)
+    chapter.table([{"just below": 999.6, "whole": np.int64(4096), "half": np.float32(0.5)}], "")
+    shown, letters, numbers = (one.data for one in displayed)
     assert "<caption>a &amp; b</caption>" in shown and "a &lt; b" in shown
     assert ">12,345</td>" in shown and ">2,745</td>" in shown
     assert ">a</td>" in letters and ">98</td>" in letters
+    assert all(f'right">{told}</td>' in numbers for told in ("1,000", "4,096", "0.5"))
 
 
 SAME = ["%%gpu\nx = f(1)  # one\n!ls", "x = f( 1 )\n\n!ls", "%%gpu 8.0\nx = f(1)\n!ls"]

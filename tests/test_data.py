@@ -198,6 +198,29 @@ def test_no_network_and_no_copy_is_an_error_that_says_what_to_do(tiny, cache):
             call()
 
 
+def test_no_cache_that_can_be_written_is_one_line_that_says_what_to_do(tiny, cache):
+    cache.parent.mkdir()
+    cache.write_text("a file where a folder should be")
+    for call, name in ((data.load, "mnist"), (data.text, "tinyshakespeare"), (data.sick, "sick")):
+        with pytest.raises(ConnectionError) as raised:
+            call()
+        message = str(raised.value)
+        assert message.startswith(f"No copy of {name}/") and "\n" not in message, message
+        assert f"none can be kept in {cache / name} (" in message
+        assert message.endswith(f"let ED_DATA name a folder with {name}/")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="to root no folder is closed")
+def test_a_cache_that_one_may_not_look_into_is_such_a_line_too(tiny, cache):
+    cache.mkdir(parents=True)
+    cache.chmod(0)
+    try:
+        with pytest.raises(ConnectionError, match="No copy of mnist/.* can be kept in "):
+            data.load()
+    finally:
+        cache.chmod(0o700)
+
+
 SPOILT = {  # what becomes of a file's bytes, and what is said of it
     "altered": (
         lambda raw: gzip.compress(raw[:-1] + bytes([raw[-1] ^ 1])),
@@ -304,6 +327,10 @@ def test_one_hot_is_torchs(n_classes, dtype):
     wanted = torch.nn.functional.one_hot(torch.from_numpy(labels.astype(np.int64)), n_classes)
     assert rows.dtype == dtype
     np.testing.assert_array_equal(rows, wanted.numpy())
+
+
+def test_no_labels_have_no_rows():
+    assert data.one_hot(np.zeros(0, np.uint8), 4).shape == (0, 4)
 
 
 def test_pick_numbers_the_classes_in_the_order_given():

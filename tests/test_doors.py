@@ -5,14 +5,18 @@ A door is what a reader calls from a cell. Its error names the argument, what ca
 wanted.
 """
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
 from ed_lib import (
+    arrays,
     chapter,
     data,
     figures,
+    gates,
     machine,
     models,
     roofline,
@@ -38,6 +42,12 @@ def a_transformer(**options):
 
 TWO = np.eye(2), np.arange(2)  # images and labels
 
+
+def compared_by_events_without_a_gpu():
+    with mock.patch.object(arrays, "gpu_count", lambda: 0):
+        timing.compare({"int": int}, events=True)
+
+
 GROUND = [
     (
         "data: unknown",
@@ -46,6 +56,24 @@ GROUND = [
         "name is 'MNIST'; wanted one of 'mnist'",
     ),
     ("text: unknown", lambda: data.text("hamlet"), ValueError, "name is 'hamlet'; wanted one of"),
+    (
+        "minilm: unknown",
+        lambda: data.minilm("config.json"),
+        ValueError,
+        "file is 'config.json'; wanted one of 'model.safetensors', 'tokenizer.json'",
+    ),
+    (
+        "published: unknown",
+        lambda: data.published("cifar", "data"),
+        ValueError,
+        "name is 'cifar'; wanted one of 'mnist', 'fashion-mnist'",
+    ),
+    (
+        "batches: size",
+        lambda: data.batches(10, 0, seed=0),
+        ValueError,
+        "size is 0; wanted at least 1",
+    ),
     (
         "inputs: floats",
         lambda: data.as_inputs(np.zeros((2, 28, 28))),
@@ -178,6 +206,25 @@ MEASURE = [
     ("floor: below 0", lambda: ROOF.floor(-1, 0), ValueError, "bytes is -1; wanted a"),
     ("floor: NaN", lambda: ROOF.floor(0, float("nan")), ValueError, "flops is nan; wanted a"),
     ("floor: text", lambda: ROOF.floor("1", 0), TypeError, "bytes is '1'; wanted a"),
+    ("floor: none", lambda: ROOF.floor(None, 0), TypeError, "bytes is None; wanted a number"),
+    (
+        "floor: 0 is allowed",
+        lambda: timing.floor(0, -2, bandwidth=1, rate=1),
+        ValueError,
+        "flops is -2; wanted a finite number, at least 0",
+    ),
+    (
+        "floor: no rate",
+        lambda: timing.floor(1, 1, bandwidth=1, rate=0),
+        ValueError,
+        "rate is 0; wanted a finite number above 0",
+    ),
+    (
+        "floor: no bandwidth",
+        lambda: timing.floor(1, 1, bandwidth=float("inf"), rate=1),
+        ValueError,
+        "bandwidth is inf; wanted a finite number above 0",
+    ),
     ("ceilings: 0", lambda: Ceilings("x", "float32", 0, 1), ValueError, "bandwidth is 0"),
     ("ceilings: device", lambda: roofline.probe("tpu"), ValueError, "device is 'tpu'; wanted"),
     (
@@ -189,6 +236,30 @@ MEASURE = [
     ("ceilings: seconds", lambda: roofline.probe(seconds=0), ValueError, "seconds is 0; wanted"),
     ("compare: rounds", lambda: timing.compare({}, rounds=0), ValueError, "rounds is 0"),
     ("compare: half a round", lambda: timing.compare({}, rounds=2.5), TypeError, "rounds is 2.5"),
+    (
+        "compare: no function",
+        lambda: timing.compare({"sum": sum([1, 2])}),
+        TypeError,
+        "functions['sum'] is a int; wanted a function to call",
+    ),
+    (
+        "measure: no function",
+        lambda: timing.measure(torch.ones(2)),
+        TypeError,
+        "function is a Tensor; wanted a function to call",
+    ),
+    (
+        "apart: no function",
+        lambda: timing.apart(None),
+        TypeError,
+        "function is a NoneType; wanted a function to call",
+    ),
+    (
+        "compare: events",
+        compared_by_events_without_a_gpu,
+        ValueError,
+        "events is True; wanted a GPU, of which PyTorch sees 0",
+    ),
     (
         "measure: no time",
         lambda: timing.measure(int, min_seconds=0),
@@ -206,6 +277,18 @@ MEASURE = [
         lambda: timing.apart(int, min_runs=0),
         ValueError,
         "min_runs is 0; wanted at least 1",
+    ),
+    (
+        "gates: no floor",
+        lambda: gates.floors({"a": 1.0, "b": 2.0}, {"a": 0.5}),
+        ValueError,
+        "floor has ['a']; wanted one for ['b'] as well",
+    ),
+    (
+        "gates: no time",
+        lambda: gates.order({"slow": 2.0, "fast": 1.0}, "slow", "fsat"),
+        ValueError,
+        "names is 'fsat'; wanted one of 'slow', 'fast'",
     ),
     ("figure: no text", lambda: figures.to_html(None, "  "), ValueError, "alt is empty"),
     ("table: no rows", lambda: chapter.table([], "nothing"), ValueError, "rows is empty"),

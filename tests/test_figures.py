@@ -110,6 +110,26 @@ def test_what_the_data_show_is_said_with_the_text():
     assert figures.in_words(diagram()) == [], "without data the text stands alone"
 
 
+@pytest.mark.parametrize("value, written", [
+    (0, "0"), (1e-6, "1e-6"), (2.5e-5, "2.5e-5"), (0.001, "0.001"), (1000, "1000"), (9999.999, "10k"), (1e4, "10k"),
+    (999_400, "999k"), (999_600, "1M"), (2.5e6, "2.5M"), (999.6e6, "1G"), (1e12, "1T"), (-2e5, "-200k"),
+])  # fmt: skip
+def test_a_number_at_an_axis_is_written_with_the_letter_in_which_it_is_short(value, written):
+    figure, axes = plt.subplots()
+    axes.set_yscale("log")
+    figures.log_ticks(axes.yaxis, [value])
+    assert [label.get_text() for label in axes.yaxis.get_ticklabels()] == [written]
+
+
+def test_large_numbers_are_said_without_exponents():
+    figure, (curve, bars) = plt.subplots(1, 2)
+    curve.plot([1, 4096], [999.6, 1_048_576], label="one")
+    bars.bar([0, 1], [2048, 1e38])
+    bars.set_xticks([])
+    assert figures.in_words(figure) == [
+        "one: from 1,000 at 1 to 1,048,576 at 4,096.", "2,048, 1e+38."]  # fmt: skip
+
+
 @pytest.mark.parametrize("ticks, said", [
     (([0, 1], ["first", "last\none"]), "first 1, last one 2"), (([0, 1], [8, 16]), "8 1, 16 2"),
     (([],), "1, 2"),

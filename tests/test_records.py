@@ -73,7 +73,10 @@ def test_what_is_written_comes_back(place):
 @pytest.mark.oracle
 def test_a_table_is_a_csv_file_that_pandas_reads(place):
     table = pd.read_csv(place, comment="#")
-    assert table.how.tolist() == ["a, b", "loop", "[[7"] and table.seconds.tolist() == 3 * [1.5e-3]
+    # A text that begins as a list does is written with quotes, as JSON.
+    assert table.how.tolist() == ["a, b", "loop", '"[[7"'] and table.seconds.tolist() == 3 * [
+        1.5e-3
+    ]
 
 
 CELLS = st.none() | st.booleans() | st.integers() | st.text()
@@ -138,6 +141,19 @@ def test_rows_are_found_by_part_of_their_case(place):
     ('"NVIDIA H200"', '"NVIDIA', "line 3: "),
     ("# rows: 3\n", "", "line 8: .*rows"),
     ('"a, b"', '"a, b', "line 7: "),
+    ('"[1, 2]"', '"[1 2]"', r"line 7: sizes is \[1 2\], which is no JSON"),
+    ('"[1, 2]"', '"[1, 2"', r"line 7: sizes is \[1, 2, which is no JSON"),
+    ('"[1, 2]"', '{1: 2}', r"line 7: sizes is {1: 2}, which is no JSON"),
+    ('"[1, 2]"', '"""1, 2"', r'line 7: sizes is "1, 2, which is no JSON'),
+    ("0.0015", "0.00l5", "line 7: seconds is '0.00l5'; wanted a number"),
+    ("0.00125", "NaN", "line 7: q1 is 'NaN'; wanted a number"),
+    ("1.0", "1.0.", "line 7: floor is '1.0.'; wanted a number"),
+    ('# device: "NVIDIA H200"', "# device: 5", "line 3: device is 5; wanted str"),
+    ('# device: "NVIDIA H200"', "# device: null", "line 3: device is None; wanted str"),
+    ('# code: {"update": "c0de"}', "# code: 5", "line 4: code is 5; wanted dict"),
+    ('# code: {"update": "c0de"}', '# code: {"update": NaN}', "line 4: NaN is no number"),
+    ("# rows: 3", "# rows: true", "line 5: rows is True; wanted int"),
+    ('# device: "NVIDIA H200"', '# machine: "other"', "line 3: machine stands twice in the head"),
 ])  # fmt: skip
 def test_a_file_that_is_malformed_says_where(place, old, new, wanted):
     text = place.read_text()

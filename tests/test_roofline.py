@@ -54,7 +54,17 @@ MALFORMED = [
     '{"KEY": {"device": "x", "rate": 1}}',
     "\udcff",
     '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": "1", "rate": 1}}',
+    '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": 1, "rate": 1, "reading": "x"}}',
+    '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": 1, "rate": 1, "reading": NaN}}',
+    '{"KEY": {"device": "x", "dtype": "float32", "bandwidth": 1, "rate": 1, "library": 5}}',
+    '{"KEY": {"device": null, "dtype": "float32", "bandwidth": 1, "rate": 1}}',
 ]
+
+
+def test_ceilings_are_told_without_exponents():
+    fast = roofline.Ceilings("a GPU", "float16", 4.8e12, 7.9e14, 4.1e12, "PyTorch")
+    wanted = "4,800 GB/s (4,100 reading), 790,000 GFLOP/s in float16 by PyTorch: a GPU"
+    assert str(fast) == wanted
 
 
 @pytest.mark.parametrize("text", MALFORMED)

@@ -4,6 +4,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ed_lib import timing
@@ -35,6 +36,34 @@ def test_quartiles_and_their_units():
     assert str(timing._summary([1.0, 2.0, 3.0, 4.0, 5.0])) == "3 s (quartiles 2 to 4, n = 5)"
     assert str(timing._summary([0.0012])) == "1.2 ms (quartiles 1.2 to 1.2, n = 1)"
     assert str(timing._summary([25e-6])) == "25 µs (quartiles 25 to 25, n = 1)"
+    assert str(timing.Timing(0.9, 0.8, 1.2, 5)) == "900 ms (quartiles 800 to 1,200, n = 5)"
+
+
+@pytest.mark.parametrize("seconds, told", [
+    (9.996e-4, "1 ms"), (9.994e-4, "999 µs"), (0.9996, "1 s"), (0.9994, "999 ms"), (1e-3, "1 ms"), (1.0, "1 s"),
+    (999.4, "999 s"), (999.6, "1,000 s"), (12345.0, "12,345 s"), (0.0, "0 µs"), (2.5e-9, "0.0025 µs"),
+    (-9.996e-4, "-1 ms"), (-2.0, "-2 s"), (float("nan"), "nan s"), (float("inf"), "inf s"),
+])  # fmt: skip
+def test_a_time_is_told_in_the_unit_in_which_it_is_short(seconds, told):
+    assert timing.tell(seconds) == told
+
+
+@pytest.mark.parametrize("number, told", [
+    (0.25, "0.25"), (999.4, "999"), (999.6, "1,000"), (-1234.5, "-1,234"), (9.99e14, "999,000,000,000,000"),
+    (1e15, "1e+15"), (1e38, "1e+38"), (0, "0"), (float("nan"), "nan"), (float("-inf"), "-inf"),
+])  # fmt: skip
+def test_a_number_has_three_digits_or_all_before_the_point(number, told):
+    assert timing.three_digits(number) == told
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bytes, flops, seconds", [
+    (2e9, 0, 2), (0, 2e9, 0.5), (1e9, 4e9, 1), (1e9, 8e9, 2), (3e9, 8e9, 3), (0, 0, 0), (10**12, 1, 1000),
+])  # fmt: skip
+def test_the_floor_is_the_longer_of_moving_and_computing(bytes, flops, seconds):
+    found = timing.floor(bytes, flops, bandwidth=1e9, rate=4e9)
+    assert type(found) is float and found == seconds
+    assert timing.floor(np.int64(bytes), np.float32(flops), bandwidth=10**9, rate=4e9) == seconds
 
 
 @pytest.fixture

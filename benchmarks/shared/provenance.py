@@ -78,7 +78,7 @@ def _text(value, is_rounded):
     # NaN, which alone is unlike itself, is written as nothing.
     if value is None or value != value:
         return ""
-    if isinstance(value, str) and records.parsed(value) == value and value.isprintable():
+    if isinstance(value, str) and records.stands_as_it_is(value):
         return value
     return _json(float(f"{value:.4g}") if is_rounded and isinstance(value, float) else value)
 

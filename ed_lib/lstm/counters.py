@@ -9,8 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-FREE = {"empty", "empty_like", "new_empty"}  # memory, and no work; views are free as well
+# Of matrices; "baddbmm" is of a batch of them, added to something. In place they end in "_".
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm"}
+# Memory, and no work. Views are free as well.
+FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
 
 @dataclass
@@ -45,11 +47,15 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        name = function.name().split("::")[1].split(".")[0]  # "aten::mm.out" → "mm"
-        if name not in FREE and not function.is_view:
-            self.counts.products += name in PRODUCTS
-            self.counts.pointwise += name not in PRODUCTS
-            self.counts.bytes += _touched(function, args, kwargs, result)
+        # "aten::mm.out" → "mm"
+        name = function.name().split("::")[1].split(".")[0]
+        if name in FREE or function.is_view:
+            return result
+        if name.removesuffix("_") in PRODUCTS:
+            self.counts.products += 1
+        else:
+            self.counts.pointwise += 1
+        self.counts.bytes += _touched(function, args, kwargs, result)
         return result
 
 
@@ -58,12 +64,18 @@ def _touched(function, args, kwargs, result):
     is both; one that is only written stands among the keywords, as ``out`` does, or is the target
     of a copy.
     """
-    read, written = [], []
+    read: list = []
+    written: list = []
+    is_copy = function.name().startswith("aten::copy_")
     for n, argument in enumerate(function._schema.arguments):
-        tensors = tree_leaves(args[n] if n < len(args) else kwargs.get(argument.name))
-        changed = argument.alias_info is not None and argument.alias_info.is_write
-        written += tensors if changed else []
-        if not changed or not (argument.kwarg_only or function.name().startswith("aten::copy_")):
+        given = args[n] if n < len(args) else kwargs.get(argument.name)
+        tensors = tree_leaves(given)
+        is_changed = argument.alias_info is not None and argument.alias_info.is_write
+        is_only_written = is_changed and (argument.kwarg_only or is_copy)
+        if is_changed:
+            written += tensors
+        if not is_only_written:
             read += tensors
+    # What changes no argument writes its result.
     moved = read + (written or tree_leaves(result))
     return sum(tensor.nbytes for tensor in moved if isinstance(tensor, torch.Tensor))

@@ -8,7 +8,7 @@ import torch
 
 from ed_lib import check
 
-REFUSED = {
+REFUSED = {  # of nn.LSTM's options: what each has to be
     "batch_first": False,
     "bias": True,
     "dropout": 0.0,
@@ -22,22 +22,33 @@ def check_module(module: torch.nn.LSTM) -> None:
     if not isinstance(module, torch.nn.LSTM):
         raise TypeError(f"module is a {type(module).__name__}; wanted a torch.nn.LSTM")
     for name, wanted in REFUSED.items():
-        if (found := getattr(module, name)) != wanted:
+        found = getattr(module, name)
+        if found != wanted:
             raise ValueError(f"module has {name}={found}; wanted {name}={wanted}")
 
 
 def check_input(x: torch.Tensor, state: Any, w_ih: torch.Tensor, sizes: tuple[int, int]) -> tuple:
-    """x (T, B, I), contiguous, and the state, once it is known that they fit: to W_ih, and (L,
-    H).
+    """x (T, B, I), contiguous, and the state (h0, c0), (L, B, H) each, of zeros for None, once it
+    is known that they fit to W_ih (4H, I) and to ``sizes``, which are (L, H).
     """
-    if state is not None and (not isinstance(state, tuple | list) or len(state) != 2):
+    _check_tensor("x", x, ("T", "B", w_ih.shape[1]), w_ih)
+    layers, hidden = sizes
+    batch = x.shape[1]
+    shape = (layers, batch, hidden)
+    if state is None:
+        # Twice the same: nobody writes to what a sequence starts from.
+        zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        return x.contiguous(), (zeros, zeros)
+    if not isinstance(state, tuple | list) or len(state) != 2:
         raise TypeError(f"state is {type(state).__name__}; wanted the pair (h0, c0), or None")
-    for name, tensor in zip(("x", "h0", "c0"), (x, *(state or ())), strict=False):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
-        wanted = ("T", "B", w_ih.shape[1]) if name == "x" else (sizes[0], x.shape[1], sizes[1])
-        check.shape(name, tuple(tensor.shape), wanted)
-        check.choice(f"{name}.dtype", tensor.dtype, (w_ih.dtype,))
-        check.choice(f"{name}.device", tensor.device, (w_ih.device,))
-    shape = sizes[0], x.shape[1], sizes[1]
-    return x.contiguous(), state or (torch.zeros(shape, dtype=x.dtype, device=x.device),) * 2
+    for name, tensor in zip(("h0", "c0"), state, strict=True):
+        _check_tensor(name, tensor, shape, w_ih)
+    return x.contiguous(), state
+
+
+def _check_tensor(name, tensor, shape, like):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; wanted a torch.Tensor")
+    check.shape(name, tuple(tensor.shape), shape)
+    check.choice(f"{name}.dtype", tensor.dtype, (like.dtype,))
+    check.choice(f"{name}.device", tensor.device, (like.device,))

@@ -4,19 +4,17 @@ neural networks on GPUs" (2016), and the program that goes with it.
 
 Letters: T time steps, B batch, I inputs, H hidden. Gates lie side by side in the order i, f, g, o.
 Everything is written into memory allocated before; none of it is recorded by autograd (``module``
-goes back by hand). Memory that streams work on lives until they join: the allocator knows only the
-stream it was made on.
+goes back by hand).
 """
 
-import functools
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ed_lib.lstm import lstm_on_gpu
+from ed_lib.lstm.streams import fork, on
 
 # GFLOP/s in float32 on a Tesla M40, forward, 100 steps, 512 inputs and hidden, batch 64; of one
 # layer but for the last, which is of four. The paper, and the blog of the same year.
@@ -64,13 +62,15 @@ class Layer:
     spare: torch.Tensor = field(init=False)  # (2, B, H), for rungs that do one operation at a time
 
     def __post_init__(self, h, c):
-        (steps, batch, _), size = self.x.shape, h.shape[1]
+        steps, batch, _ = self.x.shape
+        size = h.shape[1]
         self.output = self.x.new_empty(steps, batch, size)
         self.gates = self.x.new_empty(steps, batch, 4 * size)
         self.hidden, self.cells = self.x.new_empty(2, steps + 1, batch, size)
         self.recurrent = self.x.new_empty(batch, 4 * size)
         self.spare = self.x.new_empty(2, batch, size)
-        self.hidden[0], self.cells[0] = h, c
+        self.hidden[0] = h
+        self.cells[0] = c
 
     @property
     def kept(self) -> Kept:
@@ -86,7 +86,8 @@ class Layer:
 
 def baseline(layer: Layer) -> None:
     """Rung 1: the formula as it stands, eight products and 23 pointwise launches."""
-    w_ih, w_hh = layer.w_ih.chunk(4), layer.w_hh.chunk(4)  # (H, I) and (H, H), four each
+    w_ih = layer.w_ih.chunk(4)  # (H, I), four
+    w_hh = layer.w_hh.chunk(4)  # (H, H), four
     for t in layer.steps():
         # four times (B, I) (I, H) → (B, H)
         for w, gate in zip(w_ih, layer.gates[t].chunk(4, 1), strict=True):
@@ -172,8 +173,10 @@ def run_block(layer: Layer, block: range, weights: Pair, inputs: Any, recurrence
     w_ih, w_hh = weights
     now = slice(block.start, block.stop)  # k steps
     with on(inputs):
-        x, a = layer.x[now].flatten(0, 1), layer.gates[now].flatten(0, 1)
-        torch.mm(x, w_ih, out=a)  # (k · B, I) (I, 4H) → (k · B, 4H)
+        x = layer.x[now].flatten(0, 1)
+        a = layer.gates[now].flatten(0, 1)
+        # (k · B, I) (I, 4H) → (k · B, 4H)
+        torch.mm(x, w_ih, out=a)
         ready = inputs.record_event()
     with on(recurrence):
         recurrence.wait_event(ready)
@@ -188,10 +191,12 @@ def slots(blocks: int, layers: int) -> list[list[tuple[int, int]]]:
     """The schedule: blocks + layers − 1 slots, each a list of (layer, block) that may run at
     once.
     """
-    return [
-        [(layer, slot - layer) for layer in range(layers) if 0 <= slot - layer < blocks]
-        for slot in range(blocks + layers - 1)
-    ]
+    schedule = []
+    for slot in range(blocks + layers - 1):
+        # A layer is one block behind the layer below.
+        places = [(layer, slot - layer) for layer in range(layers)]
+        schedule.append([(layer, block) for layer, block in places if 0 <= block < blocks])
+    return schedule
 
 
 def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
@@ -202,14 +207,16 @@ def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
     blocks = layers[0].blocks(combine)
     done: dict[tuple[int, int], Any] = {}  # events: when a layer has finished a block
     with fork(layers[0].x.device, *[0, -1] * len(layers)) as streams:
-        pairs = list(
-            zip(streams[::2], streams[1::2], strict=True)
-        )  # (inputs, recurrence) of each layer
+        # (inputs, recurrence) of each layer
+        pairs = list(zip(streams[::2], streams[1::2], strict=True))
         weights = [transposed(layer, *pair) for layer, pair in zip(layers, pairs, strict=True)]
-        for n, block in sum(slots(len(blocks), len(layers)), []):
-            if n:
-                pairs[n][0].wait_event(done[n - 1, block])
-            done[n, block] = run_block(layers[n], blocks[block], weights[n], *pairs[n])
+        for slot in slots(len(blocks), len(layers)):
+            for n, block in slot:
+                inputs, recurrence = pairs[n]
+                # From the layer below; for its own block before, a stream keeps its order.
+                if n:
+                    inputs.wait_event(done[n - 1, block])
+                done[n, block] = run_block(layers[n], blocks[block], weights[n], inputs, recurrence)
 
 
 def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
@@ -220,44 +227,13 @@ def transposed(layer: Layer, inputs: Any, recurrence: Any) -> Pair:
         return w_ih, layer.w_hh.t().contiguous()
 
 
-@contextmanager
-def fork(device: torch.device, *priorities: int) -> Iterator[list[Any]]:
-    """Streams that start after the current stream's work; what that is given later waits for
-    theirs. Those of priority −1 go before those of 0. On a CPU they are PyTorch's, which do
-    nothing.
-    """
-    if device.type == "cpu":
-        yield [torch.cpu.Stream() for _ in priorities]
-        return
-    with torch.cuda.device(device):
-        current = torch.cuda.current_stream()
-        streams = [_cuda_stream(device, priority, n) for n, priority in enumerate(priorities)]
-        for stream in streams:
-            stream.wait_stream(current)
-        try:
-            yield streams
-        finally:
-            for stream in streams:
-                current.wait_stream(stream)
-
-
-@functools.cache
-def _cuda_stream(device, priority, number):
-    """The same stream at every call: each that is used keeps a workspace for its products."""
-    return torch.cuda.Stream(device, priority=priority)
-
-
-def on(stream: Any) -> AbstractContextManager:
-    """The context in which calls are queued on a stream."""
-    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else nullcontext()
-
-
 def separate_cell(layer: Layer, t: int) -> None:
     """The pointwise work of step t in 23 launches, each of one operation."""
-    gates, (kept, c) = layer.gates[t].chunk(4, 1), layer.spare  # (B, H) each
+    gates = layer.gates[t].chunk(4, 1)  # (B, H) each, W_ih x so far
     others = (array.chunk(4, -1) for array in (layer.recurrent, layer.b_ih, layer.b_hh))
     for gate, recurrent, b_ih, b_hh in zip(gates, *others, strict=True):
         gate.add_(recurrent).add_(b_ih).add_(b_hh)
+    kept, c = layer.spare  # (B, H) each
     i, f, g, o = gates
     i.sigmoid_()
     f.sigmoid_()
@@ -274,10 +250,10 @@ def separate_cell(layer: Layer, t: int) -> None:
 
 def fused_cell(layer: Layer, t: int) -> None:
     """The same in one launch."""
-    written = {"c_after": layer.cells[t + 1], "h": layer.hidden[t + 1], "output": layer.output[t]}
     lstm_on_gpu.cell(
-        layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[t], **written
-    )
+        layer.gates[t], layer.recurrent, layer.b_ih, layer.b_hh, layer.cells[t],
+        c_after=layer.cells[t + 1], h=layer.hidden[t + 1], output=layer.output[t],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -297,9 +273,10 @@ class LSTMRun:
         """Numbers in all weights and biases: 4H (I + H + 2) for each layer, where I is H above the
         first.
         """
-        return (
-            4 * self.hidden * (self.inputs + self.hidden * (2 * self.layers - 1) + 2 * self.layers)
-        )
+        rows = 4 * self.hidden
+        first = rows * (self.inputs + self.hidden + 2)
+        above = rows * (self.hidden + self.hidden + 2)
+        return first + (self.layers - 1) * above
 
     @property
     def flops(self) -> int:

@@ -22,12 +22,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# Where there is no Triton, as on macOS, the kernels can be read, and not run.
 try:
     import triton
     import triton.language as tl
     from triton import jit
-except ImportError:  # as on macOS: the kernels can be read there, and not run
-    triton, tl, jit = None, None, lambda function: function
+except ImportError:
+    triton = tl = None
+
+    def jit(function):
+        return function
+
 
 BLOCK = 256  # numbers of h that one program computes
 
@@ -46,7 +51,8 @@ def plain_cell(
     size = h.shape[1]
     gates.add_(recurrent).add_(b_ih + b_hh)
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
-    gates[:, : 2 * size].sigmoid_()  # i and f lie side by side
+    # i and f, which lie side by side
+    gates[:, : 2 * size].sigmoid_()
     g.tanh_()
     o.sigmoid_()
     torch.mul(f, c_before, out=c_after).addcmul_(i, g)
@@ -61,10 +67,14 @@ def triton_cell(*read: Tensor, **written: Tensor) -> None:
     if triton is None:
         raise ImportError("the fused step on a GPU needs triton: pip install triton")
     c = read[-1]  # (B, H)
+    numbers = c.numel()
+    programs = -(-numbers // BLOCK)  # rounded up
+    # Types of sixteen bits are read and written, and not computed in.
     wide = tl.float64 if c.dtype == torch.float64 else tl.float32
-    more = dict(numbers=c.numel(), size=c.shape[1], IN=wide, BLOCK=BLOCK, enable_fp_fusion=True)
+    sizes = dict(numbers=numbers, size=c.shape[1], IN=wide, BLOCK=BLOCK)
+    # Triton launches on the current GPU, which may be another.
     with torch.cuda.device_of(c):
-        cell_kernel[-(-c.numel() // BLOCK),](*read, **written, **more)
+        cell_kernel[programs,](*read, **written, **sizes, enable_fp_fusion=True)
 
 
 @jit
@@ -77,9 +87,8 @@ def tanh(x):
     """2σ(2x) − 1, and where its digits cancel the first six terms of the series."""
     z = x * x
     tail = -17 / 315 + z * (62 / 2835 - z * (1382 / 155925))
-    return tl.where(
-        z < 0.02, x + x * z * (-1 / 3 + z * (2 / 15 + z * tail)), 2 / (1 + tl.exp(-2 * x)) - 1
-    )
+    series = x + x * z * (-1 / 3 + z * (2 / 15 + z * tail))
+    return tl.where(z < 0.02, series, 2 / (1 + tl.exp(-2 * x)) - 1)
 
 
 @jit
@@ -96,16 +105,22 @@ def cell_kernel(  # noqa: PLR0917
     numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One thread for each number of h; its four gates lie H apart. IN: the type to compute in."""
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,), as all that follow
-    inside, j = n < numbers, n % size
-    at = n // size * 4 * size + j  # where the input gate is; its bias is at j
-    at_f, at_g, at_o = at + size, at + 2 * size, at + 3 * size
+    # (BLOCK,), as all that follow: places of h, of which the last program's may be outside
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < numbers
+    j = n % size
+    # Where the four gates are; the input gate's bias is at j.
+    at = n // size * 4 * size + j
+    at_f = at + size
+    at_g = at + 2 * size
+    at_o = at + 3 * size
     i = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at, j, inside, IN))
     f = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_f, j + size, inside, IN))
     g = tanh(preactivation(gates, recurrent, b_ih, b_hh, at_g, j + 2 * size, inside, IN))
     o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, j + 3 * size, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
+    # In the places of the products: the way back needs the gates as they are now.
     tl.store(gates + at, i, inside)
     tl.store(gates + at_f, f, inside)
     tl.store(gates + at_g, g, inside)
@@ -119,7 +134,8 @@ def capture(call: Callable[[], object]) -> Callable[[], None]:
     """``call`` as a CUDA graph: what is returned launches all its work as one, on the tensors that
     the call used, at their addresses; so it keeps the call, and all that this refers to.
     """
-    call()  # so that cuBLAS takes its workspace, and Triton compiles, outside the graph
+    # So that cuBLAS takes its workspace, and Triton compiles, outside the graph.
+    call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

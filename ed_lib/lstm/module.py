@@ -1,4 +1,9 @@
-"""An LSTM like ``torch.nn.LSTM`` that runs any rung of a ladder, forward and backward."""
+"""An LSTM like ``torch.nn.LSTM`` that runs any rung of a ladder, forward and backward.
+
+Letters: T time steps, B batch, I inputs, H hidden, L layers. The gates i, f, g, o come from a =
+W_ih x + W_hh h + b; dy, dh, dc … are the gradients of y, h, c … A layer's weights are w_ih (4H, I),
+w_hh (4H, H), and two biases (4H,).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +16,7 @@ from ed_lib.lstm import ladder
 from ed_lib.lstm.doors import check_input, check_module
 
 RUNGS = tuple(ladder.PUBLISHED)  # NVIDIA's, in order
+PARAMETERS = 4  # of a layer
 
 
 class LSTM(torch.nn.LSTM):
@@ -32,11 +38,14 @@ class LSTM(torch.nn.LSTM):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ):
-        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        sizes = {name: check.count(name, size) for name, size in sizes.items()}
+        input_size = check.count("input_size", input_size)
+        hidden_size = check.count("hidden_size", hidden_size)
+        num_layers = check.count("num_layers", num_layers)
+        combine = check.count("combine", combine)
         check.choice("rung", rung, RUNGS)
-        super().__init__(**sizes, device=device, dtype=dtype)
-        self.rung, self.combine = rung, check.count("combine", combine)
+        super().__init__(input_size, hidden_size, num_layers, device=device, dtype=dtype)
+        self.rung = rung
+        self.combine = combine
 
     @classmethod
     def from_torch(
@@ -46,11 +55,8 @@ class LSTM(torch.nn.LSTM):
         has: no batch_first, dropout, second direction or projections, and biases.
         """
         check_module(module)
-        like: Any
-        like, sizes = (
-            module.all_weights[0][0],
-            (module.input_size, module.hidden_size, module.num_layers),
-        )
+        like: Any = module.all_weights[0][0]
+        sizes = (module.input_size, module.hidden_size, module.num_layers)
         made = cls(*sizes, rung=rung, combine=combine, device=like.device, dtype=like.dtype)
         made.load_state_dict(module.state_dict())
         return made
@@ -61,8 +67,9 @@ class LSTM(torch.nn.LSTM):
         """x (T, B, I), state (h0, c0), (L, B, H) each, or None for zeros → output (T, B, H), (h_n,
         c_n).
         """
-        weights = self.all_weights  # W_ih, W_hh and two biases of each layer
+        weights = self.all_weights  # w_ih, w_hh and two biases of each layer
         x, state = check_input(x, state, weights[0][0], (len(weights), self.hidden_size))
+        # A kernel reads its arrays one number after the other.
         flat = (weight.contiguous() for layer in weights for weight in layer)
         output, h, c = _Run.apply((self.rung, self.combine), x, *state, *flat)
         return output, (h, c)
@@ -73,24 +80,29 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, how, x, h0, c0, *weights):
-        groups = [weights[n : n + 4] for n in range(0, len(weights), 4)]
+        # autograd takes tensors one by one, and gives them back so.
+        groups = [weights[n : n + PARAMETERS] for n in range(0, len(weights), PARAMETERS)]
         layers = run(*how, x, h0, c0, groups)
         ctx.save_for_backward(*(tensor for layer in layers for tensor in layer.kept))
-        states = ([layer.hidden[-1] for layer in layers], [layer.cells[-1] for layer in layers])
-        return layers[-1].output, *map(torch.stack, states)  # (T, B, H), (L, B, H) twice
+        h = torch.stack([layer.hidden[-1] for layer in layers])  # (L, B, H)
+        c = torch.stack([layer.cells[-1] for layer in layers])  # (L, B, H)
+        return layers[-1].output, h, c
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, dh, dc):
-        size, grads, starts = len(ladder.Kept._fields), [], []
+        size = len(ladder.Kept._fields)
+        dh0: list = []  # (B, H) each, from the lowest layer
+        dc0: list = []
+        of_weights: list = []
         for n in reversed(range(len(dh))):
             kept = ladder.Kept(*ctx.saved_tensors[n * size : (n + 1) * size])
-            dy, *found, dh_0, dc_0 = layer_backward(
-                kept, dy, dh[n], dc[n]
-            )  # dy (T, B, H) of the layer below
-            grads = [*found, *grads]
-            starts.insert(0, (dh_0, dc_0))
-        return None, dy, *map(torch.stack, zip(*starts, strict=True)), *grads
+            # The gradient of a layer's input is that of the output of the layer below.
+            dy, *found, of_h, of_c = layer_backward(kept, dy, dh[n], dc[n])
+            of_weights = found + of_weights
+            dh0.insert(0, of_h)
+            dc0.insert(0, of_c)
+        return None, dy, torch.stack(dh0), torch.stack(dc0), *of_weights
 
 
 def run(
@@ -102,11 +114,14 @@ def run(
     """
     layers: list[ladder.Layer] = []
     for n, group in enumerate(weights):
-        layers.append(ladder.Layer(layers[-1].output if n else x, *group, h0[n], c0[n]))
-        if rung != "wavefront":
-            getattr(ladder, rung)(
-                layers[-1], **({"combine": combine} if rung == "combined_inputs" else {})
-            )
+        layer = ladder.Layer(x, *group, h0[n], c0[n])
+        layers.append(layer)
+        # The layer above takes this one's output; a wavefront fills it later.
+        x = layer.output
+        if rung == "combined_inputs":
+            ladder.combined_inputs(layer, combine)
+        elif rung != "wavefront":
+            getattr(ladder, rung)(layer)
     if rung == "wavefront":
         ladder.wavefront(layers, combine)
     return layers
@@ -120,11 +135,17 @@ def layer_backward(
     gradients wait for the end, and are one product each.
     """
     dgates, dh, dc = chain_backward(kept, dy, dh, dc)
-    flat = dgates.flatten(0, 1)  # (T · B, 4H)
-    bias = flat.sum(0)  # (4H,), of both biases
-    dx = (flat @ kept.w_ih).view_as(kept.x)
-    dw_hh = flat.t() @ kept.hidden[:-1].flatten(0, 1)  # (4H, T · B) (T · B, H) → (4H, H)
-    return dx, flat.t() @ kept.x.flatten(0, 1), dw_hh, bias, bias.clone(), dh, dc
+    da = dgates.flatten(0, 1)  # (T · B, 4H)
+    x = kept.x.flatten(0, 1)  # (T · B, I)
+    h = kept.hidden[:-1].flatten(0, 1)  # (T · B, H), before each step
+    # (T · B, 4H) (4H, I) → (T · B, I)
+    dx = (da @ kept.w_ih).view_as(kept.x)
+    # (4H, T · B) (T · B, I) → (4H, I), and with H columns
+    dw_hh = da.t() @ h
+    dw_ih = da.t() @ x
+    # Both biases are added to a, and have the same gradient; each parameter needs its own tensor.
+    db = da.sum(0)  # (4H,)
+    return dx, dw_ih, dw_hh, db, db.clone(), dh, dc
 
 
 def chain_backward(
@@ -134,11 +155,15 @@ def chain_backward(
     (T, B, 4H), and of the first state.
     """
     dgates = torch.empty_like(kept.gates)  # (T, B, 4H)
-    dh, dc = (d.clone(memory_format=torch.contiguous_format) for d in (dh, dc))
+    # Copies, since autograd's own may not be written to.
+    dh = dh.clone(memory_format=torch.contiguous_format)  # (B, H)
+    dc = dc.clone(memory_format=torch.contiguous_format)  # (B, H)
     for t in reversed(range(len(kept.x))):
+        # h of this step went into the next step, whose share dh holds, and into the output.
         dh.add_(dy[t])
         cell_backward(kept.gates[t], kept.cells[t], kept.cells[t + 1], dh, dc, dgates[t])
-        torch.mm(dgates[t], kept.w_hh, out=dh)  # (B, 4H) (4H, H) → (B, H)
+        # (B, 4H) (4H, H) → (B, H), of h before the step
+        torch.mm(dgates[t], kept.w_hh, out=dh)
     return dgates, dh, dc
 
 
@@ -155,8 +180,10 @@ def cell_backward(
     i, f, g, o = gates.chunk(4, 1)  # (B, H) each
     di, df, dg, do = dgates.chunk(4, 1)
     tanh_c = c_after.tanh()
+    # h = o tanh(c): c gets a share through h, beside that from the next step.
     dc.addcmul_(dh * o, 1 - tanh_c * tanh_c)
     torch.mul(dh * tanh_c, o * (1 - o), out=do)
+    # c = f c_before + i g
     torch.mul(dc * g, i * (1 - i), out=di)
     torch.mul(dc * i, 1 - g * g, out=dg)
     torch.mul(dc * c_before, f * (1 - f), out=df)

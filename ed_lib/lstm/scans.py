@@ -14,28 +14,37 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+BLOCK = 512  # numbers of the state that are carried through all steps together
+
 
 def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Step by step, in one compiled call on a CPU: no call for a step, and no more work than there
     is.
     """
     states = torch.empty_like(b, memory_format=torch.contiguous_format)
-    flat = (
-        x.contiguous().view(*x.shape[: x.ndim - h.ndim], -1).detach().numpy()
-        for x in (a, b, h, states)
+    steps = len(a)
+    # Numba takes NumPy's arrays, and compiles once for those that are contiguous.
+    scan_blocks(
+        a.detach().contiguous().view(steps, -1).numpy(),
+        b.detach().contiguous().view(steps, -1).numpy(),
+        h.detach().contiguous().view(-1).numpy(),
+        states.view(steps, -1).numpy(),
     )
-    scan_blocks(*flat)
     return states
 
 
 @numba.njit(fastmath={"contract"}, cache=True)
 def scan_blocks(a, b, h, states):
-    """a, b, states (T, N), h (N,). 512 numbers of the state at a time stay in the nearest cache."""
-    for first in range(0, h.size, 512):
-        part = slice(first, min(first + 512, h.size))
+    """a, b, states (T, N), h (N,). So many numbers of the state at a time, BLOCK, stay in the
+    nearest cache for all steps.
+    """
+    for first in range(0, h.size, BLOCK):
+        part = slice(first, min(first + BLOCK, h.size))
         before = h[part]
         for t in range(len(a)):
-            gain, gift, after = a[t, part], b[t, part], states[t, part]
+            gain = a[t, part]
+            gift = b[t, part]
+            after = states[t, part]
             for j in range(after.size):
                 after[j] = gain[j] * before[j] + gift[j]
             before = after
@@ -60,25 +69,33 @@ class Recurrence(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple:
         """The gradients of a, b and h, by the same."""
         a, states, h = ctx.saved_tensors
+        # From the last step to the first: a_{t+1}, of which the last step has none
         later = torch.cat([a[1:], torch.zeros_like(a[:1])]).flip(0)
         g = ctx.scan(later, dy.flip(0), torch.zeros_like(h)).flip(0)  # (T, …)
-        return g * torch.cat([h[None], states[:-1]]), g, a[0] * g[0], None
+        before = torch.cat([h[None], states[:-1]])  # (T, …), h_{t−1}
+        return g * before, g, a[0] * g[0], None
 
 
 def solve(a: Tensor, b: Tensor, h: Tensor, scan: Callable = compiled) -> Tensor:
     """All states of h_t = a_t h_{t−1} + b_t by a function ``scan``, with gradients.
 
     a, b (T, …), h (…): floats of one dtype, for ``compiled`` float32 or float64 on a CPU.
-    ValueError where shapes or dtypes do not fit, or T is 0.
+    ValueError where shapes or dtypes do not fit, or T is 0; TypeError for what is no tensor.
     """
+    for name, x in (("a", a), ("b", b), ("h", h)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; wanted a torch.Tensor")
     if a.shape != b.shape or a.shape[1:] != h.shape or not len(a):
         shapes = f"a is {tuple(a.shape)}, b {tuple(b.shape)}, h {tuple(h.shape)}"
         raise ValueError(f"{shapes}; wanted (T, …) twice, T at least 1, and (…)")
-    for kind in {(x.dtype, x.device.type) for x in (a, b, h)} if scan is compiled else ():
-        if kind not in ((torch.float32, "cpu"), (torch.float64, "cpu")):
-            raise ValueError(
-                f"a, b, h are {kind[0]} on {kind[1]}; wanted float32 or float64 on a CPU"
-            )
+    dtypes = {x.dtype for x in (a, b, h)}
+    if len(dtypes) > 1:
+        raise ValueError(f"a is {a.dtype}, b {b.dtype}, h {h.dtype}; wanted one dtype")
+    if scan is compiled:
+        for x in (a, b, h):
+            if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+                found = f"{x.dtype} on {x.device.type}"
+                raise ValueError(f"a, b, h are {found}; wanted float32 or float64 on a CPU")
     return Recurrence.apply(a, b, h, scan)
 
 
@@ -93,13 +110,14 @@ class MinGRU(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, *, scan: Callable = compiled):
         super().__init__()
-        self.hidden_size, self.scan = hidden_size, scan
+        self.hidden_size = hidden_size
+        self.scan = scan
         self.inputs = nn.Linear(input_size, self.gates * hidden_size)
 
     def forward(self, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        a, b = self.recurrence(
-            self.inputs(x)
-        )  # (T, B, H) each, from one matrix product for all steps
+        # No gate looks at the state: one matrix product serves all steps.
+        gates = self.inputs(x)  # (T, B, gates · H)
+        a, b = self.recurrence(gates)  # (T, B, H) each
         h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0[0]
         states = solve(a, b, h, self.scan)
         return states, states[-1:]
@@ -108,4 +126,5 @@ class MinGRU(nn.Module):
     def recurrence(gates: Tensor) -> tuple[Tensor, Tensor]:
         """(T, B, 2H) → a and b of h_t = a_t h_{t−1} + b_t."""
         z, new = gates.chunk(2, -1)
+        # 1 − σ(z) = σ(−z), which keeps its digits where z is large.
         return torch.sigmoid(-z), torch.sigmoid(z) * new

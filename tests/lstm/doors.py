@@ -27,6 +27,17 @@ def packed_with_vnni():
 
 TWO_LAYERS, SEQUENCE = nn.LSTM(3, 4, 2), torch.zeros(5, 2, 3)  # x (T, B, I)
 ZEROS = torch.zeros(2, 2, 4)  # of a state (L, B, H)
+ROWS = torch.zeros(12, 2)  # (G·H, …), of an LSTM with H = 3 or a GRU with H = 4
+ONE_LAYER = nn.LSTM(3, 4).state_dict()
+ONNX = weights.to_onnx("lstm", ONE_LAYER)  # W (1, 16, 3), R (1, 16, 4), B (1, 32)
+
+
+def without(name, directions=1):
+    """The parameters of a layer, but for one."""
+    parameters = nn.LSTM(3, 4, bidirectional=directions == 2).state_dict()
+    del parameters[name]
+    return parameters
+
 
 LSTM = [
     ("LSTM: sizes", lambda: Rungs(0, 4), ValueError, "input_size is 0"),
@@ -161,10 +172,178 @@ LSTM = [
     ),
     ("scan: shapes", lambda: scanned(3, 2), ValueError, "a is (3, 2), b (4, 2), h (2,); wanted"),
     (
+        "scan: a list",
+        lambda: scans.solve(torch.ones(4, 2), [[1.0]], torch.ones(2)),
+        TypeError,
+        "b is a list; wanted a torch.Tensor",
+    ),
+    (
+        "scan: dtypes",
+        lambda: scans.solve(torch.ones(4, 2), torch.ones(4, 2), torch.ones(2).double()),
+        ValueError,
+        "a is torch.float32, b torch.float32, h torch.float64; wanted one dtype",
+    ),
+    (
         "scan: compiled half",
         lambda: scanned(4, 2, torch.float16),
         ValueError,
         "torch.float16 on cpu; wanted float32 or float64 on a CPU",
+    ),
+    (
+        "reorder: cell",
+        lambda: weights.reorder("rnn", ROWS, "cudnn", "keras"),
+        ValueError,
+        "cell is 'rnn'; wanted one of 'lstm', 'gru'",
+    ),
+    (
+        "reorder: source",
+        lambda: weights.reorder("lstm", ROWS, "tensorflow", "keras"),
+        ValueError,
+        "source is 'tensorflow'; wanted one of 'cudnn', 'keras', 'miopen', 'onnx'",
+    ),
+    (
+        "reorder: target",
+        lambda: weights.reorder("lstm", ROWS, "cudnn", "jax"),
+        ValueError,
+        "target is 'jax'; wanted one of 'cudnn'",
+    ),
+    (
+        "reorder: seven rows",
+        lambda: weights.reorder("lstm", ROWS[:7], "cudnn", "keras"),
+        ValueError,
+        "stacked has the shape (7, 2); wanted (4 · H, …) for 'lstm'",
+    ),
+    (
+        "reorder: no rows",
+        lambda: weights.reorder("gru", ROWS[:0], "cudnn", "keras"),
+        ValueError,
+        "stacked has the shape (0, 2); wanted (3 · H, …) for 'gru'",
+    ),
+    (
+        "reorder: a number",
+        lambda: weights.reorder("gru", torch.tensor(1.0), "cudnn", "keras"),
+        ValueError,
+        "stacked has the shape (); wanted (3 · H, …)",
+    ),
+    (
+        "reorder: an array",
+        lambda: weights.reorder("lstm", ROWS.numpy(), "cudnn", "keras"),
+        TypeError,
+        "stacked is a ndarray; wanted a torch.Tensor",
+    ),
+    (
+        "to_onnx: cell",
+        lambda: weights.to_onnx("LSTM", ONE_LAYER),
+        ValueError,
+        "cell is 'LSTM'; wanted one of 'lstm', 'gru'",
+    ),
+    (
+        "to_onnx: projections",
+        lambda: weights.to_onnx("lstm", nn.LSTM(3, 4, proj_size=2).state_dict()),
+        ValueError,
+        "parameters has weight_hr_l0; ONNX's lstm has no place for it",
+    ),
+    (
+        "to_onnx: an LSTM as a GRU",
+        lambda: weights.to_onnx("gru", ONE_LAYER),
+        ValueError,
+        "weight_ih_l0 has the shape (16, 3); wanted (12, 3)",
+    ),
+    (
+        "to_onnx: a GRU as an LSTM",
+        lambda: weights.to_onnx("lstm", nn.GRU(3, 4).state_dict()),
+        ValueError,
+        "weight_ih_l0 has the shape (12, 3); wanted (16, 3)",
+    ),
+    (
+        "to_onnx: a layer that is not there",
+        lambda: weights.to_onnx("lstm", ONE_LAYER, 1),
+        ValueError,
+        "parameters has no weight_ih_l1, weight_hh_l1; there are weight_ih_l0, weight_hh_l0, bias",
+    ),
+    (
+        "to_onnx: a layer below the first",
+        lambda: weights.to_onnx("lstm", ONE_LAYER, -1),
+        ValueError,
+        "layer is -1; wanted at least 0",
+    ),
+    (
+        "to_onnx: one bias missing",
+        lambda: weights.to_onnx("lstm", without("bias_ih_l0")),
+        ValueError,
+        "parameters has no bias_ih_l0; there are weight_ih_l0",
+    ),
+    (
+        "to_onnx: the other bias missing",
+        lambda: weights.to_onnx("lstm", without("bias_hh_l0")),
+        ValueError,
+        "parameters has bias_ih_l0; ONNX's lstm has no place for it",
+    ),
+    (
+        "to_onnx: a direction without its inputs",
+        lambda: weights.to_onnx("lstm", without("weight_ih_l0_reverse", directions=2)),
+        ValueError,
+        "parameters has no weight_ih_l0_reverse; there are",
+    ),
+    (
+        "to_onnx: a matrix cut off",
+        lambda: weights.to_onnx("lstm", ONE_LAYER | {"weight_ih_l0": torch.zeros(15, 3)}),
+        ValueError,
+        "weight_ih_l0 has the shape (15, 3); wanted (16, 3)",
+    ),
+    (
+        "to_onnx: a number for a matrix",
+        lambda: weights.to_onnx("lstm", ONE_LAYER | {"weight_hh_l0": torch.tensor(1.0)}),
+        ValueError,
+        "weight_hh_l0 has the shape (); wanted (4 · H, H)",
+    ),
+    (
+        "to_onnx: a module",
+        lambda: weights.to_onnx("lstm", nn.LSTM(3, 4)),
+        TypeError,
+        "parameters is a LSTM; wanted a mapping, as state_dict() gives",
+    ),
+    (
+        "from_onnx: cell",
+        lambda: weights.from_onnx("rnn", ONNX),
+        ValueError,
+        "cell is 'rnn'; wanted one of 'lstm', 'gru'",
+    ),
+    (
+        "from_onnx: an LSTM as a GRU",
+        lambda: weights.from_onnx("gru", ONNX),
+        ValueError,
+        "R has the shape (1, 16, 4); wanted (D, 12, H)",
+    ),
+    (
+        "from_onnx: peepholes",
+        lambda: weights.from_onnx("lstm", [*ONNX, np.zeros((1, 12))]),
+        ValueError,
+        "weights holds 4 arrays; wanted W, R and B, or W and R",
+    ),
+    (
+        "from_onnx: one array",
+        lambda: weights.from_onnx("lstm", ONNX[:1]),
+        ValueError,
+        "weights holds 1 arrays; wanted W, R and B, or W and R",
+    ),
+    (
+        "from_onnx: three directions",
+        lambda: weights.from_onnx("lstm", [np.zeros((3, 16, 3)), np.zeros((3, 16, 4))]),
+        ValueError,
+        "R's directions is 3; wanted one of 1, 2",
+    ),
+    (
+        "from_onnx: W",
+        lambda: weights.from_onnx("lstm", [np.zeros((1, 12, 3)), np.zeros((1, 16, 4))]),
+        ValueError,
+        "W has the shape (1, 12, 3); wanted (1, 16, I)",
+    ),
+    (
+        "from_onnx: layer",
+        lambda: weights.from_onnx("lstm", ONNX, layer=-1),
+        ValueError,
+        "layer is -1; wanted at least 0",
     ),
     (
         "ONNX: R",

@@ -71,7 +71,8 @@ def test_pretransposing_is_two_copies_a_layer():
     assert (after.products, after.pointwise) == (before.products, before.pointwise + 4)
 
 
-A, B = torch.ones(2, 3), torch.ones(3, 4)
+A, B, C = torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4)
+MANY_A, MANY_B, MANY_C = torch.ones(5, 2, 3), torch.ones(5, 3, 4), torch.ones(5, 2, 4)
 
 
 @pytest.mark.oracle
@@ -85,6 +86,16 @@ A, B = torch.ones(2, 3), torch.ones(3, 4)
         (lambda: torch.add(A, A), Counts(0, 1, 4 * 18)),
         (lambda: torch.empty(2, 3).copy_(A), Counts(0, 1, 4 * 12)),
         (lambda: torch.mm(A, B, out=torch.empty(2, 4)), Counts(1, 0, 4 * (6 + 12 + 8))),
+        # Five products at once are one launch; what they are added to is read as well.
+        (lambda: torch.bmm(MANY_A, MANY_B), Counts(1, 0, 4 * 5 * (6 + 12 + 8))),
+        (lambda: torch.addmm(C, A, B), Counts(1, 0, 4 * (6 + 12 + 8 + 8))),
+        (lambda: torch.baddbmm(MANY_C, MANY_A, MANY_B), Counts(1, 0, 4 * 5 * (6 + 12 + 8 + 8))),
+        (lambda: torch.addbmm(C, MANY_A, MANY_B), Counts(1, 0, 4 * (5 * (6 + 12) + 8 + 8))),
+        (lambda: C.addmm_(A, B, beta=0), Counts(1, 0, 4 * (6 + 12 + 8 + 8))),
+        (lambda: MANY_C.baddbmm_(MANY_A, MANY_B, beta=0), Counts(1, 0, 4 * 5 * (6 + 12 + 8 + 8))),
+        (lambda: torch.empty_strided((2, 3), (1, 2)), Counts()),
+        (lambda: A.new_empty_strided((2, 3), (1, 2)), Counts()),
+        (lambda: torch.empty_permuted((2, 3), (1, 0)), Counts()),
     ],
 )
 def test_what_counts(call, wanted):

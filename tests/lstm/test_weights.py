@@ -28,6 +28,40 @@ def test_the_orders_of_the_gates():
             assert torch.equal(weights.reorder(cell, there, name, "cudnn"), tensor)
 
 
+@pytest.mark.oracle
+def test_miopens_orders_are_those_of_its_documentation_and_of_pytorch():
+    """miopenGetRNNLayerParamSize numbers the parameters: of an LSTM 0 is the input gate, 1 the
+    forget gate, 2 the output gate, 3 the new memory; of a GRU 0 is the update gate, 1 the reset
+    gate, 2 the new memory. (An early header had other numbers for both.) PyTorch, where it calls
+    MIOpen, puts its own rows into the order 0, 1, 3, 2 for an LSTM and 1, 0, 2 for a GRU
+    (permute_wei_for_miopen in its RNN_miopen.cpp).
+    """
+    names = {"i": "input", "f": "forget", "o": "output", "g": "new memory"}
+    assert [names[gate] for gate in weights.ORDERS["miopen"]["lstm"]] == [
+        "input", "forget", "output", "new memory"]  # fmt: skip
+    names = {"z": "update", "r": "reset", "n": "new memory"}
+    assert [names[gate] for gate in weights.ORDERS["miopen"]["gru"]] == [
+        "update", "reset", "new memory"]  # fmt: skip
+    for cell, order in (("lstm", [0, 1, 3, 2]), ("gru", [1, 0, 2])):
+        rows = torch.arange(2.0 * len(order)).view(-1, 1)  # H = 2
+        wanted = torch.cat([rows.chunk(len(order))[n] for n in order])
+        assert weights.reorder(cell, rows, "cudnn", "miopen").tolist() == wanted.tolist()
+
+
+@pytest.mark.oracle
+def test_a_grus_rows_are_pytorchs():
+    """The order "cudnn", by what nn.GRUCell computes: r, z, n of x alone, where h is 0."""
+    cell = torch.nn.GRUCell(3, 4).double()
+    x, h = torch.randn(5, 3).double(), torch.zeros(5, 4).double()
+    ours = weights.reorder("gru", cell.weight_ih, "cudnn", "keras").chunk(3)  # z, r, n
+    biases = [
+        weights.reorder("gru", b, "cudnn", "keras").chunk(3) for b in (cell.bias_ih, cell.bias_hh)
+    ]
+    z, r = (torch.sigmoid(x @ ours[n].t() + biases[0][n] + biases[1][n]) for n in (0, 1))
+    new = torch.tanh(x @ ours[2].t() + biases[0][2] + r * biases[1][2])
+    torch.testing.assert_close(cell(x, h), (1 - z) * new)
+
+
 def onnx_of(cell, i, h, arrays, directions, file):
     """ONNX's operator with W, R and, unless it has none, B, saved, as a session of onnxruntime."""
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
