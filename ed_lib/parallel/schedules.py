@@ -83,16 +83,21 @@ def interleaved(chunks: int) -> Schedule:
         if stages < 2 or microbatches % stages:
             came = f"microbatches is {microbatches}, stages {stages}"
             raise ValueError(f"{came}; wanted a multiple of at least two stages")
-        groups, parts = range(0, microbatches, stages), range(chunks)
-        there = [(i, c) for g in groups for c in parts for i in range(g, g + stages)]
-        back = [(i, c) for g in groups for c in reversed(parts) for i in range(g, g + stages)]
+        # p micro-batches go through a chunk before they go through the next: (micro-batch, chunk).
+        there = []
+        back = []
+        for first in range(0, microbatches, stages):
+            group = range(first, first + stages)
+            for chunk in range(chunks):
+                there += [(i, chunk) for i in group]
+                back += [(i, chunks - 1 - chunk) for i in group]
         ahead = min(len(there), 2 * (stages - 1 - stage) + (chunks - 1) * stages)
-        for i, c in there[:ahead]:
-            yield from forward(stage, stages, i, c, chunks)
-        for n, (i, c) in enumerate(back):
+        for i, chunk in there[:ahead]:
+            yield from forward(stage, stages, i, chunk, chunks)
+        for n, (i, chunk) in enumerate(back):
             if n + ahead < len(there):
                 yield from forward(stage, stages, *there[n + ahead], chunks)
-            yield from backward(stage, stages, i, chunk=c, chunks=chunks)
+            yield from backward(stage, stages, i, chunk=chunk, chunks=chunks)
         yield Instruction("step")
 
     schedule.__name__ = f"interleaved({chunks})"
@@ -135,6 +140,7 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
     def repeated(stage, stages, microbatches):
         for batch in range(batches):
             for do in schedule(stage, stages, microbatches):
+                # A step belongs to no micro-batch, and keeps its −1.
                 first = batch * microbatches if do.microbatch >= 0 else 0
                 yield do._replace(microbatch=do.microbatch + first)
 
