@@ -42,8 +42,10 @@ def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     agree(f"all_reduce of {tensor.dtype} {tuple(tensor.shape)}", group)
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
-    wire, tensor = Wire(group), tensor.detach()
-    flat = tensor.contiguous().view(-1)  # the same memory, if the tensor is contiguous
+    wire = Wire(group)
+    tensor = tensor.detach()
+    # The same memory, if the tensor is contiguous.
+    flat = tensor.contiguous().view(-1)
     ring(flat, wire)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.copy_(flat.view_as(tensor))
@@ -56,7 +58,9 @@ class Wire:
     """
 
     def __init__(self, group: Any = None):
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
         self.traffic = Traffic()
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
@@ -91,27 +95,40 @@ def ring(flat: torch.Tensor, wire: Wire) -> None:
 
 def ring_reduce_scatter(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r + 1, goes around once, is added to by each, and ends at rank r."""
-    p, parts = wire.size, flat.tensor_split(wire.size)
-    received = torch.empty_like(parts[0])  # the first parts are the longest
+    p = wire.size
+    following = (wire.rank + 1) % p
+    previous = (wire.rank - 1) % p
+    # p parts of n/p numbers; where p does not divide n, the first ones have one more.
+    parts = flat.tensor_split(p)
+    buffer = torch.empty_like(parts[0])
     for step in range(1, p):
-        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
-        wire.exchange(out, (wire.rank + 1) % p, received[: len(into)], (wire.rank - 1) % p)
-        into += received[: len(into)]
+        out = parts[(wire.rank - step) % p]
+        into = parts[(wire.rank - step - 1) % p]
+        received = buffer[: len(into)]
+        wire.exchange(out, following, received, previous)
+        into += received
 
 
 def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r and goes around once, copied by each."""
-    p, parts = wire.size, flat.tensor_split(wire.size)
+    p = wire.size
+    following = (wire.rank + 1) % p
+    previous = (wire.rank - 1) % p
+    parts = flat.tensor_split(p)
     for step in range(p - 1):
-        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
-        wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
+        # What was received in the step before is sent on.
+        out = parts[(wire.rank - step) % p]
+        into = parts[(wire.rank - step - 1) % p]
+        wire.exchange(out, following, into, previous)
 
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
     """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
-    sent = tensor.detach().flatten().view(torch.uint8)  # bytes: gloo knows few dtypes
+    # As bytes: gloo knows few dtypes.
+    sent = tensor.detach().flatten().view(torch.uint8)
     dist.broadcast(sent, group=group, group_src=0)
-    tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
+    received = sent.view(tensor.dtype).view(tensor.shape)
+    tensor.detach().copy_(received)
 
 
 def gathered(mine: Any, group: Any = None) -> list[Any]:
@@ -126,12 +143,12 @@ def agree(call: str, group: Any = None) -> None:
     itself.
     """
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
-    ends = torch.tensor(
-        [number, -number], device=device()
-    )  # will be the largest, and minus the smallest
+    # Of all ranks' numbers the largest, and minus the smallest: they cancel if all are the same.
+    # Two numbers are sent in place of texts, since every call of a collective asks.
+    ends = torch.tensor([number, -number], device=device())
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if ends.sum() != 0:
-        listed = "; ".join(
-            f"rank {rank}: {text}" for rank, text in enumerate(gathered(call, group))
-        )
-        raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+    if ends.sum() == 0:
+        return
+    texts = gathered(call, group)
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
@@ -30,12 +31,13 @@ from ed_lib import check
 
 # A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports
 # PyTorch, for seconds. So a server imports it once, computes nothing, and is forked. (macOS does
-# not bear even that.)
-FORKS = (
-    sys.platform == "linux" and len(tempfile.gettempdir()) < 70
-)  # where the server's socket fits
+# not bear even that.) The server's socket lies in the folder of temporary files, and its path has
+# to fit into the 108 bytes of a socket's address.
+LONGEST_FOLDER = 70
+FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < LONGEST_FOLDER
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-if FORKS:  # torch's optimizers import dynamo, which takes as long as all the rest
+if FORKS:
+    # Torch's optimizers import dynamo, which takes as long as all the rest.
     CONTEXT.set_forkserver_preload(
         ["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"]
     )
@@ -65,22 +67,26 @@ def launch(
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
-    check.choice("backend", backend, [b for b in ("gloo", "nccl") if dist.is_backend_available(b)])
+    here = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
+    check.choice("backend", backend, here)
     if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
-    payload, ranks = _pickled(fn, args), []
+    payload = _pickled(fn, args)
+    processes = []
     with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
         Path(folder, "call").write_bytes(payload)
         try:
             for rank in range(world_size):
                 call = dict(os.environ), folder, rank, world_size, backend, timeout, end
-                ranks.append(CONTEXT.Process(target=_run, args=call, name=f"rank {rank}"))
-                ranks[-1].start()
-            return _results(ranks, Path(folder), end, timeout)
-        finally:  # none of them outlives this call
-            for process in ranks:
+                process = CONTEXT.Process(target=_run, args=call, name=f"rank {rank}")
+                processes.append(process)
+                process.start()
+            return _results(processes, Path(folder), end, timeout)
+        finally:
+            # None of them outlives this call. All are killed before one is waited for.
+            for process in processes:
                 process.kill()
-            for process in ranks:
+            for process in processes:
                 process.join()
 
 
@@ -114,36 +120,46 @@ def _pickled(fn, args):
         raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
 
 
-def _results(ranks, folder, end, timeout):
+@dataclass(frozen=True, order=True)
+class Failure:
+    """How a rank failed, in words. The first in time comes first: it causes the others."""
+
+    when: float
+    rank: int
+    how: str
+
+
+def _results(processes, folder, end, timeout):
     """What each rank returned. RankError for the first that failed, or for those that do not end in
     time.
     """
-    results, failures, waiting = (
-        {},
-        [],
-        {rank.sentinel: number for number, rank in enumerate(ranks)},
-    )
+    results = {}
+    failures = []
+    waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
     while waiting and (now := time.monotonic()) < end:
         for sentinel in connection.wait(waiting, end - now):
-            number = waiting.pop(sentinel)
-            report = folder / f"report {number}"
-            if ranks[number].exitcode == 0 and report.exists():
-                how, results[number] = pickle.loads(report.read_bytes())
-            else:  # dated before the errors of others, which it causes
-                how, results[number] = _ending(ranks[number]), now
-            if how:
-                failures.append((results[number], number, how))
+            rank = waiting.pop(sentinel)
+            failure, result = _report(processes[rank], rank, folder, now)
+            if failure:
+                failures.append(failure)
                 end = min(end, time.monotonic() + GRACE)
+            else:
+                results[rank] = result
     if failures:
-        _, number, how = min(failures)
-        raise RankError(number, f"rank {number} {how}")
+        first = min(failures)
+        raise RankError(first.rank, f"rank {first.rank} {first.how}")
     if waiting:
-        places = {number: _place(folder / f"where {number}") for number in waiting.values()}
-        late = sorted(places, key=lambda number: ("torch/distributed" in places[number], number))
-        names = ", ".join(f"rank {number}" for number in late)  # last those that wait for others
-        where = "\n".join(f"rank {number} was here:\n{places[number]}" for number in late)
-        raise RankError(late[0], f"{names} did not end within {timeout:g} s\n{where}")
-    return [results[number] for number in range(len(ranks))]
+        raise _late(waiting.values(), folder, timeout)
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _report(process, rank, folder, now):
+    """What a process left that has ended: (Failure or None, what it returned)."""
+    report = folder / f"report {rank}"
+    if process.exitcode == 0 and report.exists():
+        return pickle.loads(report.read_bytes())
+    # Dated before the errors of others, which it causes.
+    return Failure(now, rank, _ending(process)), None
 
 
 def _ending(process):
@@ -154,6 +170,16 @@ def _ending(process):
         return f"was ended by the signal {signal.Signals(-code).name}, without a result"
     hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
     return f"exited with code {code}, without a result{hint}"
+
+
+def _late(ranks, folder, timeout):
+    """The error that names the ranks which did not end in time, and where each of them was."""
+    places = {rank: _place(folder / f"where {rank}") for rank in ranks}
+    # Last those that wait for others.
+    late = sorted(places, key=lambda rank: ("torch/distributed" in places[rank], rank))
+    names = ", ".join(f"rank {rank}" for rank in late)
+    where = "\n".join(f"rank {rank} was here:\n{places[rank]}" for rank in late)
+    return RankError(late[0], f"{names} did not end within {timeout:g} s\n{where}")
 
 
 def _place(file):
@@ -176,7 +202,8 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
         fn, args = pickle.loads(Path(folder, "call").read_bytes())
         _enter(backend, f"file://{folder}/store", timeout)
         returned = fn(*args)
-        dist.barrier()  # none leaves while another still waits for what it has sent
+        # None leaves while another still waits for what it has sent.
+        dist.barrier()
         return returned
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
@@ -186,21 +213,26 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
     with open(f"{folder}/where {rank}", "w") as where:
         faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
         try:
-            report = pickle.dumps(("", result()))
-        except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
-            report = pickle.dumps((f"raised an error:\n{traceback.format_exc()}", time.monotonic()))
+            report = pickle.dumps((None, result()))
+        except BaseException:
+            # SystemExit as well: who leaves early leaves the others waiting.
+            how = f"raised an error:\n{traceback.format_exc()}"
+            report = pickle.dumps((Failure(time.monotonic(), rank, how), None))
         Path(folder, f"report {rank}").write_bytes(report)
         sys.stdout.flush()
-        os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
+        # At once: threads of its own may wait for others, which wait for this one.
+        os._exit(0)
 
 
 def _enter(backend, where, timeout):
     """Makes this process the rank that its environment says, in the group that meets there."""
-    torch.set_num_threads(1)  # so that several do not share the cores
-    threadpool_limits(1)  # NumPy's products
+    # One thread each for PyTorch and for NumPy's products: several ranks share the cores.
+    torch.set_num_threads(1)
+    threadpool_limits(1)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, where, timedelta(seconds=timeout), world_size, rank)
 
 
@@ -208,7 +240,8 @@ def _join(fn, world_size, args, backend, timeout):
     """The same where torchrun has started the processes: every one of them gets the list of
     results. One group, with the first call's timeout, serves all calls.
     """
-    rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(
             f"world_size is {world_size}; wanted {started}, which torchrun has started"

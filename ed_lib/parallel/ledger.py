@@ -24,7 +24,9 @@ class Bytes:
     optimizer: float = 12  # a float32 copy of the weights, and Adam's two moments in float32
 
 
-MIXED, FULL = Bytes(), Bytes(4, 4, 8)  # 16-bit training with Adam; float32 with Adam: both 16
+# 16-bit training with Adam, and float32 with Adam: 16 bytes a parameter both.
+MIXED = Bytes()
+FULL = Bytes(4, 4, 8)
 
 
 def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) -> dict[str, float]:
@@ -34,9 +36,13 @@ def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) ->
     weights too.
     """
     check.choice("stage", stage, (0, 1, 2, 3))
-    shared_from = {"weights": 3, "gradients": 2, "optimizer": 1}  # this stage on
-    bytes = {name: parameters * getattr(each, name) for name in shared_from}
-    return {name: bytes[name] / (p if stage >= since else 1) for name, since in shared_from.items()}
+    # What is shared out from which stage on.
+    since = {"weights": 3, "gradients": 2, "optimizer": 1}
+    held = {}
+    for name, first in since.items():
+        whole = parameters * getattr(each, name)
+        held[name] = whole / (p if stage >= first else 1)
+    return held
 
 
 def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
@@ -48,7 +54,8 @@ def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
     after each of them.
     """
     half = (p - 1) / p * numbers
-    return half * {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}[stage]
+    halves = {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}
+    return half * halves[stage]
 
 
 def activations(
@@ -67,16 +74,20 @@ def activations(
     as well.
     """
     check.choice("recompute", recompute, RECOMPUTE)
-    numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[
-        recompute
-    ]
-    return tokens * sequences * numbers * itemsize
+    numbers = {
+        "none": 16 * hidden + heads * tokens,
+        "selective": 16 * hidden,
+        "full": hidden,
+    }
+    return tokens * sequences * numbers[recompute] * itemsize
 
 
 def nbytes(values: Iterable) -> int:
     """The bytes of the memory that dense tensors with axes lie in, each counted once."""
-    tensors = [
-        t for t in values if isinstance(t, torch.Tensor) and t.dim() and t.layout is torch.strided
-    ]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    found = {}
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() and value.layout is torch.strided:
+            # Views of one memory share its address.
+            storage = value.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())

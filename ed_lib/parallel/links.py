@@ -37,19 +37,26 @@ def fit_link(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.
     """
     from scipy.optimize import nnls
 
-    n, took = np.asarray(sizes, float), np.asarray(seconds, float)  # (N,) each
+    # (N,) each
+    n = np.asarray(sizes, float)
+    took = np.asarray(seconds, float)
     check.shape("seconds", took.shape, n.shape)
     if len(np.unique(n)) < 2:
         raise ValueError(f"sizes is {n.tolist()}; wanted at least two different ones")
-    matrix = np.stack([1 / took, n / took], axis=1)  # (N, 2)
-    scale = matrix.max(axis=0)  # α and β differ by many orders of magnitude
+    # (α + nβ) / took should be 1 for each message: rows (1, n) / took, times (α, β).
+    matrix = np.stack([1 / took, n / took], axis=1)
+    # α and β differ by many orders of magnitude.
+    scale = matrix.max(axis=0)
     found, _ = nnls(matrix / scale, np.ones(len(n)))
-    return Link(*(found / scale).tolist())
+    alpha, beta = (found / scale).tolist()
+    return Link(alpha, beta)
 
 
 def all_reduce_seconds(bytes: float, p: int, link: Link) -> float:
     """The seconds that a ring takes to sum a tensor of so many bytes over p ranks, in the model."""
-    return 2 * (p - 1) * link.alpha + 2 * (p - 1) / p * bytes * link.beta
+    # Twice around, less one step each: first parts are added up, then copied.
+    messages = 2 * (p - 1)
+    return messages * link.alpha + messages / p * bytes * link.beta
 
 
 def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Link) -> float:
@@ -57,6 +64,5 @@ def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Lin
     servers each. Rings inside leave every device with 1/each of its server's sum; rings between add
     those up.
     """
-    return all_reduce_seconds(bytes, each, inside) + all_reduce_seconds(
-        bytes / each, servers, between
-    )
+    within = all_reduce_seconds(bytes, each, inside)
+    return within + all_reduce_seconds(bytes / each, servers, between)
