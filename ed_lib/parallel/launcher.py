@@ -5,6 +5,7 @@ and, on NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the proc
 :func:`launch` starts none and joins their group instead, so that one script serves both.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -28,13 +29,14 @@ import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 
 from ed_lib import check
+from ed_lib.parallel import pickled_call
 
 # A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports
 # PyTorch, for seconds. So a server imports it once, computes nothing, and is forked. (macOS does
 # not bear even that.) The server's socket lies in the folder of temporary files, and its path has
 # to fit into the 108 bytes of a socket's address.
 LONGEST_FOLDER = 70
-FORKS = sys.platform == "linux" and len(tempfile.gettempdir()) < LONGEST_FOLDER
+FORKS = sys.platform == "linux" and len(os.path.abspath(tempfile.gettempdir())) < LONGEST_FOLDER
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 if FORKS:
     # Torch's optimizers import dynamo, which takes as long as all the rest.
@@ -43,6 +45,13 @@ if FORKS:
     )
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
+PAUSE = 0.001  # seconds between two looks at a process that is about to end
+# The longest that one call may wait, in seconds: the system counts some waits in milliseconds, with
+# 32 bits. A timeout beyond is waited for day by day, and of a group is a year.
+DAY = 24 * 3600.0
+YEAR = 365 * DAY
+# What torchrun says to each process that it starts.
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class RankError(RuntimeError):
@@ -71,9 +80,11 @@ def launch(
     check.choice("backend", backend, here)
     if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
-    payload = _pickled(fn, args)
+    payload = pickled_call.pickled(fn, args)
     processes = []
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+    # The ranks, and the server that forks them, may work in another folder than this process.
+    there = os.path.abspath(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix="ed_lib-", dir=there) as folder:
         Path(folder, "call").write_bytes(payload)
         try:
             for rank in range(world_size):
@@ -96,30 +107,6 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def _pickled(fn, args):
-    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what
-    to do.
-    """
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}; wanted a function")
-    if getattr(fn, "__module__", "") == "__main__" and not hasattr(
-        sys.modules["__main__"], "__file__"
-    ):
-        name = getattr(fn, "__qualname__", fn)
-        raise ValueError(
-            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other "
-            "process can import it. Write it into a file, with `%%writefile ranks.py` at the top "
-            f"of the cell, and pass `ranks.{name}` after `import ranks`"
-        )
-    try:
-        return pickle.dumps((fn, args))
-    except Exception as error:
-        wanted = (
-            "wanted a function at a module's top, and arguments that pickle can send to a process"
-        )
-        raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
-
-
 @dataclass(frozen=True, order=True)
 class Failure:
     """How a rank failed, in words. The first in time comes first: it causes the others."""
@@ -137,7 +124,7 @@ def _results(processes, folder, end, timeout):
     failures = []
     waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
     while waiting and (now := time.monotonic()) < end:
-        for sentinel in connection.wait(waiting, end - now):
+        for sentinel in connection.wait(waiting, min(end - now, DAY)):
             rank = waiting.pop(sentinel)
             failure, result = _report(processes[rank], rank, folder, now)
             if failure:
@@ -155,20 +142,33 @@ def _results(processes, folder, end, timeout):
 
 def _report(process, rank, folder, now):
     """What a process left that has ended: (Failure or None, what it returned)."""
+    code = _exit_code(process)
     report = folder / f"report {rank}"
-    if process.exitcode == 0 and report.exists():
+    if code == 0 and report.exists():
         return pickle.loads(report.read_bytes())
+    started = (folder / f"where {rank}").exists()
     # Dated before the errors of others, which it causes.
-    return Failure(now, rank, _ending(process)), None
+    return Failure(now, rank, _ending(code, started)), None
 
 
-def _ending(process):
+def _exit_code(process):
+    """Of a process whose sentinel says that it has ended. The sentinel of a spawned one is a pipe,
+    which closes a moment before the process can be waited for.
+    """
+    end = time.monotonic() + GRACE
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return process.exitcode
+
+
+def _ending(code, started):
     """How a process ended that left no report, as words."""
-    process.join(GRACE)
-    code = process.exitcode
-    if code is not None and code < 0:
+    if code is None:
+        return "closed its pipe to the process that launched it, and has not ended"
+    if code < 0:
         return f"was ended by the signal {signal.Signals(-code).name}, without a result"
-    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
+    # A new process imports the script first: there it must not launch again.
+    hint = "" if started else "; in a script, launch stands under `if __name__ == '__main__':`"
     return f"exited with code {code}, without a result{hint}"
 
 
@@ -211,7 +211,8 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     with open(f"{folder}/where {rank}", "w") as where:
-        faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
+        left = end - MARGIN - time.monotonic()
+        faulthandler.dump_traceback_later(min(max(left, PAUSE), YEAR), file=where)
         try:
             report = pickle.dumps((None, result()))
         except BaseException:
@@ -219,7 +220,9 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
             how = f"raised an error:\n{traceback.format_exc()}"
             report = pickle.dumps((Failure(time.monotonic(), rank, how), None))
         Path(folder, f"report {rank}").write_bytes(report)
-        sys.stdout.flush()
+        # fn may have closed it.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
         # At once: threads of its own may wait for others, which wait for this one.
         os._exit(0)
 
@@ -233,13 +236,17 @@ def _enter(backend, where, timeout):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, where, timedelta(seconds=timeout), world_size, rank)
+    limit = timedelta(seconds=min(timeout, YEAR))
+    dist.init_process_group(backend, where, limit, world_size, rank)
 
 
 def _join(fn, world_size, args, backend, timeout):
     """The same where torchrun has started the processes: every one of them gets the list of
     results. One group, with the first call's timeout, serves all calls.
     """
+    if missing := [name for name in TORCHRUN if name not in os.environ]:
+        came = f"the environment has TORCHELASTIC_RUN_ID and no {', '.join(missing)}"
+        raise ValueError(f"{came}; wanted all that torchrun sets, or none of it")
     rank = int(os.environ["RANK"])
     started = int(os.environ["WORLD_SIZE"])
     if world_size != started:

@@ -30,6 +30,16 @@ def change(*arrays):
     return arrays
 
 
+def many(n):
+    """n numbers, so that a result may be large."""
+    return torch.full((n,), float(dist.get_rank()))
+
+
+def close_stdout():
+    sys.stdout.close()
+    return dist.get_rank()
+
+
 def misbehave(how, rank):
     """The rank does it, all others wait for it."""
     if dist.get_rank() == rank:
@@ -39,6 +49,8 @@ def misbehave(how, rank):
             sys.exit(3)
         if how == "exits":
             os._exit(3)
+        if how == "exits as a failed import does":
+            os._exit(1)
         if how == "is killed":
             os.kill(os.getpid(), 9)
         if how == "returns what cannot be sent":
