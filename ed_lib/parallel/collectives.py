@@ -16,6 +16,12 @@ import torch.distributed as dist
 
 from ed_lib.parallel.launcher import device
 
+# What a ring can add up; PyTorch adds neither other unsigned integers nor floats of eight bits.
+SUMMED = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -33,15 +39,13 @@ class Traffic:
 def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place, by a ring → what this rank sent.
 
-    tensor: any shape, integers or floats, contiguous or not. Every rank ends with the same bits. If
-    what the ranks were called with differs, all of them get a ValueError, where they would wait for
-    ever.
+    tensor: any shape, integers or floats, contiguous or not, dense. Every rank ends with the same
+    bits. TypeError, ValueError, on all of them, for a tensor that cannot be summed in place, or if
+    what the ranks were called with differs, where they would wait for ever.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
-    agree(f"all_reduce of {tensor.dtype} {tuple(tensor.shape)}", group)
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
+    agree(f"all_reduce of {_described(tensor)}", group)
+    # On every rank alike, since they agree.
+    _check_summed(tensor)
     wire = Wire(group)
     tensor = tensor.detach()
     # The same memory, if the tensor is contiguous.
@@ -50,6 +54,37 @@ def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     if flat.data_ptr() != tensor.data_ptr():
         tensor.copy_(flat.view_as(tensor))
     return wire.traffic
+
+
+def _described(tensor):
+    """What all ranks must have alike, in words."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__}"
+    words = [str(tensor.dtype), str(tuple(tensor.shape)), tensor.device.type, str(tensor.layout)]
+    return " ".join(words + ["expanded"] * _is_expanded(tensor))
+
+
+def _is_expanded(tensor):
+    """Whether several elements along an axis are one number in memory."""
+    if tensor.layout is not torch.strided:
+        return False
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(length > 1 and stride == 0 for length, stride in axes)
+
+
+def _check_summed(tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"tensor has the layout {tensor.layout}; wanted torch.strided, dense")
+    if tensor.dtype not in SUMMED:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
+        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted one of {names}")
+    if _is_expanded(tensor):
+        came = f"tensor is expanded to {tuple(tensor.shape)}"
+        raise ValueError(f"{came}; wanted memory for every element, as tensor.clone() has")
+    if tensor.device.type != device().type:
+        raise ValueError(f"tensor is on {tensor.device}; wanted it on {device().type}")
 
 
 class Wire:
