@@ -3,7 +3,9 @@
 The devices of a run are numbered from 0, server after server.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ed_lib.parallel.links import Link, two_levels
 
@@ -34,18 +36,37 @@ class Machine:
             between=replace(self.between, beta=self.between.beta / links),
         )
 
-    def together(self, ranks: int, stride: int) -> int:
-        """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server."""
-        return min(ranks, max(1, self.server // stride))
+    def together(self, ranks: int, stride: int, devices: int = 0) -> int:
+        """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server: the
+        fewest, where it is not the same in all servers and for all such groups among ``devices``.
+
+        So many links between servers serve a group at once. Without ``devices`` there are the
+        groups of the first ``ranks`` × ``stride`` alone.
+        """
+        return _fewest(ranks, stride, devices or ranks * stride, self.server)
 
     def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
         """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
         servers = -(-ranks // each)
         return two_levels(bytes, servers, each, self.inside, self.between)
 
-    def link(self, span: int) -> Link:
-        """The slowest that a ring crosses which spans so many neighbouring devices."""
-        return self.inside if span <= self.server else self.between
+    def link(self, span: int, devices: int = 0) -> Link:
+        """The slowest that a ring crosses which spans so many neighbouring devices, of all such
+        rings among ``devices``: three neighbours straddle two servers of eight, the third time.
+        """
+        inside = self.together(span, 1, devices) == span
+        return self.inside if inside else self.between
+
+
+@cache
+def _fewest(ranks, stride, devices, server):
+    """Of each group of ranks, those that stand in each server it is in: the fewest."""
+    # Groups that begin with the same block of ranks × stride devices lie in one another.
+    block = ranks * stride
+    counts = Counter(
+        (device // block, device % stride, device // server) for device in range(devices)
+    )
+    return min(counts.values())
 
 
 # Rates: what a large 16-bit product reaches, by S. Bekman, "Machine learning engineering"

@@ -4,7 +4,7 @@
 Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,7 @@ def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
     backward, and scatters: 3. passes: backward passes before a step; stages 2 and 3 send gradients
     after each of them.
     """
+    check.choice("stage", stage, (0, 1, 2, 3))
     half = (p - 1) / p * numbers
     halves = {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}
     return half * halves[stage]
@@ -83,7 +84,16 @@ def activations(
 
 
 def nbytes(values: Iterable) -> int:
-    """The bytes of the memory that dense tensors with axes lie in, each counted once."""
+    """The bytes of the memory that dense tensors with axes lie in, each counted once.
+
+    values: tensors, among which there may be other things; a mapping's values; or one tensor.
+    """
+    # A tensor would be iterated to its rows, and one of numbers to tensors without axes.
+    if isinstance(values, torch.Tensor):
+        values = [values]
+    # And a state_dict to its names.
+    if isinstance(values, Mapping):
+        values = values.values()
     found = {}
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim() and value.layout is torch.strided:

@@ -32,15 +32,20 @@ def fit_link(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.
     """The :class:`Link` that explains the seconds, above 0, that messages of these sizes (bytes)
     took.
 
-    Least squares of the relative errors, so that short messages count as much as long ones; α and β
-    ≥ 0.
+    sizes, seconds: (N,) each, with two different sizes at least; otherwise ValueError. Least
+    squares of the relative errors, so that short messages count as much as long ones; α and β ≥ 0.
     """
     from scipy.optimize import nnls
 
     # (N,) each
     n = np.asarray(sizes, float)
     took = np.asarray(seconds, float)
+    check.shape("sizes", n.shape, ("N",))
     check.shape("seconds", took.shape, n.shape)
+    for each in took:
+        check.positive("seconds", each)
+    if not (np.isfinite(n) & (n >= 0)).all():
+        raise ValueError(f"sizes is {n.tolist()}; wanted finite numbers of bytes, at least 0")
     if len(np.unique(n)) < 2:
         raise ValueError(f"sizes is {n.tolist()}; wanted at least two different ones")
     # (α + nβ) / took should be 1 for each message: rows (1, n) / took, times (α, β).

@@ -12,6 +12,7 @@ of a copy in a step; n: tokens of a micro-batch on a device.
 
 from dataclasses import dataclass
 
+from ed_lib.parallel import schedules
 from ed_lib.parallel.hardware import A100, H100, REACHED, Machine
 from ed_lib.parallel.workload import Layout, Model
 
@@ -53,14 +54,14 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
 
     # All-reduces over t: two forward, two backward, and two where forward is repeated.
     sums = 2 * (passes - 1)
-    one_sum = machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1))
+    one_sum = machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1, layout.devices))
     # Keys and values go around a ring of c, forward, and with their gradients backward.
     hops = 2 * (c - 1)
     return {
         "products": (passes * products + attention / machine.rate) / t,
         "memory": (passes * n * moved + accumulation) / machine.memory,
         "tensor": sums * one_sum,
-        "context": hops * machine.link(t * c).seconds(4 * n * model.keys / t),
+        "context": hops * machine.link(t * c, layout.devices).seconds(4 * n * model.keys / t),
     }
 
 
@@ -86,7 +87,10 @@ def step_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, fl
     parts = {name: m * v * count * seconds for name, seconds in one.items()}
     parts["vocabulary"] = m * longer
     parts["stages"] = m * v * 2 * message
-    parts["bubble"] = (p - 1) * (chunk + 2 * message)
+    # The bubble is a share of the whole time, and the work is the rest of it.
+    work = m * v * (chunk + 2 * message)
+    share = schedules.bubble(p, m, v)
+    parts["bubble"] = work * share / (1 - share)
     parts["copies"] = _copies(model, machine, layout, chunk)
     parts["optimizer"] = STATE_MOVES * _updated(model, layout) / machine.memory
     return parts
@@ -100,8 +104,8 @@ def _stage_message(model, machine, layout):
     size = 2 * _tokens(model, layout) * model.hidden
     # Each of t devices sends its part of them to the next stage, where all gather the whole: half
     # of an all-reduce.
-    send = machine.link(layout.copy).seconds(size / t)
-    gather = machine.all_reduce(size, t, machine.together(t, 1)) / 2
+    send = machine.link(layout.copy, layout.devices).seconds(size / t)
+    gather = machine.all_reduce(size, t, machine.together(t, 1, layout.devices)) / 2
     return send + gather
 
 
@@ -191,9 +195,11 @@ def _copies(model, machine, layout, chunk):
 def _in_one_server(machine, layout):
     """Of the devices with the same weights, those that stand in one server."""
     c = layout.context
-    parts = machine.together(c, layout.tensor)
+    parts = machine.together(c, layout.tensor, layout.devices)
     # Copies share a server only if each has all parts of its sequences there.
-    return parts * machine.together(layout.data, layout.copy) if parts == c else parts
+    if parts < c:
+        return parts
+    return parts * machine.together(layout.data, layout.copy, layout.devices)
 
 
 def exposed(message: float, computing: float, often: int) -> float:
@@ -234,8 +240,9 @@ def device_memory(model: Model, layout: Layout) -> dict[str, float]:
     # The second norm's input; queries and attention's output; keys and values; wide products.
     wide = (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
     kept = input if layout.recompute else input + (input + wide)
-    # Micro-batches whose activations a device keeps, counted once for each of its chunks.
-    ahead = min(m * v, 2 * (p - 1) + (v - 1) * p + 1) if v > 1 else min(m, p)
+    # Micro-batches whose activations the first device keeps, counted once for each of its chunks:
+    # those of the forward passes before its first backward pass, and of the next one.
+    ahead = min(m * v, schedules.warmup(0, p, m, v) + 1)
     logits = LOGIT_BYTES * n * model.vocabulary / t if p == 1 else 0
     return {
         "weights": 2 * own * share(3),
