@@ -12,16 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check
-from ed_lib.parallel.collectives import Traffic, agree
+from ed_lib.parallel import messages
+from ed_lib.parallel.collectives import Traffic, agree, gathered
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.simulator import check_schedule
 
-# What stages send each other has one of these dtypes; a header names it by its place here.
-SENDABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Between two stages, messages of a kind keep their order.
-TAGS = {"activation": 0, "gradient": 1}
-HEADER = 8  # numbers that say of which dtype and shape a message is
+# What a stage knows that has been told of a wrong part, and not what is wrong.
+ELSEWHERE = "a part of another stage is wrong"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ class Pipeline:
     function of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …).
     microbatches: m, by ``tensor_split``. Where a sample's output depends on that sample alone, the
     gradients are those of the unsplit model, however uneven the micro-batches. All ranks construct
-    it together. ValueError, on each, for a schedule that cannot run, or where ranks differ.
+    it together. ValueError, on each, for a schedule that cannot run, where ranks differ, and after
+    the first batch for a part that does not keep (b, …): gradients are of no use then.
     """
 
     def __init__(
@@ -71,10 +70,8 @@ class Pipeline:
         # The optimizer's step is the caller's.
         self.program = [do for do in schedule(self.rank, stages, m) if do.op != "step"]
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
-        # {(what, chunk): (shape, dtype)}: one sample of what comes
-        self.samples: dict[tuple, tuple] = {}
-        # The (what, chunk) of which the receiver knows that.
-        self.told: set[tuple] = set()
+        messages.prepare()
+        self._forget()
 
     def run(
         self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None
@@ -88,18 +85,20 @@ class Pipeline:
         self.targets = self._split("targets", targets, 1) if self.rank == self.last else []
         self.total: Any = 0.0
         self.most = 0
+        self.wrong = ""
         # {(micro-batch, chunk): (input, output)}: what a backward pass needs
         self.kept: dict[tuple, tuple] = {}
         # {(what, micro-batch, chunk): tensor}: received and not yet used, computed and not yet sent
         self.arrived: dict[tuple, torch.Tensor] = {}
-        self.ready: dict[tuple, torch.Tensor] = {}
+        self.ready: dict[tuple, Any] = {}
         self.requests: dict[tuple, tuple] = {}
         self.sent: dict[tuple[str, int, int], Traffic] = {}
-        self.inboxes = {what: self._inbox(what) for what in TAGS}
+        self.inboxes = {what: self._inbox(what) for what in messages.KINDS}
         for do in self.program:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
         for request, _ in self.requests.values():
             request.wait()
+        self._tell()
         loss = float(self.total) if self.rank == self.last else None
         return Report(loss, self.sent, self.most)
 
@@ -112,12 +111,12 @@ class Pipeline:
             x = self.inputs[i]
         else:
             x = self.arrived.pop(("activation", *at)).requires_grad_()
-        # (b, …) → (b, …). A copy, since a part may begin in place.
-        y = self.modules[do.chunk](x.clone())
+        # (b, …) → (b, …)
+        y = self._apply(self.modules[do.chunk], x, do)
         if self._ends(do):
             # The mean over a micro-batch counts by its share of the batch.
             share = self.sizes[i] / self.shape[0]
-            y = self.loss(y, self.targets[i]) * share
+            y = self._loss(y, self.targets[i]) * share
             self.total += y.detach()
         self.kept[at] = x, y
         self.most = max(self.most, len(self.kept))
@@ -130,7 +129,7 @@ class Pipeline:
         # The last part has its loss, and no gradient comes; a first part may have no weights.
         if y.requires_grad:
             y.backward(self.arrived.pop(("gradient", *at), None))
-        self.ready["gradient", *at] = x.grad
+        self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_input(self, i: int, do: Instruction) -> None:
         """The gradient of the stage's input, and no weight's."""
@@ -139,7 +138,7 @@ class Pipeline:
         if not self._first(do):
             gradient = self.arrived.get(("gradient", *at))
             torch.autograd.backward(y, gradient, inputs=[x], retain_graph=True)
-            self.ready["gradient", *at] = x.grad
+            self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second
@@ -149,7 +148,8 @@ class Pipeline:
         _, y = self.kept.pop(at)
         gradient = self.arrived.pop(("gradient", *at), None)
         parameters = self.modules[do.chunk].parameters()
-        if weights := [weight for weight in parameters if weight.requires_grad]:
+        weights = [weight for weight in parameters if weight.requires_grad]
+        if weights and y.requires_grad:
             torch.autograd.backward(y, gradient, inputs=weights)
 
     def do_send(self, i: int, do: Instruction) -> None:
@@ -161,7 +161,8 @@ class Pipeline:
         # The first message says how large all of them are.
         if kind not in self.told:
             self.told.add(kind)
-            self._start(do, _header(tensor), ("header", *kind))
+            header = messages.header(tensor, wrong=bool(self.wrong))
+            self._start(do, header, ("header", *kind))
         self._start(do, tensor, (do.what, i, do.chunk))
         route = do.what, self.rank, do.peer
         self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
@@ -177,7 +178,8 @@ class Pipeline:
 
     def _start(self, do, tensor, name):
         """Starts to send; the tensor stays here under a name with the request."""
-        self.requests[name] = dist.isend(tensor, do.peer, tag=TAGS[do.what]), tensor
+        group = messages.channel(do.what, self.rank, do.peer)
+        self.requests[name] = dist.isend(tensor, do.peer, group), tensor
 
     def _chunk_here(self, do):
         """This rank's chunk for which a message is; an instruction names its sender's."""
@@ -206,15 +208,63 @@ class Pipeline:
 
     def _post(self, do):
         """Starts to receive a message → (where it will be, the request)."""
-        tag = TAGS[do.what]
+        group = messages.channel(do.what, do.peer, self.rank)
         kind = do.what, do.chunk
         if kind not in self.samples:
-            header = torch.empty(HEADER, dtype=torch.int64, device=device())
-            dist.irecv(header, do.peer, tag=tag).wait()
-            self.samples[kind] = _sample(header)
+            header = messages.empty_header()
+            dist.irecv(header, do.peer, group).wait()
+            self.samples[kind], wrong = messages.read(header)
+            if wrong:
+                self.wrong = self.wrong or ELSEWHERE
         shape, dtype = self.samples[kind]
         buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
-        return buffer, dist.irecv(buffer, do.peer, tag=tag)
+        return buffer, dist.irecv(buffer, do.peer, group)
+
+    # --- parts that do not keep (b, …)
+
+    def _apply(self, part, x, do):
+        """What a part makes of x, (b, …). A stage with a wrong part must not stop, since the others
+        would wait for it: from then on a number for each sample goes through the chain, until the
+        batch is done and all ranks can be told.
+        """
+        if not self.wrong:
+            # A copy, since a part may begin in place.
+            y = part(x.clone())
+            first = self.made.get(do.chunk)
+            fault = messages.fault(y, len(x), first, goes_on=not self._ends(do))
+            if not fault:
+                self.made[do.chunk] = messages.sample_of(y)
+                return y
+            number = do.chunk * (self.last + 1) + self.rank
+            self.wrong = f"parts[{number}] gives {fault}"
+        # As those before it, whose shape the receiver knows.
+        return messages.stand_in(x, self.made.setdefault(do.chunk, messages.NUMBER))
+
+    def _loss(self, y, targets):
+        return y.mean() if self.wrong else self.loss(y, targets)
+
+    def _tell(self):
+        """ValueError, on every rank, if a part was wrong in the first batch; the sizes of the later
+        ones are the same, so that only what the caller has changed since can be wrong in them.
+        """
+        found = [self.wrong] if self.tried else gathered(self.wrong)
+        self.tried = True
+        faults = [text for text in found if text]
+        if faults:
+            self._forget()
+            # The words of the stage that has the part.
+            faults.sort(key=lambda text: text == ELSEWHERE)
+            raise ValueError(faults[0])
+
+    def _forget(self):
+        """What is known of the parts and of their messages."""
+        # {chunk: one sample of what it makes}, and {(what, chunk): one sample of what comes}
+        self.made: dict[int, messages.Sample] = {}
+        self.samples: dict[tuple, messages.Sample] = {}
+        # The (what, chunk) of which the receiver knows that.
+        self.told: set[tuple] = set()
+        # Whether a batch has been through the chain.
+        self.tried = False
 
     def _first(self, do):
         """Whether an instruction is of the chain's first part."""
@@ -230,21 +280,6 @@ class Pipeline:
         """
         check.shape(name, () if batch is None else tuple(batch.shape[:axes]), self.shape[:axes])
         return batch.detach().to(device()).tensor_split(len(self.sizes))
-
-
-def _header(tensor):
-    """Numbers that say what one sample of a tensor (b, …) is: its dtype, how many axes, and these;
-    zeros to HEADER.
-    """
-    numbers = [SENDABLE.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]]
-    numbers += [0] * (HEADER - len(numbers))
-    return torch.tensor(numbers).to(device())
-
-
-def _sample(header):
-    """(shape, dtype) of a sample, from a header."""
-    dtype, axes, *shape = header.tolist()
-    return tuple(shape[:axes]), SENDABLE[dtype]
 
 
 def cut(model: torch.nn.Sequential, parts: int) -> list[torch.nn.Sequential]:
