@@ -60,8 +60,9 @@ def _described(tensor):
     """What all ranks must have alike, in words."""
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__}"
-    words = [str(tensor.dtype), str(tuple(tensor.shape)), tensor.device.type, str(tensor.layout)]
-    return " ".join(words + ["expanded"] * _is_expanded(tensor))
+    shape = tuple(tensor.shape)
+    words = f"{tensor.dtype} {shape} {tensor.device.type} {tensor.layout}"
+    return f"{words} expanded" if _is_expanded(tensor) else words
 
 
 def _is_expanded(tensor):
@@ -115,11 +116,15 @@ class Wire:
         """
         operations = []
         if sent is not None and sent.numel():
-            operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
+            send = dist.P2POp(dist.isend, sent, group=self.group, group_peer=to)
+            operations.append(send)
             self.traffic += Traffic(1, sent.nbytes)
         if received is not None and received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
-        return dist.batch_isend_irecv(operations) if operations else []
+            receive = dist.P2POp(dist.irecv, received, group=self.group, group_peer=source)
+            operations.append(receive)
+        if not operations:
+            return []
+        return dist.batch_isend_irecv(operations)
 
 
 def ring(flat: torch.Tensor, wire: Wire) -> None:
@@ -159,11 +164,17 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
     """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
-    # As bytes: gloo knows few dtypes.
-    sent = tensor.detach().flatten().view(torch.uint8)
+    tensor = tensor.detach()
+    # Of an axis that is expanded, all elements are one number in memory.
+    for axis in range(tensor.dim()):
+        if tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
+    # As bytes: gloo knows few dtypes. A copy, since only what lies without gaps is bytes.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    sent = flat.view(torch.uint8)
     dist.broadcast(sent, group=group, group_src=0)
     received = sent.view(tensor.dtype).view(tensor.shape)
-    tensor.detach().copy_(received)
+    tensor.copy_(received)
 
 
 def gathered(mine: Any, group: Any = None) -> list[Any]:

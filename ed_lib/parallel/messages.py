@@ -34,8 +34,12 @@ def channel(what: str, sender: int, receiver: int) -> Any:
 
 @functools.cache
 def _channels(world):
-    """Of the group of all ranks; which all of them make together, the first time."""
-    return {(what, up): dist.new_group() for what in KINDS for up in (True, False)}
+    """{(kind, whether up): group}, of the group of all ranks, which make them together."""
+    found = {}
+    for what in KINDS:
+        for up in (True, False):
+            found[what, up] = dist.new_group()
+    return found
 
 
 def prepare() -> None:
@@ -50,6 +54,7 @@ def sample_of(tensor: torch.Tensor) -> Sample:
 def header(tensor: torch.Tensor, wrong: bool) -> torch.Tensor:
     """(HEADER,) numbers that say what one sample of a tensor is, and whether a part is wrong."""
     shape, dtype = sample_of(tensor)
+    # The shape comes last, and zeros after it: all headers have one length.
     numbers = [int(wrong), SENDABLE.index(dtype), len(shape), *shape]
     numbers += [0] * (HEADER - len(numbers))
     return torch.tensor(numbers).to(device())
@@ -87,8 +92,11 @@ def fault(y: Any, rows: int, first: Sample | None, goes_on: bool) -> str:
 def stand_in(x: torch.Tensor, sample: Sample) -> torch.Tensor:
     """(b, …) in place of what a wrong part gives: its gradient finds the way back to x, (b, …)."""
     shape, dtype = sample
-    number = x.reshape(len(x), math.prod(x.shape[1:])).sum(1).to(dtype)
-    return number.view(len(x), *[1] * len(shape)).expand(len(x), *shape)
+    rows = len(x)
+    # In two axes, also where a sample has no numbers.
+    numbers = x.reshape(rows, math.prod(x.shape[1:])).sum(1).to(dtype)
+    axes = [1] * len(shape)
+    return numbers.view(rows, *axes).expand(rows, *shape)
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor | None:

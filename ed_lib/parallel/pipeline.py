@@ -165,7 +165,8 @@ class Pipeline:
             self._start(do, header, ("header", *kind))
         self._start(do, tensor, (do.what, i, do.chunk))
         route = do.what, self.rank, do.peer
-        self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
+        before = self.sent.get(route, Traffic())
+        self.sent[route] = before + Traffic(1, tensor.nbytes)
 
     def do_receive(self, i: int, do: Instruction) -> None:
         """Waits for what this instruction names."""

@@ -39,29 +39,38 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
     passes = 3 + layout.recompute
 
     # Few tokens take the time of reading the weights.
-    products = max(2 * n * model.weights / machine.rate, 2 * model.weights / machine.memory)
+    computed = 2 * n * model.weights / machine.rate
+    read = 2 * model.weights / machine.memory
+    products = max(computed, read)
     # Fused attention computes its scores a second time, recomputed or not.
-    attention = (3.5 if model.causal else passes) * n * model.attention
+    attention_passes = 3.5 if model.causal else passes
+    attention = attention_passes * n * model.attention
 
     # Bytes that a token moves: of norms, residual sums and dropout, which tensor parallelism alone
     # leaves whole; of the wide activation; of scores, unless fused attention never writes them.
-    narrow = 22 * model.hidden / (t if layout.sequence else 1)
+    narrow: float = 22 * model.hidden
+    if layout.sequence:
+        narrow = narrow / t
     wide = (4 + 2 * model.gated) * model.wide + 8 * model.hidden
     scores = 0 if model.causal else 13 * model.tokens * model.heads
     moved = narrow + (wide + scores) / t
     # Gradients of several micro-batches are read, added up and written.
-    accumulation = (3 * layout.gradient if layout.microbatches > 1 else 0) * model.weights / t
+    accumulation = 0.0
+    if layout.microbatches > 1:
+        accumulation = 3 * layout.gradient * model.weights / t
 
     # All-reduces over t: two forward, two backward, and two where forward is repeated.
     sums = 2 * (passes - 1)
-    one_sum = machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1, layout.devices))
+    together = machine.together(t, 1, layout.devices)
+    one_sum = machine.all_reduce(2 * n * model.hidden, t, together)
     # Keys and values go around a ring of c, forward, and with their gradients backward.
     hops = 2 * (c - 1)
+    one_hop = machine.link(t * c, layout.devices).seconds(4 * n * model.keys / t)
     return {
         "products": (passes * products + attention / machine.rate) / t,
         "memory": (passes * n * moved + accumulation) / machine.memory,
         "tensor": sums * one_sum,
-        "context": hops * machine.link(t * c, layout.devices).seconds(4 * n * model.keys / t),
+        "context": hops * one_hop,
     }
 
 
@@ -122,7 +131,9 @@ def _vocabulary(model, machine, layout):
 def _updated(model, layout):
     """Parameters that a device's optimizer updates."""
     own = model.parameters / (layout.tensor * layout.pipeline)
-    return own / (layout.data * layout.context if layout.stage else 1)
+    if layout.stage == 0:
+        return own
+    return own / (layout.data * layout.context)
 
 
 def _tokens(model, layout):
@@ -187,9 +198,9 @@ def _copies(model, machine, layout, chunk):
     # What may travel beside the forward pass of a piece; the other passes are of the backward one.
     window = layout.overlap * forward
     other_passes = FORWARD_AND_BACKWARD - 1 + layout.recompute
-    return exposed(before_forward, window, pieces.count * forward_rounds) + exposed(
-        after_backward, other_passes * window, pieces.count * backward_rounds
-    )
+    first = exposed(before_forward, window, pieces.count * forward_rounds)
+    second = exposed(after_backward, other_passes * window, pieces.count * backward_rounds)
+    return first + second
 
 
 def _in_one_server(machine, layout):
@@ -236,10 +247,14 @@ def device_memory(model: Model, layout: Layout) -> dict[str, float]:
         return min(1.0, 1 / (layout.data * layout.context) + at_work)
 
     n = _tokens(model, layout)
-    input = model.hidden / (t if layout.sequence else 1)
-    # The second norm's input; queries and attention's output; keys and values; wide products.
-    wide = (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
-    kept = input if layout.recompute else input + (input + wide)
+    # Inputs of the two norms, which tensor parallelism alone leaves whole.
+    norm = model.hidden / (t if layout.sequence else 1)
+    # Queries and attention's output; keys and values; wide products.
+    attention = 2 * model.hidden + 2 * model.keys
+    feed_forward = (1 + model.gated) * model.wide
+    kept = norm
+    if not layout.recompute:
+        kept = norm + (norm + (attention + feed_forward) / t)
     # Micro-batches whose activations the first device keeps, counted once for each of its chunks:
     # those of the forward passes before its first backward pass, and of the next one.
     ahead = min(m * v, schedules.warmup(0, p, m, v) + 1)

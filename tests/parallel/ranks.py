@@ -107,7 +107,7 @@ def collectives_in_groups():
     {"sums": {(p, n, dtype): (sum, torch's, Traffic)}, "views": {(p, view, every): …},
     "scattered" and "gathered": {(p, n): …}, "told": what the group of three was told}.
     """
-    found = {"sums": {}, "views": {}, "scattered": {}, "gathered": {}, "told": []}
+    found = {"sums": {}, "views": {}, "scattered": {}, "gathered": {}, "copied": {}, "told": []}
     rank = dist.get_rank()
     for p in GROUPS:
         group = dist.new_group(list(range(p)))
@@ -118,6 +118,7 @@ def collectives_in_groups():
         found["scattered"] |= scattered(p, group)
         found["gathered"] |= gathered(p, group)
         if p == 3:
+            found["copied"] = copied(group)
             found["told"] = disagree(group)
     return found
 
@@ -187,6 +188,27 @@ def gathered(p, group):
         tensor, wire = torch.arange(n) + 1000 * rank, collectives.Wire(group)
         collectives.ring_all_gather(tensor, wire)
         found[p, n] = tensor, wire.traffic
+    return found
+
+
+COPIED = {
+    "a view": lambda base: base[:, ::2].T,
+    "every second": lambda base: base[0, ::2],
+    "no axes": lambda base: base[1, 2],
+    "expanded": lambda base: base[:, :1].expand(4, 5),
+    "expanded twice": lambda base: base[0, 0].expand(2, 3),
+    "eight bits": lambda base: base.to(torch.float8_e4m3fn),
+    "nothing": lambda base: base[:0],
+}
+
+
+def copied(group):
+    """Rank 0's values in every rank → {which tensor: its values}."""
+    found = {}
+    for name, view in COPIED.items():
+        tensor = view(torch.arange(24.0).view(4, 6) + 100 * dist.get_rank())
+        collectives.copy_from_0(tensor, group)
+        found[name] = tensor.float()
     return found
 
 

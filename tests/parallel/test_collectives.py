@@ -71,6 +71,13 @@ def test_the_two_halves_of_a_ring_leave_what_they_should(found):
             assert traffic.bytes == (p - 1) * n // p * 8, (rank, p, n)
 
 
+def test_rank_0s_values_are_copied_whatever_the_strides_and_the_dtype(found):
+    base = torch.arange(24.0).view(4, 6)
+    for rank, name, values in every_case(found, "copied"):
+        wanted = ranks.COPIED[name](base).float()
+        assert values.tolist() == wanted.tolist(), (rank, name)
+
+
 def test_the_counted_traffic_is_that_of_the_formulas(traffic):
     for (p, n), each in traffic.items():
         total = sum(each, Traffic())

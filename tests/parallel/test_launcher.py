@@ -94,6 +94,14 @@ def test_a_long_timeout_and_a_rank_that_closes_its_output_lose_no_result():
     assert launch(ranks.close_stdout, 2, timeout=1e7) == [0, 1]
 
 
+def test_temporary_files_may_be_here(monkeypatch, tmp_path):
+    """As TMPDIR=. has it; the ranks work in another folder than this process."""
+    launch(ranks.close_stdout, 1, timeout=LONG)  # the server, once it runs, stays where it is
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", ".")
+    assert launch(ranks.close_stdout, 2, timeout=LONG) == [0, 1]
+
+
 class Slow:
     """A spawned process: its pipe closes, and only then it can be waited for."""
 
@@ -181,13 +189,6 @@ def double(x):
     launch(double, 3, 1, timeout=100)
 """
 ALONE = "from ed_lib.parallel import launch\nlaunch(len, 2, [], timeout=2)"
-SOMEWHERE = """
-from ed_lib.parallel import launch
-from tests.parallel import ranks
-
-if __name__ == "__main__":
-    print([one[0] for one in launch(ranks.who, 2, timeout=100)])
-"""
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 TRAIN = ("--steps", "3", "--batch", "5", "--ranks", "2") if os.environ.get("ED_DATA") else ()
 
@@ -196,10 +197,7 @@ TRAIN = ("--steps", "3", "--batch", "5", "--ranks", "2") if os.environ.get("ED_D
 def said(tmp_path_factory):
     """{what ran, all side by side: (its output, its errors)}."""
     folder = tmp_path_factory.mktemp("scripts")
-    script, unguarded, somewhere = (
-        folder / name for name in ("script.py", "unguarded.py", "somewhere.py")
-    )
-    somewhere.write_text(SOMEWHERE)
+    script, unguarded = folder / "script.py", folder / "unguarded.py"
     script.write_text(SCRIPT.format(guard="if __name__ == '__main__':"))
     unguarded.write_text(SCRIPT.format(guard="if True:"))
     calls = {"python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script]}
@@ -207,17 +205,12 @@ def said(tmp_path_factory):
     calls["torchrun"] = [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]]
     # Of two worlds one rank each: it keeps the store, or not.
     calls |= dict.fromkeys("01", ["-c", ALONE])
-    calls |= {"TMPDIR": [somewhere]}
     running = {}
     for what, call in calls.items():
         with socket.create_server(("127.0.0.1", 0)) as server:
             world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         world |= {"TORCHELASTIC_RUN_ID": "x", "RANK": what, "LOCAL_RANK": what, "WORLD_SIZE": "2"}
-        more = world if what in "01" else {"PYTHONPATH": str(ROOT)}
-        if what == "TMPDIR":
-            more["TMPDIR"] = "."
-        where = folder if what == "TMPDIR" else ROOT
-        options = {"cwd": where, "env": os.environ | more, "text": True}
+        options = {"cwd": ROOT, "env": os.environ | (world if what in "01" else {}), "text": True}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         running[what] = subprocess.Popen([sys.executable, *call], **options, **pipes)
     return {
@@ -229,11 +222,6 @@ def said(tmp_path_factory):
 def test_a_script_may_launch_a_function_of_its_own_and_torchrun_runs_the_same_script(said):
     assert said["python"][2] == 0, said["python"]
     assert said["torchrun"][1].count("world_size is 3; wanted 2, which torchrun has started") >= 2
-
-
-def test_temporary_files_may_be_here(said):
-    """The ranks may work in another folder than the script does."""
-    assert said["TMPDIR"][0] == "[0, 1]\n", said["TMPDIR"]
 
 
 def test_a_world_without_its_peers_is_a_named_error_in_time(said):
