@@ -16,6 +16,12 @@ import torch.distributed as dist
 
 from ed_lib.parallel.launcher import device
 
+# What a ring can add up; PyTorch adds neither other unsigned integers nor floats of eight bits.
+SUMMED = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -33,21 +39,53 @@ class Traffic:
 def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     """The sum of all ranks' tensors, into each of them, in place, by a ring → what this rank sent.
 
-    tensor: any shape, integers or floats, contiguous or not. Every rank ends with the same bits. If
-    what the ranks were called with differs, all of them get a ValueError, where they would wait for
-    ever.
+    tensor: any shape, integers or floats, contiguous or not, dense. Every rank ends with the same
+    bits. TypeError, ValueError, on all of them, for a tensor that cannot be summed in place, or if
+    what the ranks were called with differs, where they would wait for ever.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
-    agree(f"all_reduce of {tensor.dtype} {tuple(tensor.shape)}", group)
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted integers or floats")
-    wire, tensor = Wire(group), tensor.detach()
-    flat = tensor.contiguous().view(-1)  # the same memory, if the tensor is contiguous
+    agree(f"all_reduce of {_described(tensor)}", group)
+    # On every rank alike, since they agree.
+    _check_summed(tensor)
+    wire = Wire(group)
+    tensor = tensor.detach()
+    # The same memory, if the tensor is contiguous.
+    flat = tensor.contiguous().view(-1)
     ring(flat, wire)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.copy_(flat.view_as(tensor))
     return wire.traffic
+
+
+def _described(tensor):
+    """What all ranks must have alike, in words."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__}"
+    shape = tuple(tensor.shape)
+    words = f"{tensor.dtype} {shape} {tensor.device.type} {tensor.layout}"
+    return f"{words} expanded" if _is_expanded(tensor) else words
+
+
+def _is_expanded(tensor):
+    """Whether several elements along an axis are one number in memory."""
+    if tensor.layout is not torch.strided:
+        return False
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(length > 1 and stride == 0 for length, stride in axes)
+
+
+def _check_summed(tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor is a {type(tensor).__name__}; wanted a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"tensor has the layout {tensor.layout}; wanted torch.strided, dense")
+    if tensor.dtype not in SUMMED:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
+        raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted one of {names}")
+    if _is_expanded(tensor):
+        came = f"tensor is expanded to {tuple(tensor.shape)}"
+        raise ValueError(f"{came}; wanted memory for every element, as tensor.clone() has")
+    if tensor.device.type != device().type:
+        raise ValueError(f"tensor is on {tensor.device}; wanted it on {device().type}")
 
 
 class Wire:
@@ -56,7 +94,9 @@ class Wire:
     """
 
     def __init__(self, group: Any = None):
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
         self.traffic = Traffic()
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
@@ -76,11 +116,15 @@ class Wire:
         """
         operations = []
         if sent is not None and sent.numel():
-            operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
+            send = dist.P2POp(dist.isend, sent, group=self.group, group_peer=to)
+            operations.append(send)
             self.traffic += Traffic(1, sent.nbytes)
         if received is not None and received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
-        return dist.batch_isend_irecv(operations) if operations else []
+            receive = dist.P2POp(dist.irecv, received, group=self.group, group_peer=source)
+            operations.append(receive)
+        if not operations:
+            return []
+        return dist.batch_isend_irecv(operations)
 
 
 def ring(flat: torch.Tensor, wire: Wire) -> None:
@@ -91,27 +135,46 @@ def ring(flat: torch.Tensor, wire: Wire) -> None:
 
 def ring_reduce_scatter(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r + 1, goes around once, is added to by each, and ends at rank r."""
-    p, parts = wire.size, flat.tensor_split(wire.size)
-    received = torch.empty_like(parts[0])  # the first parts are the longest
+    p = wire.size
+    following = (wire.rank + 1) % p
+    previous = (wire.rank - 1) % p
+    # p parts of n/p numbers; where p does not divide n, the first ones have one more.
+    parts = flat.tensor_split(p)
+    buffer = torch.empty_like(parts[0])
     for step in range(1, p):
-        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
-        wire.exchange(out, (wire.rank + 1) % p, received[: len(into)], (wire.rank - 1) % p)
-        into += received[: len(into)]
+        out = parts[(wire.rank - step) % p]
+        into = parts[(wire.rank - step - 1) % p]
+        received = buffer[: len(into)]
+        wire.exchange(out, following, received, previous)
+        into += received
 
 
 def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
     """Part r starts at rank r and goes around once, copied by each."""
-    p, parts = wire.size, flat.tensor_split(wire.size)
+    p = wire.size
+    following = (wire.rank + 1) % p
+    previous = (wire.rank - 1) % p
+    parts = flat.tensor_split(p)
     for step in range(p - 1):
-        out, into = parts[(wire.rank - step) % p], parts[(wire.rank - step - 1) % p]
-        wire.exchange(out, (wire.rank + 1) % p, into, (wire.rank - 1) % p)
+        # What was received in the step before is sent on.
+        out = parts[(wire.rank - step) % p]
+        into = parts[(wire.rank - step - 1) % p]
+        wire.exchange(out, following, into, previous)
 
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
     """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
-    sent = tensor.detach().flatten().view(torch.uint8)  # bytes: gloo knows few dtypes
+    tensor = tensor.detach()
+    # Of an axis that is expanded, all elements are one number in memory.
+    for axis in range(tensor.dim()):
+        if tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
+    # As bytes: gloo knows few dtypes. A copy, since only what lies without gaps is bytes.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    sent = flat.view(torch.uint8)
     dist.broadcast(sent, group=group, group_src=0)
-    tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
+    received = sent.view(tensor.dtype).view(tensor.shape)
+    tensor.copy_(received)
 
 
 def gathered(mine: Any, group: Any = None) -> list[Any]:
@@ -126,12 +189,12 @@ def agree(call: str, group: Any = None) -> None:
     itself.
     """
     number = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7])
-    ends = torch.tensor(
-        [number, -number], device=device()
-    )  # will be the largest, and minus the smallest
+    # Of all ranks' numbers the largest, and minus the smallest: they cancel if all are the same.
+    # Two numbers are sent in place of texts, since every call of a collective asks.
+    ends = torch.tensor([number, -number], device=device())
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if ends.sum() != 0:
-        listed = "; ".join(
-            f"rank {rank}: {text}" for rank, text in enumerate(gathered(call, group))
-        )
-        raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+    if ends.sum() == 0:
+        return
+    texts = gathered(call, group)
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")

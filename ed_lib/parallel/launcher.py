@@ -5,6 +5,7 @@ and, on NVIDIA GPUs, its own GPU. Under ``torchrun``, which has started the proc
 :func:`launch` starts none and joins their group instead, so that one script serves both.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
@@ -27,20 +29,29 @@ import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 
 from ed_lib import check
+from ed_lib.parallel import pickled_call
 
 # A fork of this process would inherit locks of OpenMP and CUDA, and hang; a new process imports
 # PyTorch, for seconds. So a server imports it once, computes nothing, and is forked. (macOS does
-# not bear even that.)
-FORKS = (
-    sys.platform == "linux" and len(tempfile.gettempdir()) < 70
-)  # where the server's socket fits
+# not bear even that.) The server's socket lies in the folder of temporary files, and its path has
+# to fit into the 108 bytes of a socket's address.
+LONGEST_FOLDER = 70
+FORKS = sys.platform == "linux" and len(os.path.abspath(tempfile.gettempdir())) < LONGEST_FOLDER
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-if FORKS:  # torch's optimizers import dynamo, which takes as long as all the rest
+if FORKS:
+    # Torch's optimizers import dynamo, which takes as long as all the rest.
     CONTEXT.set_forkserver_preload(
         ["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"]
     )
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
+PAUSE = 0.001  # seconds between two looks at a process that is about to end
+# The longest that one call may wait, in seconds: the system counts some waits in milliseconds, with
+# 32 bits. A timeout beyond is waited for day by day, and of a group is a year.
+DAY = 24 * 3600.0
+YEAR = 365 * DAY
+# What torchrun says to each process that it starts.
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class RankError(RuntimeError):
@@ -65,22 +76,28 @@ def launch(
     """
     end = time.monotonic() + check.positive("timeout", timeout)
     check.count("world_size", world_size)
-    check.choice("backend", backend, [b for b in ("gloo", "nccl") if dist.is_backend_available(b)])
+    here = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
+    check.choice("backend", backend, here)
     if dist.is_torchelastic_launched():
         return _join(fn, world_size, args, backend, timeout)
-    payload, ranks = _pickled(fn, args), []
-    with tempfile.TemporaryDirectory(prefix="ed_lib-") as folder:
+    payload = pickled_call.pickled(fn, args)
+    processes = []
+    # The ranks, and the server that forks them, may work in another folder than this process.
+    there = os.path.abspath(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix="ed_lib-", dir=there) as folder:
         Path(folder, "call").write_bytes(payload)
         try:
             for rank in range(world_size):
                 call = dict(os.environ), folder, rank, world_size, backend, timeout, end
-                ranks.append(CONTEXT.Process(target=_run, args=call, name=f"rank {rank}"))
-                ranks[-1].start()
-            return _results(ranks, Path(folder), end, timeout)
-        finally:  # none of them outlives this call
-            for process in ranks:
+                process = CONTEXT.Process(target=_run, args=call, name=f"rank {rank}")
+                processes.append(process)
+                process.start()
+            return _results(processes, Path(folder), end, timeout)
+        finally:
+            # None of them outlives this call. All are killed before one is waited for.
+            for process in processes:
                 process.kill()
-            for process in ranks:
+            for process in processes:
                 process.join()
 
 
@@ -90,70 +107,79 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def _pickled(fn, args):
-    """The call ``fn(*args)`` as bytes, for a process. The errors say what cannot be sent, and what
-    to do.
-    """
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}; wanted a function")
-    if getattr(fn, "__module__", "") == "__main__" and not hasattr(
-        sys.modules["__main__"], "__file__"
-    ):
-        name = getattr(fn, "__qualname__", fn)
-        raise ValueError(
-            f"fn is {name!r}, defined in a notebook's cell or at the prompt, where no other "
-            "process can import it. Write it into a file, with `%%writefile ranks.py` at the top "
-            f"of the cell, and pass `ranks.{name}` after `import ranks`"
-        )
-    try:
-        return pickle.dumps((fn, args))
-    except Exception as error:
-        wanted = (
-            "wanted a function at a module's top, and arguments that pickle can send to a process"
-        )
-        raise TypeError(f"fn is {fn!r}, with {len(args)} argument(s); {wanted}: {error}") from error
+@dataclass(frozen=True, order=True)
+class Failure:
+    """How a rank failed, in words. The first in time comes first: it causes the others."""
+
+    when: float
+    rank: int
+    how: str
 
 
-def _results(ranks, folder, end, timeout):
+def _results(processes, folder, end, timeout):
     """What each rank returned. RankError for the first that failed, or for those that do not end in
     time.
     """
-    results, failures, waiting = (
-        {},
-        [],
-        {rank.sentinel: number for number, rank in enumerate(ranks)},
-    )
+    results = {}
+    failures = []
+    waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
     while waiting and (now := time.monotonic()) < end:
-        for sentinel in connection.wait(waiting, end - now):
-            number = waiting.pop(sentinel)
-            report = folder / f"report {number}"
-            if ranks[number].exitcode == 0 and report.exists():
-                how, results[number] = pickle.loads(report.read_bytes())
-            else:  # dated before the errors of others, which it causes
-                how, results[number] = _ending(ranks[number]), now
-            if how:
-                failures.append((results[number], number, how))
+        for sentinel in connection.wait(waiting, min(end - now, DAY)):
+            rank = waiting.pop(sentinel)
+            failure, result = _report(processes[rank], rank, folder, now)
+            if failure:
+                failures.append(failure)
                 end = min(end, time.monotonic() + GRACE)
+            else:
+                results[rank] = result
     if failures:
-        _, number, how = min(failures)
-        raise RankError(number, f"rank {number} {how}")
+        first = min(failures)
+        raise RankError(first.rank, f"rank {first.rank} {first.how}")
     if waiting:
-        places = {number: _place(folder / f"where {number}") for number in waiting.values()}
-        late = sorted(places, key=lambda number: ("torch/distributed" in places[number], number))
-        names = ", ".join(f"rank {number}" for number in late)  # last those that wait for others
-        where = "\n".join(f"rank {number} was here:\n{places[number]}" for number in late)
-        raise RankError(late[0], f"{names} did not end within {timeout:g} s\n{where}")
-    return [results[number] for number in range(len(ranks))]
+        raise _late(waiting.values(), folder, timeout)
+    return [results[rank] for rank in range(len(processes))]
 
 
-def _ending(process):
+def _report(process, rank, folder, now):
+    """What a process left that has ended: (Failure or None, what it returned)."""
+    code = _exit_code(process)
+    report = folder / f"report {rank}"
+    if code == 0 and report.exists():
+        return pickle.loads(report.read_bytes())
+    started = (folder / f"where {rank}").exists()
+    # Dated before the errors of others, which it causes.
+    return Failure(now, rank, _ending(code, started)), None
+
+
+def _exit_code(process):
+    """Of a process whose sentinel says that it has ended. The sentinel of a spawned one is a pipe,
+    which closes a moment before the process can be waited for.
+    """
+    end = time.monotonic() + GRACE
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return process.exitcode
+
+
+def _ending(code, started):
     """How a process ended that left no report, as words."""
-    process.join(GRACE)
-    code = process.exitcode
-    if code is not None and code < 0:
+    if code is None:
+        return "closed its pipe to the process that launched it, and has not ended"
+    if code < 0:
         return f"was ended by the signal {signal.Signals(-code).name}, without a result"
-    hint = "; in a script, launch stands under `if __name__ == '__main__':`" if code == 1 else ""
+    # A new process imports the script first: there it must not launch again.
+    hint = "" if started else "; in a script, launch stands under `if __name__ == '__main__':`"
     return f"exited with code {code}, without a result{hint}"
+
+
+def _late(ranks, folder, timeout):
+    """The error that names the ranks which did not end in time, and where each of them was."""
+    places = {rank: _place(folder / f"where {rank}") for rank in ranks}
+    # Last those that wait for others.
+    late = sorted(places, key=lambda rank: ("torch/distributed" in places[rank], rank))
+    names = ", ".join(f"rank {rank}" for rank in late)
+    where = "\n".join(f"rank {rank} was here:\n{places[rank]}" for rank in late)
+    return RankError(late[0], f"{names} did not end within {timeout:g} s\n{where}")
 
 
 def _place(file):
@@ -176,7 +202,8 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
         fn, args = pickle.loads(Path(folder, "call").read_bytes())
         _enter(backend, f"file://{folder}/store", timeout)
         returned = fn(*args)
-        dist.barrier()  # none leaves while another still waits for what it has sent
+        # None leaves while another still waits for what it has sent.
+        dist.barrier()
         return returned
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
@@ -184,31 +211,44 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     with open(f"{folder}/where {rank}", "w") as where:
-        faulthandler.dump_traceback_later(max(end - MARGIN - time.monotonic(), 0.001), file=where)
+        left = end - MARGIN - time.monotonic()
+        faulthandler.dump_traceback_later(min(max(left, PAUSE), YEAR), file=where)
         try:
-            report = pickle.dumps(("", result()))
-        except BaseException:  # SystemExit as well: who leaves early leaves the others waiting
-            report = pickle.dumps((f"raised an error:\n{traceback.format_exc()}", time.monotonic()))
+            report = pickle.dumps((None, result()))
+        except BaseException:
+            # SystemExit as well: who leaves early leaves the others waiting.
+            how = f"raised an error:\n{traceback.format_exc()}"
+            report = pickle.dumps((Failure(time.monotonic(), rank, how), None))
         Path(folder, f"report {rank}").write_bytes(report)
-        sys.stdout.flush()
-        os._exit(0)  # at once: threads of its own may wait for others, which wait for this one
+        # fn may have closed it.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        # At once: threads of its own may wait for others, which wait for this one.
+        os._exit(0)
 
 
 def _enter(backend, where, timeout):
     """Makes this process the rank that its environment says, in the group that meets there."""
-    torch.set_num_threads(1)  # so that several do not share the cores
-    threadpool_limits(1)  # NumPy's products
+    # One thread each for PyTorch and for NumPy's products: several ranks share the cores.
+    torch.set_num_threads(1)
+    threadpool_limits(1)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, where, timedelta(seconds=timeout), world_size, rank)
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    limit = timedelta(seconds=min(timeout, YEAR))
+    dist.init_process_group(backend, where, limit, world_size, rank)
 
 
 def _join(fn, world_size, args, backend, timeout):
     """The same where torchrun has started the processes: every one of them gets the list of
     results. One group, with the first call's timeout, serves all calls.
     """
-    rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if missing := [name for name in TORCHRUN if name not in os.environ]:
+        came = f"the environment has TORCHELASTIC_RUN_ID and no {', '.join(missing)}"
+        raise ValueError(f"{came}; wanted all that torchrun sets, or none of it")
+    rank = int(os.environ["RANK"])
+    started = int(os.environ["WORLD_SIZE"])
     if world_size != started:
         raise ValueError(
             f"world_size is {world_size}; wanted {started}, which torchrun has started"

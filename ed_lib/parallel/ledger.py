@@ -4,7 +4,7 @@
 Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,9 @@ class Bytes:
     optimizer: float = 12  # a float32 copy of the weights, and Adam's two moments in float32
 
 
-MIXED, FULL = Bytes(), Bytes(4, 4, 8)  # 16-bit training with Adam; float32 with Adam: both 16
+# 16-bit training with Adam, and float32 with Adam: 16 bytes a parameter both.
+MIXED = Bytes()
+FULL = Bytes(4, 4, 8)
 
 
 def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) -> dict[str, float]:
@@ -34,9 +36,13 @@ def state(parameters: float, p: int = 1, stage: int = 0, each: Bytes = MIXED) ->
     weights too.
     """
     check.choice("stage", stage, (0, 1, 2, 3))
-    shared_from = {"weights": 3, "gradients": 2, "optimizer": 1}  # this stage on
-    bytes = {name: parameters * getattr(each, name) for name in shared_from}
-    return {name: bytes[name] / (p if stage >= since else 1) for name, since in shared_from.items()}
+    # What is shared out from which stage on.
+    since = {"weights": 3, "gradients": 2, "optimizer": 1}
+    held = {}
+    for name, first in since.items():
+        whole = parameters * getattr(each, name)
+        held[name] = whole / (p if stage >= first else 1)
+    return held
 
 
 def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
@@ -47,8 +53,10 @@ def sent(numbers: int, p: int, stage: int, passes: int = 1) -> float:
     backward, and scatters: 3. passes: backward passes before a step; stages 2 and 3 send gradients
     after each of them.
     """
+    check.choice("stage", stage, (0, 1, 2, 3))
     half = (p - 1) / p * numbers
-    return half * {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}[stage]
+    halves = {0: 2, 1: 2, 2: 1 + passes, 3: 3 * passes}
+    return half * halves[stage]
 
 
 def activations(
@@ -67,16 +75,29 @@ def activations(
     as well.
     """
     check.choice("recompute", recompute, RECOMPUTE)
-    numbers = {"none": 16 * hidden + heads * tokens, "selective": 16 * hidden, "full": hidden}[
-        recompute
-    ]
-    return tokens * sequences * numbers * itemsize
+    numbers = {
+        "none": 16 * hidden + heads * tokens,
+        "selective": 16 * hidden,
+        "full": hidden,
+    }
+    return tokens * sequences * numbers[recompute] * itemsize
 
 
 def nbytes(values: Iterable) -> int:
-    """The bytes of the memory that dense tensors with axes lie in, each counted once."""
-    tensors = [
-        t for t in values if isinstance(t, torch.Tensor) and t.dim() and t.layout is torch.strided
-    ]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    """The bytes of the memory that dense tensors with axes lie in, each counted once.
+
+    values: tensors, among which there may be other things; a mapping's values; or one tensor.
+    """
+    # A tensor would be iterated to its rows, and one of numbers to tensors without axes.
+    if isinstance(values, torch.Tensor):
+        values = [values]
+    # And a state_dict to its names.
+    if isinstance(values, Mapping):
+        values = values.values()
+    found = {}
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() and value.layout is torch.strided:
+            # Views of one memory share its address.
+            storage = value.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())

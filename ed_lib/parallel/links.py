@@ -32,24 +32,36 @@ def fit_link(sizes: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.
     """The :class:`Link` that explains the seconds, above 0, that messages of these sizes (bytes)
     took.
 
-    Least squares of the relative errors, so that short messages count as much as long ones; α and β
-    ≥ 0.
+    sizes, seconds: (N,) each, with two different sizes at least; otherwise ValueError. Least
+    squares of the relative errors, so that short messages count as much as long ones; α and β ≥ 0.
     """
     from scipy.optimize import nnls
 
-    n, took = np.asarray(sizes, float), np.asarray(seconds, float)  # (N,) each
+    # (N,) each
+    n = np.asarray(sizes, float)
+    took = np.asarray(seconds, float)
+    check.shape("sizes", n.shape, ("N",))
     check.shape("seconds", took.shape, n.shape)
+    for each in took:
+        check.positive("seconds", each)
+    if not (np.isfinite(n) & (n >= 0)).all():
+        raise ValueError(f"sizes is {n.tolist()}; wanted finite numbers of bytes, at least 0")
     if len(np.unique(n)) < 2:
         raise ValueError(f"sizes is {n.tolist()}; wanted at least two different ones")
-    matrix = np.stack([1 / took, n / took], axis=1)  # (N, 2)
-    scale = matrix.max(axis=0)  # α and β differ by many orders of magnitude
+    # (α + nβ) / took should be 1 for each message: rows (1, n) / took, times (α, β).
+    matrix = np.stack([1 / took, n / took], axis=1)
+    # α and β differ by many orders of magnitude.
+    scale = matrix.max(axis=0)
     found, _ = nnls(matrix / scale, np.ones(len(n)))
-    return Link(*(found / scale).tolist())
+    alpha, beta = (found / scale).tolist()
+    return Link(alpha, beta)
 
 
 def all_reduce_seconds(bytes: float, p: int, link: Link) -> float:
     """The seconds that a ring takes to sum a tensor of so many bytes over p ranks, in the model."""
-    return 2 * (p - 1) * link.alpha + 2 * (p - 1) / p * bytes * link.beta
+    # Twice around, less one step each: first parts are added up, then copied.
+    messages = 2 * (p - 1)
+    return messages * link.alpha + messages / p * bytes * link.beta
 
 
 def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Link) -> float:
@@ -57,6 +69,5 @@ def two_levels(bytes: float, servers: int, each: int, inside: Link, between: Lin
     servers each. Rings inside leave every device with 1/each of its server's sum; rings between add
     those up.
     """
-    return all_reduce_seconds(bytes, each, inside) + all_reduce_seconds(
-        bytes / each, servers, between
-    )
+    within = all_reduce_seconds(bytes, each, inside)
+    return within + all_reduce_seconds(bytes / each, servers, between)

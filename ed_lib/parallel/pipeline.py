@@ -10,22 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ed_lib import check
-from ed_lib.parallel.collectives import Traffic, agree
+from ed_lib.parallel import messages
+from ed_lib.parallel.collectives import Traffic, agree, gathered
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.simulator import check_schedule
 
-SENDABLE = (
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-)  # of what stages send each other
-TAGS = {"activation": 0, "gradient": 1}  # between two stages, messages of a kind keep their order
-HEADER = 8  # numbers that say of which dtype and shape a message is
+# What a stage knows that has been told of a wrong part, and not what is wrong.
+ELSEWHERE = "a part of another stage is wrong"
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,8 @@ class Pipeline:
     function of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …).
     microbatches: m, by ``tensor_split``. Where a sample's output depends on that sample alone, the
     gradients are those of the unsplit model, however uneven the micro-batches. All ranks construct
-    it together. ValueError, on each, for a schedule that cannot run, or where ranks differ.
+    it together. ValueError, on each, for a schedule that cannot run, where ranks differ, and after
+    the first batch for a part that does not keep (b, …): gradients are of no use then.
     """
 
     def __init__(
@@ -56,29 +51,27 @@ class Pipeline:
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         shape: Sequence[int], microbatches: int, schedule: Schedule,
     ):  # fmt: skip
-        self.rank, stages = dist.get_rank(), dist.get_world_size()
-        self.shape, m = tuple(shape), check.count("microbatches", microbatches)
+        stages = dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.last = stages - 1
+        self.shape = tuple(shape)
+        m = check.count("microbatches", microbatches)
         if len(parts) % stages or not parts:
-            raise ValueError(
-                f"parts has {len(parts)} entries; wanted {stages}, one for each rank, or more"
-            )
+            wanted = f"wanted {stages}, one for each rank, or more"
+            raise ValueError(f"parts has {len(parts)} entries; {wanted}")
         if m > self.shape[0]:
-            raise ValueError(
-                f"microbatches is {m} and shape {self.shape}; wanted at least {m} samples"
-            )
+            came = f"microbatches is {m} and shape {self.shape}"
+            raise ValueError(f"{came}; wanted at least {m} samples")
         check_schedule(schedule, stages, m, len(parts) // stages)
         agree(f"a pipeline for {self.shape} in {m} micro-batches by {schedule.__name__}")
-        self.last, self.loss = stages - 1, loss
+        self.loss = loss
         own: Any = parts[self.rank :: stages]
         self.modules = [part.to(device()) for part in own]  # one for each chunk
-        self.program = [
-            do for do in schedule(self.rank, stages, m) if do.op != "step"
-        ]  # the caller's
+        # The optimizer's step is the caller's.
+        self.program = [do for do in schedule(self.rank, stages, m) if do.op != "step"]
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
-        self.samples: dict[
-            tuple, tuple
-        ] = {}  # {(what, chunk): (shape, dtype)}: one sample of what comes
-        self.told: set[tuple] = set()  # the (what, chunk) of which the receiver knows that
+        messages.prepare()
+        self._forget()
 
     def run(
         self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None
@@ -90,35 +83,40 @@ class Pipeline:
         """
         self.inputs = self._split("inputs", inputs, None) if self.rank == 0 else []
         self.targets = self._split("targets", targets, 1) if self.rank == self.last else []
-        self.most = 0
         self.total: Any = 0.0
-        self.kept: dict[tuple, tuple] = {}  # {(micro-batch, chunk): (input, output)}
-        self.arrived: dict[tuple, torch.Tensor] = {}  # {(what, micro-batch, chunk): tensor}
-        self.ready: dict[tuple, torch.Tensor] = {}
-        self.sent: dict[tuple[str, int, int], Traffic] = {}
+        self.most = 0
+        self.wrong = ""
+        # {(micro-batch, chunk): (input, output)}: what a backward pass needs
+        self.kept: dict[tuple, tuple] = {}
+        # {(what, micro-batch, chunk): tensor}: received and not yet used, computed and not yet sent
+        self.arrived: dict[tuple, torch.Tensor] = {}
+        self.ready: dict[tuple, Any] = {}
         self.requests: dict[tuple, tuple] = {}
-        self.inboxes = {what: self._inbox(what) for what in TAGS}
+        self.sent: dict[tuple[str, int, int], Traffic] = {}
+        self.inboxes = {what: self._inbox(what) for what in messages.KINDS}
         for do in self.program:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
         for request, _ in self.requests.values():
             request.wait()
-        return Report(float(self.total) if self.rank == self.last else None, self.sent, self.most)
+        self._tell()
+        loss = float(self.total) if self.rank == self.last else None
+        return Report(loss, self.sent, self.most)
 
     # --- the instructions
 
     def do_forward(self, i: int, do: Instruction) -> None:
         """Keeps what the backward pass needs; at the end of the chain this ends in the loss."""
         at = i, do.chunk
-        x = (
-            self.inputs[i]
-            if self._first(do)
-            else self.arrived.pop(("activation", *at)).requires_grad_()
-        )
-        y = self.modules[do.chunk](x.clone())  # (b, …); a part may begin in place
-        if self.rank == self.last and do.chunk == len(self.modules) - 1:
-            y = self.loss(y, self.targets[i]) * (
-                self.sizes[i] / self.shape[0]
-            )  # its share of the batch's
+        if self._first(do):
+            x = self.inputs[i]
+        else:
+            x = self.arrived.pop(("activation", *at)).requires_grad_()
+        # (b, …) → (b, …)
+        y = self._apply(self.modules[do.chunk], x, do)
+        if self._ends(do):
+            # The mean over a micro-batch counts by its share of the batch.
+            share = self.sizes[i] / self.shape[0]
+            y = self._loss(y, self.targets[i]) * share
             self.total += y.detach()
         self.kept[at] = x, y
         self.most = max(self.most, len(self.kept))
@@ -128,19 +126,19 @@ class Pipeline:
         """All gradients of micro-batch i at this stage."""
         at = i, do.chunk
         x, y = self.kept.pop(at)
-        if y.requires_grad:  # a first stage may have no weights
+        # The last part has its loss, and no gradient comes; a first part may have no weights.
+        if y.requires_grad:
             y.backward(self.arrived.pop(("gradient", *at), None))
-        self.ready["gradient", *at] = x.grad
+        self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_input(self, i: int, do: Instruction) -> None:
         """The gradient of the stage's input, and no weight's."""
         at = i, do.chunk
         x, y = self.kept[at]
         if not self._first(do):
-            torch.autograd.backward(
-                y, self.arrived.get(("gradient", *at)), inputs=[x], retain_graph=True
-            )
-            self.ready["gradient", *at] = x.grad
+            gradient = self.arrived.get(("gradient", *at))
+            torch.autograd.backward(y, gradient, inputs=[x], retain_graph=True)
+            self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second
@@ -149,36 +147,49 @@ class Pipeline:
         at = i, do.chunk
         _, y = self.kept.pop(at)
         gradient = self.arrived.pop(("gradient", *at), None)
-        if weights := [
-            weight for weight in self.modules[do.chunk].parameters() if weight.requires_grad
-        ]:
+        parameters = self.modules[do.chunk].parameters()
+        weights = [weight for weight in parameters if weight.requires_grad]
+        if weights and y.requires_grad:
             torch.autograd.backward(y, gradient, inputs=weights)
 
     def do_send(self, i: int, do: Instruction) -> None:
         """Starts to send, and goes on. The tensor is kept until it is known to have been
         received.
         """
-        route, kind = (do.what, self.rank, do.peer), (do.what, do.chunk)
-        tensor, tag = self.ready.pop((do.what, i, do.chunk)).contiguous(), TAGS[do.what]
-        if kind not in self.told:  # the first message says how large all of them are
+        tensor = self.ready.pop((do.what, i, do.chunk)).contiguous()
+        kind = do.what, do.chunk
+        # The first message says how large all of them are.
+        if kind not in self.told:
             self.told.add(kind)
-            header = torch.tensor(
-                [SENDABLE.index(tensor.dtype), tensor.ndim - 1, *tensor.shape[1:]]
-            )
-            header = nn.functional.pad(header, (0, HEADER - len(header))).to(device())
-            self.requests["header", *kind] = dist.isend(header, do.peer, tag=tag), header
-        self.requests[do.what, i, do.chunk] = dist.isend(tensor, do.peer, tag=tag), tensor
-        self.sent[route] = self.sent.get(route, Traffic()) + Traffic(1, tensor.nbytes)
+            header = messages.header(tensor, wrong=bool(self.wrong))
+            self._start(do, header, ("header", *kind))
+        self._start(do, tensor, (do.what, i, do.chunk))
+        route = do.what, self.rank, do.peer
+        before = self.sent.get(route, Traffic())
+        self.sent[route] = before + Traffic(1, tensor.nbytes)
 
     def do_receive(self, i: int, do: Instruction) -> None:
         """Waits for what this instruction names."""
-        wraps = self.rank == (0 if do.what == "activation" else self.last)
-        chunk = do.chunk + (
-            0 if not wraps else 1 if do.what == "activation" else -1
-        )  # of this rank
+        chunk = self._chunk_here(do)
         self.arrived[do.what, i, chunk] = next(self.inboxes[do.what])
-        if do.what == "gradient":  # so the activation that it belongs to has been received
-            self.requests.pop(("activation", i, chunk))[0].wait()
+        # A gradient comes back: so the activation that it belongs to has been received.
+        if do.what == "gradient":
+            request, _ = self.requests.pop(("activation", i, chunk))
+            request.wait()
+
+    def _start(self, do, tensor, name):
+        """Starts to send; the tensor stays here under a name with the request."""
+        group = messages.channel(do.what, self.rank, do.peer)
+        self.requests[name] = dist.isend(tensor, do.peer, group), tensor
+
+    def _chunk_here(self, do):
+        """This rank's chunk for which a message is; an instruction names its sender's."""
+        if do.what == "activation" and self.rank == 0:
+            # From the last rank, the chain goes on at the first with the next chunk.
+            return do.chunk + 1
+        if do.what == "gradient" and self.rank == self.last:
+            return do.chunk - 1
+        return do.chunk
 
     # --- what comes, and in which shape
 
@@ -189,27 +200,80 @@ class Pipeline:
         todo = [do for do in self.program if do.op == "receive" and do.what == what]
         waiting = None
         for do, following in zip(todo, [*todo[1:], None], strict=True):
-            taken = waiting or self._post(do)
+            buffer, request = waiting or self._post(do)
+            # Only if its size is known: its header may come later.
             known = following is not None and (what, following.chunk) in self.samples
             waiting = self._post(following) if known else None
-            taken[1].wait()
-            yield taken[0]
+            request.wait()
+            yield buffer
 
     def _post(self, do):
         """Starts to receive a message → (where it will be, the request)."""
-        tag, kind = TAGS[do.what], (do.what, do.chunk)
+        group = messages.channel(do.what, do.peer, self.rank)
+        kind = do.what, do.chunk
         if kind not in self.samples:
-            header = torch.empty(HEADER, dtype=torch.int64, device=device())
-            dist.irecv(header, do.peer, tag=tag).wait()
-            dtype, ndim, *shape = header.tolist()
-            self.samples[kind] = tuple(shape[:ndim]), SENDABLE[dtype]
+            header = messages.empty_header()
+            dist.irecv(header, do.peer, group).wait()
+            self.samples[kind], wrong = messages.read(header)
+            if wrong:
+                self.wrong = self.wrong or ELSEWHERE
         shape, dtype = self.samples[kind]
         buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
-        return buffer, dist.irecv(buffer, do.peer, tag=tag)
+        return buffer, dist.irecv(buffer, do.peer, group)
+
+    # --- parts that do not keep (b, …)
+
+    def _apply(self, part, x, do):
+        """What a part makes of x, (b, …). A stage with a wrong part must not stop, since the others
+        would wait for it: from then on a number for each sample goes through the chain, until the
+        batch is done and all ranks can be told.
+        """
+        if not self.wrong:
+            # A copy, since a part may begin in place.
+            y = part(x.clone())
+            first = self.made.get(do.chunk)
+            fault = messages.fault(y, len(x), first, goes_on=not self._ends(do))
+            if not fault:
+                self.made[do.chunk] = messages.sample_of(y)
+                return y
+            number = do.chunk * (self.last + 1) + self.rank
+            self.wrong = f"parts[{number}] gives {fault}"
+        # As those before it, whose shape the receiver knows.
+        return messages.stand_in(x, self.made.setdefault(do.chunk, messages.NUMBER))
+
+    def _loss(self, y, targets):
+        return y.mean() if self.wrong else self.loss(y, targets)
+
+    def _tell(self):
+        """ValueError, on every rank, if a part was wrong in the first batch; the sizes of the later
+        ones are the same, so that only what the caller has changed since can be wrong in them.
+        """
+        found = [self.wrong] if self.tried else gathered(self.wrong)
+        self.tried = True
+        faults = [text for text in found if text]
+        if faults:
+            self._forget()
+            # The words of the stage that has the part.
+            faults.sort(key=lambda text: text == ELSEWHERE)
+            raise ValueError(faults[0])
+
+    def _forget(self):
+        """What is known of the parts and of their messages."""
+        # {chunk: one sample of what it makes}, and {(what, chunk): one sample of what comes}
+        self.made: dict[int, messages.Sample] = {}
+        self.samples: dict[tuple, messages.Sample] = {}
+        # The (what, chunk) of which the receiver knows that.
+        self.told: set[tuple] = set()
+        # Whether a batch has been through the chain.
+        self.tried = False
 
     def _first(self, do):
         """Whether an instruction is of the chain's first part."""
         return self.rank == 0 and do.chunk == 0
+
+    def _ends(self, do):
+        """Whether it is of the last one."""
+        return self.rank == self.last and do.chunk == len(self.modules) - 1
 
     def _split(self, name, batch, axes):
         """A batch in micro-batches; ValueError unless its first axes, or all, are those of
@@ -224,9 +288,12 @@ def cut(model: torch.nn.Sequential, parts: int) -> list[torch.nn.Sequential]:
     each as in any other, or one more. No two may share a parameter: each would have half of its
     gradient.
     """
-    if check.count("parts", parts) > (n := len(model)):
+    n = len(model)
+    if check.count("parts", parts) > n:
         raise ValueError(f"parts is {parts}; wanted at most {n}, the number of layers")
     found = [model[n * part // parts : n * (part + 1) // parts] for part in range(parts)]
-    if sum(len(set(part.parameters())) for part in found) > len(set(model.parameters())):
+    # A parameter in two of them would be counted twice.
+    counted = sum(len(set(part.parameters())) for part in found)
+    if counted > len(set(model.parameters())):
         raise ValueError("model has a parameter in two of the parts; wanted each in one")
     return found

@@ -15,6 +15,8 @@ parallelism" (2024).
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ed_lib import check
+
 COMPUTING = ("forward", "backward", "backward_input", "backward_weight", "update", "step")
 
 
@@ -36,6 +38,35 @@ class Instruction(NamedTuple):
 Schedule = Callable[[int, int, int], Iterator[Instruction]]
 
 
+def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
+    """The share of the time in which a stage is idle, under GPipe and 1F1B, if all take as long:
+    (p − 1) / (v m + p − 1). v: chunks, parts of the chain on a device, under :func:`interleaved`.
+
+    It waits for p − 1 others, and works v m times. Sources: Y. Huang et al. (2019), section 2.3,
+    without chunks; D. Narayanan et al. (2021), section 2.2, who divide by the work alone: (p − 1) /
+    (v m).
+    """
+    check.count("stages", stages)
+    works = check.count("microbatches", microbatches) * check.count("chunks", chunks)
+    waits = stages - 1
+    return waits / (works + waits)
+
+
+def warmup(stage: int, stages: int, microbatches: int, chunks: int = 1) -> int:
+    """Forward passes of a stage before its first backward pass, under 1F1B; of one chunk each.
+
+    From then on it goes back whenever it has gone forward: so it keeps one more at most. With
+    chunks as Megatron-LM has it, which runs plain 1F1B where a device has one chunk (D. Narayanan
+    et al., 2021).
+    """
+    if chunks == 1:
+        return min(microbatches, stages - 1 - stage)
+    # All chunks but the last, for a group of micro-batches; then twice the way to the last stage,
+    # since a gradient comes back as many turns after an activation has gone.
+    wanted = (chunks - 1) * stages + 2 * (stages - 1 - stage)
+    return min(microbatches * chunks, wanted)
+
+
 def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
     """One micro-batch after the other goes all the way forward and back: one stage works at a
     time.
@@ -47,9 +78,8 @@ def naive(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
 
 def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """All forward, then all backward. Keeps the activations of m micro-batches. The bubble, when a
-    stage is idle: (p − 1) / (m + p − 1) of the time, if all take as long;
-    :func:`.simulator.simulate` finds it.
+    """All forward, then all backward. Keeps the activations of m micro-batches. Its :func:`bubble`
+    is what :func:`.simulator.simulate` finds.
     """
     for i in range(microbatches):
         yield from forward(stage, stages, i)
@@ -62,7 +92,8 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruct
     """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage
     activations.
     """
-    ahead = min(microbatches, stages - 1 - stage)  # forward passes before the first backward pass
+    # Forward passes before the first backward pass.
+    ahead = min(microbatches, stages - 1 - stage)
     for i in range(ahead):
         yield from forward(stage, stages, i)
     for i in range(microbatches):
@@ -75,24 +106,32 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruct
 def interleaved(chunks: int) -> Schedule:
     """1F1B in which a device has ``chunks`` parts of the chain: the stages s, s + p, s + 2p …
 
-    A bubble of (p − 1) / (v m) of the work in place of (p − 1) / m, for v times the messages.
-    Micro-batches go in groups of p, so m has to be a multiple of p.
+    A :func:`bubble` of (p − 1) / (v m) of the work in place of (p − 1) / m, for v times the
+    messages. Micro-batches go in groups of p, so m has to be a multiple of p. With one chunk it is
+    1F1B, for any m.
     """
+    if check.count("chunks", chunks) == 1:
+        return one_f_one_b
 
     def schedule(stage, stages, microbatches):
         if stages < 2 or microbatches % stages:
             came = f"microbatches is {microbatches}, stages {stages}"
             raise ValueError(f"{came}; wanted a multiple of at least two stages")
-        groups, parts = range(0, microbatches, stages), range(chunks)
-        there = [(i, c) for g in groups for c in parts for i in range(g, g + stages)]
-        back = [(i, c) for g in groups for c in reversed(parts) for i in range(g, g + stages)]
-        ahead = min(len(there), 2 * (stages - 1 - stage) + (chunks - 1) * stages)
-        for i, c in there[:ahead]:
-            yield from forward(stage, stages, i, c, chunks)
-        for n, (i, c) in enumerate(back):
-            if n + ahead < len(there):
-                yield from forward(stage, stages, *there[n + ahead], chunks)
-            yield from backward(stage, stages, i, chunk=c, chunks=chunks)
+        # p micro-batches go through a chunk before they go through the next: (micro-batch, chunk).
+        there = []
+        back = []
+        for start in range(0, microbatches, stages):
+            group = range(start, start + stages)
+            for chunk in range(chunks):
+                there += [(i, chunk) for i in group]
+                back += [(i, chunks - 1 - chunk) for i in group]
+        first = warmup(stage, stages, microbatches, chunks)
+        for i, chunk in there[:first]:
+            yield from forward(stage, stages, i, chunk, chunks)
+        for n, (i, chunk) in enumerate(back):
+            if n + first < len(there):
+                yield from forward(stage, stages, *there[n + first], chunks)
+            yield from backward(stage, stages, i, chunk=chunk, chunks=chunks)
         yield Instruction("step")
 
     schedule.__name__ = f"interleaved({chunks})"
@@ -135,6 +174,7 @@ def repeat(schedule: Schedule, batches: int) -> Schedule:
     def repeated(stage, stages, microbatches):
         for batch in range(batches):
             for do in schedule(stage, stages, microbatches):
+                # A step belongs to no micro-batch, and keeps its −1.
                 first = batch * microbatches if do.microbatch >= 0 else 0
                 yield do._replace(microbatch=do.microbatch + first)
 

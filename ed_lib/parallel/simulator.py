@@ -11,15 +11,10 @@ from ed_lib import check
 from ed_lib.parallel.links import Link
 from ed_lib.parallel.schedules import COMPUTING, Schedule
 
-WHOLE = (
-    {"forward", "backward"},
-    {"forward", "backward_input", "backward_weight"},
-)  # what a stage does
-FREES = {
-    "backward",
-    "backward_weight",
-    "update",
-}  # after these, a micro-batch's activations are not needed
+# What a stage does with each micro-batch: the backward pass in one, or in two.
+WHOLE = ({"forward", "backward"}, {"forward", "backward_input", "backward_weight"})
+# After these, a micro-batch's activations are not needed any more.
+FREES = {"backward", "backward_weight", "update"}
 
 
 class Event(NamedTuple):
@@ -54,9 +49,8 @@ class Timeline:
     @property
     def busy(self) -> float:
         """The share of the time in which a stage computes, mean over the stages."""
-        return sum(event.end - event.start for event in self.events) / (
-            len(self.live) * self.seconds
-        )
+        worked = sum(event.end - event.start for event in self.events)
+        return worked / (len(self.live) * self.seconds)
 
     def begins(self, stage: int, microbatch: int, op: str = "forward") -> float:
         """When a stage starts this computation."""
@@ -69,31 +63,26 @@ class Timeline:
         """
         from ed_lib import figures  # here: ranks need no Matplotlib
 
-        split = {"backward_input": figures.ORANGE, "backward_weight": figures.PINK}
         colours = {
             "forward": figures.BLUE,
             "backward": figures.ORANGE,
             "update": figures.GREEN,
-        } | split
+            "backward_input": figures.ORANGE,
+            "backward_weight": figures.PINK,
+        }
+        edge = {"ec": "white", "lw": 0.6}
+        letters = {"ha": "center", "va": "center", "fontsize": 8.5, "color": "white"}
         for event in self.events:
-            if not (width := event.end - event.start):
+            width = event.end - event.start
+            if width == 0:
                 continue
-            ax.barh(
-                event.stage, width, 0.86, event.start, color=colours[event.op], ec="white", lw=0.6
-            )
+            ax.barh(event.stage, width, 0.86, event.start, color=colours[event.op], **edge)
             if numbers:
-                place = (event.start + event.end) / 2, event.stage
-                ax.text(
-                    *place,
-                    str(event.microbatch),
-                    ha="center",
-                    va="center",
-                    fontsize=8.5,
-                    color="white",
-                )
-        ax.set(
-            ylim=(len(self.live) - 0.4, -0.6), xlim=(0, self.seconds), yticks=range(len(self.live))
-        )
+                middle = (event.start + event.end) / 2
+                ax.text(middle, event.stage, str(event.microbatch), **letters)
+        stages = len(self.live)
+        # The first stage is the upper row.
+        ax.set(ylim=(stages - 0.4, -0.6), xlim=(0, self.seconds), yticks=range(stages))
         ax.grid(False)
 
 
@@ -115,49 +104,75 @@ def simulate(
     """
     check.count("stages", stages)
     check.count("microbatches", microbatches)
-    times = _times(seconds, stages)
     programs = [deque(schedule(stage, stages, microbatches)) for stage in range(stages)]
-    clock, free = (
-        [0.0] * stages,
-        defaultdict[tuple, float](float),
-    )  # when a stage, and when a link, is free
-    inboxes = defaultdict[tuple, deque](
-        deque
-    )  # {(what, sender, receiver): (micro-batch, chunk, when)}
-    counts, events = Counter[tuple[str, int, int]](), []
-    live, most = [0] * stages, [0] * stages  # gone forward with, and not yet done with
+    clock = _Clock(_times(seconds, stages), stages, link, sizes or {})
     while any(programs):
         left = sum(map(len, programs))
-        for s, program in enumerate(programs):
-            while program:
-                do = program[0]
-                if do.op == "receive":
-                    if not (inbox := inboxes[do.what, do.peer, s]):
-                        break  # the next stage's turn
-                    i, chunk, there = inbox.popleft()
-                    if (i, chunk) != (do.microbatch, do.chunk):
-                        raise ValueError(
-                            f"schedule has stage {s} {do}, and {do.peer} send {i} first"
-                        )
-                    clock[s] = max(clock[s], there)
-                elif do.op == "send":
-                    route = do.what, s, do.peer
-                    took = link.seconds((sizes or {}).get(do.what, 0)) if link else 0.0
-                    free[s, do.peer] = max(clock[s], free[s, do.peer]) + took
-                    inboxes[route].append((do.microbatch, do.chunk, free[s, do.peer]))
-                    counts[route] += 1
-                else:
-                    start, clock[s] = clock[s], clock[s] + times[do.op][s]
-                    events.append(Event(s, do.op, do.microbatch, start, clock[s], do.chunk))
-                    live[s] += (do.op == "forward") - (do.op in FREES)
-                    most[s] = max(most[s], live[s])
+        for stage, program in enumerate(programs):
+            # Each goes on for as long as it has what it wants to receive.
+            while program and clock.does(stage, program[0]):
                 program.popleft()
         if left == sum(map(len, programs)):
-            stuck = {s: program[0] for s, program in enumerate(programs) if program}
+            stuck = {stage: program[0] for stage, program in enumerate(programs) if program}
             raise ValueError(f"schedule stops: no stage can go on. They wait for {stuck}")
-    if lost := [route for route, inbox in inboxes.items() if inbox]:
+    if lost := [route for route, inbox in clock.inboxes.items() if inbox]:
         raise ValueError(f"schedule sends what nobody takes: {lost}")
-    return Timeline(events, dict(counts), most)
+    return Timeline(clock.events, dict(clock.counts), clock.most)
+
+
+class _Clock:
+    """How far each stage is, and what is on its way to it."""
+
+    def __init__(self, times, stages, link, sizes):
+        self.times = times
+        self.link = link
+        self.sizes = sizes
+        self.now = [0.0] * stages  # when a stage is done with what it has done
+        self.free = defaultdict[tuple, float](float)  # {(sender, receiver): when their link is}
+        # {(what, sender, receiver): (micro-batch, chunk, when it is there)}
+        self.inboxes = defaultdict[tuple, deque](deque)
+        self.counts = Counter[tuple[str, int, int]]()
+        self.events: list[Event] = []
+        self.live = [0] * stages  # gone forward with, and not yet done with
+        self.most = [0] * stages
+
+    def does(self, stage, do):
+        """Whether a stage can do that now; if so, it has."""
+        if do.op == "receive":
+            return self.receive(stage, do)
+        if do.op == "send":
+            self.send(stage, do)
+        else:
+            self.compute(stage, do)
+        return True
+
+    def receive(self, stage, do):
+        inbox = self.inboxes[do.what, do.peer, stage]
+        if not inbox:
+            return False
+        microbatch, chunk, there = inbox.popleft()
+        if (microbatch, chunk) != (do.microbatch, do.chunk):
+            came = f"{do.peer} send {microbatch} first"
+            raise ValueError(f"schedule has stage {stage} {do}, and {came}")
+        self.now[stage] = max(self.now[stage], there)
+        return True
+
+    def send(self, stage, do):
+        took = self.link.seconds(self.sizes.get(do.what, 0)) if self.link else 0.0
+        # The link takes one message after the other; the stage goes on at once.
+        starts = max(self.now[stage], self.free[stage, do.peer])
+        self.free[stage, do.peer] = starts + took
+        route = do.what, stage, do.peer
+        self.inboxes[route].append((do.microbatch, do.chunk, starts + took))
+        self.counts[route] += 1
+
+    def compute(self, stage, do):
+        start = self.now[stage]
+        self.now[stage] = start + self.times[do.op][stage]
+        event = Event(stage, do.op, do.microbatch, start, self.now[stage], do.chunk)
+        self.events.append(event)
+        self.live[stage] += (do.op == "forward") - (do.op in FREES)
+        self.most[stage] = max(self.most[stage], self.live[stage])
 
 
 def check_schedule(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> None:

@@ -1,209 +1,76 @@
 """The seconds and the bytes of one training step of a transformer on any number of devices, by a
 model.
 
-Devices form a mesh: data × pipeline × context × tensor. Each layer's products, what else moves
-memory, and every message are counted; seconds follow from a machine's rates and links. Training is
-in 16 bits. Sources: D. Narayanan et al. (2021), V. Korthikanti et al. (2022), A. Grattafiori et al.
-(2024).
+Each layer's products, what else moves memory, and every message are counted; seconds follow from a
+machine's rates and links. Training is in 16 bits: two bytes a number. Sources: D. Narayanan et al.
+(2021), V. Korthikanti et al. (2022), A. Grattafiori et al. (2024).
+
+Letters: t, tensor: devices that share a layer's products; c, context: that share a sequence; p,
+pipeline: stages of the chain of layers; v, chunks: parts of the chain on a device; m: micro-batches
+of a copy in a step; n: tokens of a micro-batch on a device.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ed_lib import check
-from ed_lib.parallel.links import Link, two_levels
+from ed_lib.parallel import schedules
+from ed_lib.parallel.hardware import A100, H100, REACHED, Machine
+from ed_lib.parallel.workload import Layout, Model
 
+__all__ = [
+    "A100", "H100", "REACHED", "Layout", "Machine", "Model",
+    "device_memory", "exposed", "layer_seconds", "step_seconds",
+]  # fmt: skip
 
-@dataclass(frozen=True)
-class Model:
-    """A transformer: ``layers`` L of width ``hidden`` H with ``heads`` a, on sequences of
-    ``tokens`` T.
-
-    ``wide``: the cells of the feed-forward part, which is gated (three products) if ``gated``.
-    ``kv_heads``: of keys and values. ``causal``: whether attention is fused and only the half is
-    computed that is used.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    tokens: int
-    vocabulary: int
-    wide: int
-    kv_heads: int
-    gated: bool = False
-    causal: bool = False
-
-    @property
-    def keys(self) -> int:
-        """Numbers of a token's keys; its values have as many."""
-        return self.hidden * self.kv_heads // self.heads
-
-    @property
-    def weights(self) -> int:
-        """Of one layer's products."""
-        return self.hidden * (2 * self.hidden + 2 * self.keys + (2 + self.gated) * self.wide)
-
-    @property
-    def parameters(self) -> int:
-        """Of all layers' products and one matrix of the vocabulary."""
-        return self.layers * self.weights + self.vocabulary * self.hidden
-
-    @property
-    def attention(self) -> float:
-        """FLOPs of a token's scores and weighted sums in one layer, forward."""
-        return 4 * self.tokens * self.hidden * (0.5 if self.causal else 1)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Devices whose large products reach ``rate`` FLOP/s, with ``capacity`` bytes of memory at
-    ``memory`` bytes/s; ``server`` of them to a server, a link each ``inside`` one, and ``between``
-    servers.
-    """
-
-    rate: float
-    memory: float
-    capacity: float
-    inside: Link
-    between: Link
-    server: int = 8
-
-    def slower(self, products: float = 1.0, memory: float = 1.0, links: float = 1.0) -> "Machine":
-        """One that reaches only these shares of its rate, of its memory's and of its links'
-        bandwidth.
-        """
-        inside, between = (
-            replace(link, beta=link.beta / links) for link in (self.inside, self.between)
-        )
-        rate, memory = self.rate * products, self.memory * memory
-        return replace(self, rate=rate, memory=memory, inside=inside, between=between)
-
-    def together(self, ranks: int, stride: int) -> int:
-        """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server."""
-        return min(ranks, max(1, self.server // stride))
-
-    def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
-        """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
-        return two_levels(bytes, -(-ranks // each), each, self.inside, self.between)
-
-    def link(self, span: int) -> Link:
-        """The slowest that a ring crosses which spans so many neighbouring devices."""
-        return self.inside if span <= self.server else self.between
-
-
-# What a large 16-bit product reaches: S. Bekman, "Machine learning engineering"
-# (stas00/ml-engineering, compute/accelerator); memory's bandwidth, NVLink (one direction), network:
-# data sheets; latencies: a guess, of little effect. Capacity: 79.1 GiB, what CUDA offers of the
-# 81,559 MiB (H100) or 81,920 (A100) of a card, before its own context's and NCCL's buffers.
-A100 = Machine(271.2e12, 2.039e12, 84.9e9, Link(5e-6, 1 / 300e9), Link(10e-6, 1 / 25e9))
-H100 = Machine(794.5e12, 3.35e12, 84.9e9, Link(5e-6, 1 / 450e9), Link(10e-6, 1 / 50e9))
-REACHED = (
-    0.761  # of ``rate``, by products: fitted in "To ten thousand devices", to five published runs
-)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a step is split: over ``devices``, of which ``tensor`` × ``context`` × ``pipeline`` are
-    one copy.
-
-    ``batch``: sequences in a step, ``micro`` in a micro-batch; ``chunks`` v of the layers on a
-    device. ``stage``: of ZeRO, what the copies share out: 1 the optimizer's state, 2 gradients too,
-    3 weights too (FSDP). ``sequence``: what tensor parallelism leaves whole is cut along the
-    sequence. ``recompute``: all activations. ``overlap``: messages of the pipeline and of the
-    copies travel while devices compute. ``gradient``: bytes of one. ValueError, TypeError for what
-    does not come out even.
-    """
-
-    devices: int
-    tensor: int = 1
-    pipeline: int = 1
-    batch: int = 1
-    context: int = 1
-    micro: int = 1
-    chunks: int = 1
-    stage: int = 0
-    sequence: bool = False
-    recompute: bool = False
-    overlap: bool = False
-    gradient: int = 2
-
-    def __post_init__(self):
-        for name in (
-            "devices",
-            "tensor",
-            "pipeline",
-            "batch",
-            "context",
-            "micro",
-            "chunks",
-            "gradient",
-        ):
-            check.count(name, getattr(self, name))
-        check.choice("stage", self.stage, (0, 1, 2, 3))
-        _whole("devices", self.devices, self.copy, "tensor × context × pipeline")
-        _whole("batch", self.batch, self.data * self.micro, "copies × micro")
-        if self.chunks > 1:  # an interleaved pipeline goes by groups
-            _whole("micro-batches", self.microbatches, self.pipeline, "pipeline")
-
-    @property
-    def copy(self) -> int:
-        """Devices of one copy of the model."""
-        return self.tensor * self.context * self.pipeline
-
-    @property
-    def data(self) -> int:
-        """Copies of the model."""
-        return self.devices // self.copy
-
-    @property
-    def microbatches(self) -> int:
-        return self.batch // (self.data * self.micro)
-
-    def layers(self, model: Model) -> tuple[int, bool]:
-        """Layers in a chunk; whether first and last device have one less, as in Llama 3. Or
-        ValueError.
-        """
-        _whole("heads", model.heads, self.tensor, "tensor")
-        _whole("tokens", model.tokens, self.context, "context")
-        cuts, L = self.pipeline * self.chunks, model.layers
-        short = L % cuts > 0 and (L + 2) % cuts == 0 and L > 2
-        _whole("layers", L + 2 * short, cuts, "pipeline × chunks, or two less")
-        return -(-L // cuts), short
-
-
-def _whole(name, value, of, what):
-    if value % of:
-        raise ValueError(f"{name} is {value}; wanted a multiple of {of}, {what}")
+FORWARD_AND_BACKWARD = 3  # passes: the backward one computes twice as much
+LOGIT_MOVES = 16  # bytes of memory that a logit moves: float32, a few times
+LOGIT_BYTES = 6  # that are kept of a logit: in float32, and in 16 bits
+STATE_MOVES = 30  # bytes of memory that a parameter's update moves
+STATE_BYTES = 12  # of the optimizer a parameter: a float32 copy and Adam's two moments
 
 
 def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, float]:
     """Seconds of a layer for a micro-batch, all passes: products, memory, and what is sent within
     it.
     """
-    t, c, passes = layout.tensor, layout.context, 3 + layout.recompute
-    n = layout.micro * model.tokens // c  # tokens on a device
-    products = max(
-        2 * n * model.weights / machine.rate, 2 * model.weights / machine.memory
-    )  # reads weights
-    attention = (
-        (3.5 if model.causal else passes) * n * model.attention
-    )  # fused, its scores come twice
-    accumulation = (3 * layout.gradient if layout.microbatches > 1 else 0) * model.weights / t
-    # norms, residual sums and dropout; the wide activation; scores, unless attention is fused
-    narrow = 22 * model.hidden / (t if layout.sequence else 1)
+    t = layout.tensor
+    c = layout.context
+    n = layout.micro * model.tokens // c
+    # The backward pass is two; another one where activations are recomputed.
+    passes = 3 + layout.recompute
+
+    # Few tokens take the time of reading the weights.
+    computed = 2 * n * model.weights / machine.rate
+    read = 2 * model.weights / machine.memory
+    products = max(computed, read)
+    # Fused attention computes its scores a second time, recomputed or not.
+    attention_passes = 3.5 if model.causal else passes
+    attention = attention_passes * n * model.attention
+
+    # Bytes that a token moves: of norms, residual sums and dropout, which tensor parallelism alone
+    # leaves whole; of the wide activation; of scores, unless fused attention never writes them.
+    narrow: float = 22 * model.hidden
+    if layout.sequence:
+        narrow = narrow / t
     wide = (4 + 2 * model.gated) * model.wide + 8 * model.hidden
-    moved = (
-        narrow + (wide + (0 if model.causal else 13 * model.tokens * model.heads)) / t
-    )  # bytes a token
-    sums = 2 * (
-        passes - 1
-    )  # all-reduces: two forward, two backward, and two where forward is repeated
+    scores = 0 if model.causal else 13 * model.tokens * model.heads
+    moved = narrow + (wide + scores) / t
+    # Gradients of several micro-batches are read, added up and written.
+    accumulation = 0.0
+    if layout.microbatches > 1:
+        accumulation = 3 * layout.gradient * model.weights / t
+
+    # All-reduces over t: two forward, two backward, and two where forward is repeated.
+    sums = 2 * (passes - 1)
+    together = machine.together(t, 1, layout.devices)
+    one_sum = machine.all_reduce(2 * n * model.hidden, t, together)
+    # Keys and values go around a ring of c, forward, and with their gradients backward.
+    hops = 2 * (c - 1)
+    one_hop = machine.link(t * c, layout.devices).seconds(4 * n * model.keys / t)
     return {
         "products": (passes * products + attention / machine.rate) / t,
         "memory": (passes * n * moved + accumulation) / machine.memory,
-        "tensor": sums * machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1)),
-        "context": 2 * (c - 1) * machine.link(t * c).seconds(4 * n * model.keys / t),
+        "tensor": sums * one_sum,
+        "context": hops * one_hop,
     }
 
 
@@ -215,50 +82,135 @@ def step_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, fl
     the layer that the last one may lack; "stages": messages between them; "bubble"; "copies":
     gradients and sharded weights, as far as nothing hides them; "optimizer".
     """
-    m, p, v, t = layout.microbatches, layout.pipeline, layout.chunks, layout.tensor
-    (count, short), one = layout.layers(model), layer_seconds(model, machine, layout)
-    chunk, n = count * sum(one.values()), layout.micro * model.tokens // layout.context
-    message = 0.0
-    if (
-        p > 1 and not layout.overlap
-    ):  # each device sends its part to the next stage, where all gather it
-        message = machine.link(layout.copy).seconds(2 * n * model.hidden / t)
-        message += machine.all_reduce(2 * n * model.hidden, t, machine.together(t, 1)) / 2
-    logits = 16 * n * model.vocabulary / t / machine.memory  # in float32, a few times
-    head = 6 * n * model.hidden * model.vocabulary / t / machine.rate + logits
-    own = model.parameters / (t * p) / (layout.data * layout.context if layout.stage else 1)
-    return {name: m * v * count * seconds for name, seconds in one.items()} | {
-        "vocabulary": m * max(0.0, head - short * sum(one.values())),
-        "stages": m * v * 2 * message,
-        "bubble": (p - 1) * (chunk + 2 * message),
-        "copies": _copies(model, machine, layout, chunk),
-        "optimizer": 30 * own / machine.memory,
-    }
+    m = layout.microbatches
+    p = layout.pipeline
+    v = layout.chunks
+    count, short = layout.layers(model)
+    one = layer_seconds(model, machine, layout)
+    layer = sum(one.values())
+    chunk = count * layer
+    message = _stage_message(model, machine, layout)
+    # The last stage works so much longer, with every micro-batch.
+    longer = max(0.0, _vocabulary(model, machine, layout) - short * layer)
+
+    parts = {name: m * v * count * seconds for name, seconds in one.items()}
+    parts["vocabulary"] = m * longer
+    parts["stages"] = m * v * 2 * message
+    # The bubble is a share of the whole time, and the work is the rest of it.
+    work = m * v * (chunk + 2 * message)
+    share = schedules.bubble(p, m, v)
+    parts["bubble"] = work * share / (1 - share)
+    parts["copies"] = _copies(model, machine, layout, chunk)
+    parts["optimizer"] = STATE_MOVES * _updated(model, layout) / machine.memory
+    return parts
+
+
+def _stage_message(model, machine, layout):
+    """Seconds of one micro-batch's activations on their way to the next stage, unless hidden."""
+    if layout.pipeline == 1 or layout.overlap:
+        return 0.0
+    t = layout.tensor
+    size = 2 * _tokens(model, layout) * model.hidden
+    # Each of t devices sends its part of them to the next stage, where all gather the whole: half
+    # of an all-reduce.
+    send = machine.link(layout.copy, layout.devices).seconds(size / t)
+    gather = machine.all_reduce(size, t, machine.together(t, 1, layout.devices)) / 2
+    return send + gather
+
+
+def _vocabulary(model, machine, layout):
+    """Seconds of the product with the vocabulary and of its logits, for a micro-batch."""
+    t = layout.tensor
+    n = _tokens(model, layout)
+    # Two FLOPs a number, in three passes: nothing here is computed twice.
+    product = 6 * n * model.hidden * model.vocabulary / t / machine.rate
+    logits = LOGIT_MOVES * n * model.vocabulary / t / machine.memory
+    return product + logits
+
+
+def _updated(model, layout):
+    """Parameters that a device's optimizer updates."""
+    own = model.parameters / (layout.tensor * layout.pipeline)
+    if layout.stage == 0:
+        return own
+    return own / (layout.data * layout.context)
+
+
+def _tokens(model, layout):
+    """Of a micro-batch, on a device."""
+    return layout.micro * model.tokens // layout.context
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A device's weights as they travel between copies: ``count`` pieces, each after (or before)
+    ``group`` micro-batches.
+    """
+
+    count: int
+    group: int
+
+    @classmethod
+    def of(cls, model, layout):
+        """By chunks, since an interleaved pipeline takes p micro-batches through one before it
+        takes the next; or else by layers.
+        """
+        if layout.chunks > 1:
+            return cls(layout.chunks, layout.pipeline)
+        layers, _ = layout.layers(model)
+        return cls(layers, 1)
 
 
 def _copies(model, machine, layout, chunk):
     """Seconds of messages between the copies that nothing hides; ``chunk``: seconds of computing
-    one.
+    one, for a micro-batch.
     """
-    c, t, p, v, stage = layout.context, layout.tensor, layout.pipeline, layout.chunks, layout.stage
-    # weights are gathered and gradients sent by chunks, after p micro-batches each; or by layers,
-    # after one
-    pieces, group = (v, p) if v > 1 else (layout.layers(model)[0], 1)
-    each = machine.together(c, t)  # copies, and parts of a sequence, have the same weights
-    each *= machine.together(layout.data, layout.copy) if each == c else 1
-    weights = model.parameters / (t * p * pieces)
-    halves = [
-        machine.all_reduce(weights * size, layout.data * c, each) / 2
-        for size in (2, layout.gradient)
-    ]
-    (gather, scatter), rounds = halves, layout.microbatches // group
-    forward = group * chunk / (3 + layout.recompute) / (1 if v > 1 else pieces)  # of a piece
-    backward = scatter + (scatter if stage == 0 else gather if stage == 3 else 0.0)
+    stage = layout.stage
+    pieces = Pieces.of(model, layout)
+    # Halves of an all-reduce of a piece: gathering weights, of two bytes, and scattering sums of
+    # gradients.
+    weights = model.parameters / (layout.tensor * layout.pipeline * pieces.count)
+    # Copies, and parts of a sequence, have the same weights.
+    ranks = layout.data * layout.context
+    in_one_server = _in_one_server(machine, layout)
+    gather = machine.all_reduce(2 * weights, ranks, in_one_server) / 2
+    scatter = machine.all_reduce(layout.gradient * weights, ranks, in_one_server) / 2
+
+    if stage == 0:
+        # Every copy updates all weights: sums are scattered, and gathered, after the backward pass.
+        before_forward = 0.0
+        after_backward = 2 * scatter
+    elif stage == 3:
+        # Weights are gathered whenever they are needed, forward and backward.
+        before_forward = gather
+        after_backward = scatter + gather
+    else:
+        before_forward = gather
+        after_backward = scatter
+    # Stage 3 keeps no whole weights from one round to the next, and from stage 2 on no gradients.
+    rounds = layout.microbatches // pieces.group
+    forward_rounds = rounds if stage == 3 else 1
+    backward_rounds = rounds if stage >= 2 else 1
+
+    forward = pieces.group * chunk / (FORWARD_AND_BACKWARD + layout.recompute)
+    if layout.chunks == 1:
+        forward = forward / pieces.count
+    # What may travel beside the forward pass of a piece; the other passes are of the backward one.
     window = layout.overlap * forward
-    seconds = exposed(gather if stage else 0.0, window, pieces * (rounds if stage == 3 else 1))
-    return seconds + exposed(
-        backward, (2 + layout.recompute) * window, pieces * (rounds if stage > 1 else 1)
-    )
+    other_passes = FORWARD_AND_BACKWARD - 1 + layout.recompute
+    first = exposed(before_forward, window, pieces.count * forward_rounds)
+    second = exposed(after_backward, other_passes * window, pieces.count * backward_rounds)
+    return first + second
+
+
+def _in_one_server(machine, layout):
+    """Of the devices with the same weights, those that stand in one server."""
+    c = layout.context
+    parts = machine.together(c, layout.tensor, layout.devices)
+    # Copies share a server only if each has all parts of its sequences there.
+    if parts < c:
+        return parts
+    return parts * machine.together(layout.data, layout.copy, layout.devices)
 
 
 def exposed(message: float, computing: float, often: int) -> float:
@@ -277,25 +229,39 @@ def device_memory(model: Model, layout: Layout) -> dict[str, float]:
     ``recompute`` a layer's input alone; without a pipeline logits too, in float32 and 16 bits. Of
     what is sharded, the piece at work is whole (of weights, the next one too).
     """
-    t, p, v, m = layout.tensor, layout.pipeline, layout.chunks, layout.microbatches
+    t = layout.tensor
+    p = layout.pipeline
+    v = layout.chunks
+    m = layout.microbatches
     count, short = layout.layers(model)
-    layers = v * count - short  # which has the embedding too
+    # The first device has the embedding too.
+    layers = v * count - short
     own = (layers * model.weights + model.vocabulary * model.hidden) / t
-    copies, pieces = layout.data * layout.context, v if v > 1 else count
+    pieces = Pieces.of(model, layout).count
 
-    def share(since):  # what a device has of what is sharded from this stage of ZeRO on
-        return min(1.0, 1 / copies + (since - 1) / pieces) if layout.stage >= since else 1
+    def share(since):
+        """Of what is sharded from this stage of ZeRO on: the device's part, and pieces at work."""
+        if layout.stage < since:
+            return 1
+        at_work = (since - 1) / pieces
+        return min(1.0, 1 / (layout.data * layout.context) + at_work)
 
-    n, narrow = layout.micro * model.tokens // layout.context, t if layout.sequence else 1
-    wide = (2 * model.hidden + 2 * model.keys + (1 + model.gated) * model.wide) / t
-    kept = model.hidden / narrow + (0 if layout.recompute else model.hidden / narrow + wide)
-    ahead = (
-        min(m * v, 2 * (p - 1) + (v - 1) * p + 1) if v > 1 else min(m, p)
-    )  # chunks' micro-batches
+    n = _tokens(model, layout)
+    # Inputs of the two norms, which tensor parallelism alone leaves whole.
+    norm = model.hidden / (t if layout.sequence else 1)
+    # Queries and attention's output; keys and values; wide products.
+    attention = 2 * model.hidden + 2 * model.keys
+    feed_forward = (1 + model.gated) * model.wide
+    kept = norm
+    if not layout.recompute:
+        kept = norm + (norm + (attention + feed_forward) / t)
+    # Micro-batches whose activations the first device keeps, counted once for each of its chunks:
+    # those of the forward passes before its first backward pass, and of the next one.
+    ahead = min(m * v, schedules.warmup(0, p, m, v) + 1)
+    logits = LOGIT_BYTES * n * model.vocabulary / t if p == 1 else 0
     return {
         "weights": 2 * own * share(3),
         "gradients": layout.gradient * own * share(2),
-        "optimizer": 12 * own * share(1),
-        "activations": 2 * kept * n * ahead * layers / v
-        + (6 * n * model.vocabulary / t if p == 1 else 0),
+        "optimizer": STATE_BYTES * own * share(1),
+        "activations": 2 * kept * n * ahead * layers / v + logits,
     }

@@ -29,10 +29,10 @@ from ed_lib.parallel import checkpoints, launch, zero
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.replica import Replica, local_rows
 
-SMALL_BUCKET = (
-    2**18
-)  # four buckets, of which three can be summed while the backward pass still computes
+# Four buckets, of which three can be summed while the backward pass still computes.
+SMALL_BUCKET = 2**18
 LENGTH = 64  # characters in a sequence
+DAY = 24 * 3600.0  # seconds
 
 
 def train(
@@ -51,8 +51,12 @@ def train(
     "held", this rank's bytes at the last step; "peak", the most, seen whenever a gradient arrived;
     "sent", what it has sent.
     """
-    check.count("steps", steps), check.count("batch", batch), check.positive("rate", rate)
-    text, losses, seconds = data.text(), [], []
+    check.count("steps", steps)
+    check.count("batch", batch)
+    check.positive("rate", rate)
+    text = data.text()
+    losses = []
+    seconds = []
     net = GPT(len(text.characters), LENGTH).to(device())
     adam: Any = partial(torch.optim.Adam, lr=rate)
     if stage is None:
@@ -64,10 +68,11 @@ def train(
     first = checkpoints.load(model, done[-1]) if done else 0
     for rows in islice(data.stretches(text.train, batch, LENGTH, seed=0), first, steps):
         start = timing.now()
-        x, wanted = (
-            local_rows(each.T.contiguous()).to(device()) for each in rows
-        )  # (T, B) → (b, T)
-        loss = F.cross_entropy(model(x).flatten(0, 1), wanted.flatten(), reduction="sum")
+        # (T, B) → (b, T): this rank's rows of the batch
+        x, wanted = (local_rows(each.T.contiguous()).to(device()) for each in rows)
+        scores = model(x).flatten(0, 1)
+        # A sum: ranks may have unlike numbers of rows, and all rows count the same.
+        loss = F.cross_entropy(scores, wanted.flatten(), reduction="sum")
         loss.backward()
         if stage is None:
             model.finish(batch * LENGTH)
@@ -84,6 +89,7 @@ def train(
     found = {"loss": total.tolist(), "seconds": statistics.median(seconds or [0.0])}
     if stage is not None:
         found |= {"held": model.full, "peak": model.peak, "sent": model.wire.traffic}
+        # Every rank hashes all weights, of which it may have a part.
         for unit in model.units:
             model.gather(unit)
     flat = parameters_to_vector(net.parameters()).detach().cpu()
@@ -95,10 +101,8 @@ def report(results: Sequence[dict]) -> None:
     print("loss:", *(f"{loss:.4f}" for loss in results[0]["loss"]))
     for rank, result in enumerate(results):
         if "held" in result:
-            print(
-                f"rank {rank} holds",
-                ", ".join(f"{what} {n:,}" for what, n in result["held"].items()),
-            )
+            held = ", ".join(f"{what} {n:,}" for what, n in result["held"].items())
+            print(f"rank {rank} holds", held)
     print("weights:", *sorted({result["sha256"] for result in results}))
 
 
@@ -114,10 +118,13 @@ def main() -> None:
         kind = int if option.default is None else type(option.default)
         parser.add_argument(f"--{option.name}", type=kind, default=option.default)
     options = vars(parser.parse_args())
-    ranks, backend = options.pop("ranks"), options.pop("backend")
-    data.text()  # where it must be downloaded, before the ranks read it
-    results = launch(partial(train, **options), ranks, backend=backend, timeout=24 * 3600.0)
-    if os.environ.get("RANK", "0") == "0":  # torchrun runs main in every process
+    ranks = options.pop("ranks")
+    backend = options.pop("backend")
+    # Where it must be downloaded, before the ranks read it.
+    data.text()
+    results = launch(partial(train, **options), ranks, backend=backend, timeout=DAY)
+    # torchrun runs main in every process.
+    if os.environ.get("RANK", "0") == "0":
         report(results)
 
 

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import asynchronous, launch, links, pipeline, simulator, train, zero
+from ed_lib.parallel import asynchronous, launch, ledger, links, pipeline, simulator, train, zero
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate_workers
-from ed_lib.parallel.schedules import gpipe, interleaved
+from ed_lib.parallel.schedules import bubble, gpipe, interleaved
 from ed_lib.parallel.step_model import Layout, Model
 
 TWO, THREE = torch.zeros(2), nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
@@ -53,6 +53,16 @@ PARALLEL = [
     ("ranks: no rate", lambda: train.train(rate=-1), ValueError, "rate is -1"),
     ("one size of two", lambda: links.fit_link([8, 8], [1, 1]), ValueError, "sizes is [8.0, 8.0]; wanted at"),
     ("a size without its time", lambda: links.fit_link([8, 9], [1]), ValueError, "seconds has the shape"),
+    ("a time below 0", lambda: links.fit_link([8, 9], [1, -1]), ValueError, "seconds is -1.0; wanted a finite"),
+    ("a message in no time", lambda: links.fit_link([8, 9], [1, 0]), ValueError, "seconds is 0.0; wanted a"),
+    ("a time that is none", lambda: links.fit_link([8, 9], [1, float("nan")]), ValueError, "seconds is nan"),
+    ("a size below 0", lambda: links.fit_link([8, -9], [1, 2]), ValueError, "sizes is [8.0, -9.0]; wanted finite"),
+    ("sizes in a table", lambda: links.fit_link([[8, 9]], [[1, 2]]), ValueError, "sizes has the shape (1, 2)"),
+    ("a ledger's fourth stage", lambda: ledger.sent(1, 2, 4), ValueError, "stage is 4; wanted one of 0, 1, 2, 3"),
+    ("no chunks", lambda: interleaved(0), ValueError, "chunks is 0; wanted at least 1"),
+    ("half a chunk of a schedule", lambda: interleaved(1.5), TypeError, "chunks is 1.5; wanted a whole"),
+    ("a bubble of no stages", lambda: bubble(0, 1), ValueError, "stages is 0; wanted at least 1"),
+    ("a bubble of no work", lambda: bubble(1, 0), ValueError, "microbatches is 0; wanted at least 1"),
     ("more parts than layers", lambda: pipeline.cut(THREE, 4), ValueError, "parts is 4; wanted at most 3"),
     ("tied over parts", lambda: pipeline.cut(TIED, 2), ValueError, "a parameter in two of the parts"),
     ("no stages", _clock(stages=0), ValueError, "stages is 0"),

@@ -2,7 +2,9 @@
 script.
 """
 
+import multiprocessing
 import os
+import pickle
 import re
 import socket
 import subprocess
@@ -21,7 +23,7 @@ import torch.nn.functional as F
 
 from ed_lib import data
 from ed_lib.models import GPT
-from ed_lib.parallel import RankError, launch, train
+from ed_lib.parallel import RankError, launch, launcher, train
 from tests.parallel import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,7 @@ def test_one_rank_is_enough_and_arguments_are_copied():
 @pytest.mark.parametrize("how, rank, said", [
     ("raises", 1, "KeyError: 'a word to find'"), ("leaves", 0, "SystemExit: 3"),
     ("exits", 1, "exited with code 3"), ("is killed", 0, "SIGKILL"),
+    ("exits as a failed import does", 1, "exited with code 1, without a result$"),
     ("returns what cannot be sent", 1, "pickle"),
 ])  # fmt: skip
 def test_a_rank_that_fails_is_named_and_the_others_end(how, rank, said):
@@ -86,19 +89,88 @@ def test_a_rank_that_is_gone_is_told_at_once_though_the_others_work_on(tmp_path)
     assert time.monotonic() - float((tmp_path / "gone").read_text()) < 2
 
 
+def test_a_long_timeout_and_a_rank_that_closes_its_output_lose_no_result():
+    """The system's waits have a longest time, which a timeout may exceed."""
+    assert launch(ranks.close_stdout, 2, timeout=1e7) == [0, 1]
+
+
+def test_temporary_files_may_be_here(monkeypatch, tmp_path):
+    """As TMPDIR=. has it; the ranks work in another folder than this process."""
+    launch(ranks.close_stdout, 1, timeout=LONG)  # the server, once it runs, stays where it is
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", ".")
+    assert launch(ranks.close_stdout, 2, timeout=LONG) == [0, 1]
+
+
+class Slow:
+    """A spawned process: its pipe closes, and only then it can be waited for."""
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    @property
+    def exitcode(self):
+        return self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+
+
+def test_a_process_that_has_closed_its_pipe_is_waited_for(tmp_path):
+    """Asked too soon, it has no exit code, and its result is lost."""
+    (tmp_path / "report 3").write_bytes(pickle.dumps((None, "found")))
+    assert launcher._report(Slow([None, None, 0]), 3, tmp_path, 0.0) == (None, "found")
+
+
+def test_a_process_that_closes_its_pipe_and_goes_on_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "GRACE", 0.01)
+    failure, _ = launcher._report(Slow([None]), 3, tmp_path, 0.0)
+    assert "closed its pipe" in failure.how and failure.rank == 3
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_results_come_back_from_ranks_that_are_spawned(monkeypatch, times):
+    """As on macOS, and on Linux where the path of the temporary files is long."""
+    monkeypatch.setattr(launcher, "CONTEXT", multiprocessing.get_context("spawn"))
+    for n in [1, 2**18] * times:  # of four bytes, up to a megabyte
+        found = launch(ranks.many, 2, n, timeout=LONG)
+        assert [(len(one), one[-1].item()) for one in found] == [(n, 0.0), (n, 1.0)]
+
+
+def test_torchruns_mark_without_the_rest_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    for name in launcher.TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    said = "TORCHELASTIC_RUN_ID and no RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; wanted all"
+    with pytest.raises(ValueError, match=said):
+        launch(ranks.who, 1)
+
+
 def test_a_timeout_shorter_than_the_start_is_an_error_too():
     with pytest.raises(RankError, match="did not end within 0.01 s"):
         launch(ranks.who, 2, timeout=0.01)
 
 
-def test_a_function_defined_in_a_cell_is_refused_with_what_to_do(monkeypatch):
+class Options:
+    """As a cell may define it."""
+
+
+@pytest.fixture
+def in_a_notebook(monkeypatch):
     """A cell runs in a ``__main__`` that has no file."""
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     monkeypatch.setattr(ranks.who, "__module__", "__main__")
-    with pytest.raises(
-        ValueError, match="fn is 'who', defined in a notebook's cell(?s:.)*%%writefile"
-    ):
-        launch(ranks.who, 1)
+    monkeypatch.setattr(Options, "__module__", "__main__")
+
+
+@pytest.mark.parametrize("call, said", [
+    ((ranks.who,), "fn is 'who', defined in a notebook's cell"),
+    ((partial(ranks.who, 1),), "fn or an argument holds 'who', defined in a notebook's cell"),
+    ((ranks.change, Options()), "fn or an argument holds 'Options', defined in"),
+    ((ranks.change, {"of": [Options]}), "fn or an argument holds 'Options', defined in"),
+])  # fmt: skip
+def test_what_is_defined_in_a_cell_is_refused_with_what_to_do(in_a_notebook, call, said):
+    fn, *args = call
+    with pytest.raises(ValueError, match=said + "(?s:.)*%%writefile"):
+        launch(fn, 1, *args)
 
 
 SCRIPT = """
@@ -124,19 +196,15 @@ TRAIN = ("--steps", "3", "--batch", "5", "--ranks", "2") if os.environ.get("ED_D
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """{what ran, all side by side: (its output, its errors)}."""
-    script, unguarded = (
-        tmp_path_factory.mktemp("scripts") / name for name in ("script.py", "unguarded.py")
-    )
+    folder = tmp_path_factory.mktemp("scripts")
+    script, unguarded = folder / "script.py", folder / "unguarded.py"
     script.write_text(SCRIPT.format(guard="if __name__ == '__main__':"))
     unguarded.write_text(SCRIPT.format(guard="if True:"))
     calls = {"python": ["-m", "ed_lib.parallel.train", *TRAIN] if TRAIN else [script]}
-    calls["unguarded"], calls["torchrun"] = (
-        [unguarded],
-        [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]],
-    )
-    calls |= dict.fromkeys(
-        "01", ["-c", ALONE]
-    )  # of two worlds one rank each: it keeps the store, or not
+    calls["unguarded"] = [unguarded]
+    calls["torchrun"] = [*TORCHRUN, script, *TRAIN, *("--stage", "3")[: len(TRAIN)]]
+    # Of two worlds one rank each: it keeps the store, or not.
+    calls |= dict.fromkeys("01", ["-c", ALONE])
     running = {}
     for what, call in calls.items():
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -3,15 +3,26 @@
 import pytest
 import torch
 
-from conftest import ROOT
 from ed_lib.models import RECOMPUTE, Block
 from ed_lib.parallel import ledger
-from tools import notebooks
 
-CHAPTER = notebooks.code_cells(notebooks.read(ROOT / "book/parallel/when_it_does_not_fit.ipynb"))
-exec(
-    next(cell.source for cell in CHAPTER if cell.source.startswith("def saved("))
-)  # of the chapter
+
+def kept(call, parameters):
+    """Bytes that autograd saves for a backward pass, by its own hooks, parameters left out."""
+    memory = {}
+
+    def pack(tensor):
+        # The storage is held, so that its address is not given out a second time.
+        storage = tensor.untyped_storage()
+        memory[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    del result
+    for parameter in parameters:
+        memory.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(storage.nbytes() for storage in memory.values())
 
 
 def block(how, hidden=12, heads=3):
@@ -27,10 +38,9 @@ def block(how, hidden=12, heads=3):
 def test_a_block_keeps_what_the_formula_says(how, tokens, sequences, hidden, heads):
     made = block(how, hidden, heads)
     x = torch.randn(sequences, tokens, hidden, requires_grad=True)
-    found = saved(lambda: made(x), *made.parameters())  # noqa: F821
-    norms = (
-        0 if how == "full" else 2 * 2 * 4 * tokens * sequences
-    )  # a mean and a spread for each token
+    found = kept(lambda: made(x), made.parameters())
+    # Each of two norms keeps a mean and a spread for each token, in float32.
+    norms = 0 if how == "full" else 2 * 2 * 4 * tokens * sequences
     assert found - norms == ledger.activations(tokens, sequences, hidden, heads, how, itemsize=4)
 
 
@@ -54,3 +64,13 @@ def test_the_published_ledger():
         assert round(sum(ledger.state(of, 64, stage).values()) / 1e9, 1) == gigabytes
     assert sum(ledger.state(1, 1, 0, ledger.FULL).values()) == 16
     assert ledger.sent(1000, 4, 3) == 1.5 * ledger.sent(1000, 4, 0)
+
+
+def test_bytes_are_those_of_a_memory_however_its_tensors_are_given():
+    tensor = torch.ones(3)
+    assert ledger.nbytes(tensor) == 12
+    assert ledger.nbytes(torch.nn.Parameter(torch.ones(2, 3))) == 24
+    assert ledger.nbytes({"a": tensor, "b": torch.ones(2, dtype=torch.float64)}) == 12 + 16
+    # Views are of one memory; a number has no axes, and None no memory.
+    assert ledger.nbytes([tensor, tensor[1:], torch.ones(()), None]) == 12
+    assert ledger.nbytes(iter([torch.ones(5)])) == 20

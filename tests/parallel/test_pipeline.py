@@ -34,9 +34,77 @@ def everything():
     if p in (2, 3):
         found["pytorch"] = beside_pytorchs()
         found["interleaved"] = by_chunks()
+        found["wrong parts"] = [told_of(*case[:3]) for case in WRONG]
     if p == 2:
         found["errors"] = everything_wrong()
     return found
+
+
+class Gives(nn.Module):
+    """A part that does not keep (b, …), or does."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {
+            "what it should": lambda: y,
+            "flat": lambda: y.flatten(0, 1),
+            "a number": lambda: y.mean(),
+            "a pair": lambda: (y, y),
+            "whole numbers": lambda: y.long(),
+            "a row a sample": lambda: y[:, : len(y)],
+            "nothing of x": lambda: self.layer.weight.sum() + torch.zeros_like(y),
+            "many axes": lambda: y.view(*y.shape, 1, 1, 1, 1, 1, 1, 1),
+        }[self.how]()
+
+
+ROWS = "; wanted (2, …)"
+# The part that is wrong (−1: the last), what it gives, the schedule, and what all ranks are told.
+# fmt: off
+WRONG = [
+    (0, "flat", "gpipe", "parts[0] gives the shape (10, 3) for 2 samples" + ROWS),
+    (0, "flat", "1f1b", "parts[0] gives the shape (10, 3) for 2 samples" + ROWS),
+    (0, "a number", "zb_h1", "parts[0] gives the shape () for 2 samples" + ROWS),
+    (1, "flat", "1f1b", "parts[1] gives the shape (10, 3) for 2 samples" + ROWS),
+    (-1, "a number", "zb_h2", "gives the shape () for 2 samples" + ROWS),
+    (0, "a pair", "1f1b", "parts[0] gives a tuple; wanted a tensor"),
+    (0, "whole numbers", "naive", "parts[0] gives the dtype torch.int64; wanted one of torch.float64"),
+    (0, "a row a sample", "1f1b", "parts[0] gives the shape (1, 1, 3) and torch.float32; wanted a"),
+    (0, "many axes", "gpipe", "parts[0] gives the shape (2, 5, 3, 1, 1, 1, 1, 1, 1, 1); wanted at most"),
+    (0, "flat", "interleaved", "parts[0] gives the shape (10, 3) for 2 samples" + ROWS),
+    (2, "flat", "interleaved", "parts[2] gives the shape (10, 3) for 2 samples" + ROWS),
+    (-1, "a pair", "interleaved", "gives a tuple; wanted a tensor"),
+    (0, "what it should", "1f1b", "live"),
+    (1, "nothing of x", "1f1b", "live"),
+]
+# fmt: on
+
+
+def told_of(wrong, how, name):
+    """What this rank is told of one wrong part, and that the group is whole afterwards."""
+    p = dist.get_world_size()
+    chunks = 2 if name == "interleaved" else 1
+    schedule = schedules.interleaved(2) if chunks == 2 else SCHEDULES[name]
+    parts = [Gives("what it should") for _ in range(p * chunks)]
+    parts[wrong] = Gives(how)
+    m = 2 * p
+    # The last micro-batch has one sample, all others two.
+    x = torch.ones(2 * m - 1, 5, 3)
+    worker = Pipeline(parts, lambda y, _: y.square().mean(), x.shape, m, schedule)
+    try:
+        return f"live {worker.run(x, x).live}"
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_a_part_that_does_not_keep_its_samples_is_an_error_on_every_rank(worlds, p):
+    for rank, found in enumerate(worlds[p]):
+        for (wrong, how, name, said), told in zip(WRONG, found["wrong parts"], strict=True):
+            assert said in told, f"rank {rank}, parts[{wrong}] gives {how}, {name}: {told}"
 
 
 def images_model():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ed_lib.parallel.links import Link
-from ed_lib.parallel.schedules import SCHEDULES, Instruction, interleaved, repeat
+from ed_lib.parallel.schedules import SCHEDULES, Instruction, bubble, interleaved, repeat, warmup
 from ed_lib.parallel.simulator import simulate
 
 BACKPROPAGATION = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
@@ -67,20 +67,21 @@ def test_the_times_of_naive_gpipe_and_1f1b(p, m, f, b):
 @given(p=stages, m=microbatches, f=st.integers(1, 9), b=st.integers(1, 9))
 @some
 def test_the_bubble(p, m, f, b):
-    """A stage waits for each of p − 1 others, and works for each of m micro-batches."""
+    """A stage waits for each of p − 1 others, and works for each of m micro-batches; the published
+    formulas, of one, and of stages that all take as long.
+    """
 
     def idle(name, m=m, **times):
         return pytest.approx(1 - simulate(SCHEDULES[name], p, m, times).busy, abs=1e-12)
 
-    def bubble(p, m, waits=1, works=1):
-        return (p - 1) * waits / ((p - 1) * waits + m * works)
-
     assert bubble(p, m) == (p - 1) / (m + p - 1)  # Huang et al. (2019), section 2.3
     for name in ("gpipe", "1f1b"):
-        assert bubble(p, m, f + b, f + b) == idle(name, forward=f, backward=b)
+        assert bubble(p, m) == idle(name, forward=f, backward=b)
     w = min(f, b)
     split = idle("zb_h1", m + p, forward=f, backward_input=b, backward_weight=w)
-    assert bubble(p, m + p, f + b - w, f + b + w) == split  # Qi et al. (2024), as below
+    # ZB-H1 waits f + b − w for each other stage, and works f + b + w: Qi et al. (2024), as below.
+    waits, works = (p - 1) * (f + b - w), (m + p) * (f + b + w)
+    assert waits / (waits + works) == split
     assert 1 - 1 / p == idle("naive", forward=f, backward=b)
 
 
@@ -220,8 +221,14 @@ def test_interleaving_has_the_published_bubble_messages_and_memory(p, v, groups,
     m = groups * p
     timeline = simulate(interleaved(v), p, m, {"forward": f, "backward": b})
     assert timeline.seconds == (m * v + p - 1) * (f + b)
+    assert 1 - timeline.busy == pytest.approx(bubble(p, m, v), abs=1e-12)
+    # Narayanan et al. (2021), section 2.2: of the work it is (p − 1) / (v m).
+    share = bubble(p, m, v)
+    assert share / (1 - share) == pytest.approx((p - 1) / (v * m))
     assert sum(timeline.messages.values()) == 2 * (v * p - 1) * m
-    ahead = [2 * (p - 1 - s) + (v - 1) * p for s in range(p)]
+    # Megatron-LM: without chunks p − 1 − s go first; with them, twice that, and the other chunks'.
+    ahead = [p - 1 - s if v == 1 else 2 * (p - 1 - s) + (v - 1) * p for s in range(p)]
     assert timeline.live == [min(m * v, n + 1) for n in ahead]
+    assert timeline.live == [min(m * v, warmup(s, p, m, v) + 1) for s in range(p)]
     if v == 1:
-        assert timeline.seconds == seconds("1f1b", p, m, forward=f, backward=b)
+        assert timeline == simulate(SCHEDULES["1f1b"], p, m, {"forward": f, "backward": b})

@@ -63,6 +63,42 @@ def test_which_links_a_collective_takes():
 
 
 @pytest.mark.parametrize(
+    ("ranks", "stride", "devices", "together"),
+    [
+        (3, 1, 24, 1),  # 6, 7 and 8 are in two servers
+        (3, 1, 6, 3),  # there is but one server
+        (4, 1, 24, 4),  # 4 divides 8
+        (8, 3, 24, 2),  # of 0, 3, … 21 servers have three, three and two
+        (2, 4, 24, 2),  # 0 and 4, …
+        (12, 1, 24, 4),  # 0 to 11: eight and four; 12 to 23: four and eight
+        (16, 1, 32, 8),
+        (4, 16, 64, 1),
+    ],
+)
+def test_groups_that_straddle_servers_of_eight(ranks, stride, devices, together):
+    """By hand: the fewest that a server has of a group, whichever group and server."""
+    assert replace(PLAIN, server=8).together(ranks, stride, devices) == together
+
+
+def test_a_copy_that_straddles_servers_sends_between_them():
+    """Copies of three stages: the third one's are 6, 7 and 8, and its last message leaves the
+    server, for which all copies wait.
+    """
+    machine = Machine(NEVER, NEVER, 1, Link(0, 1e-9), Link(0, 1e-3), 8)
+    assert machine.link(3, 24) == machine.between and machine.link(4, 24) == machine.inside
+    assert machine.link(3, 6) == machine.link(3) == machine.inside
+    model = replace(SMALL, layers=9)
+    for devices, link in ((24, machine.between), (6, machine.inside)):
+        layout = Layout(devices, 1, 3, 8)
+        message = 2 * 16 * 64 * link.beta
+        found = step_seconds(model, machine, layout)["stages"]
+        assert math.isclose(found, layout.microbatches * 2 * message)
+    sums = step_seconds(replace(SMALL, layers=9, heads=3, kv_heads=3), machine, Layout(24, 3, 1, 8))
+    wanted = 9 * 4 * all_reduce_seconds(2 * 16 * 64, 3, machine.between)
+    assert math.isclose(sums["tensor"], wanted)
+
+
+@pytest.mark.parametrize(
     ("t", "c", "server", "inside"), [(1, 8, 8, 1), (1, 16, 8, 0), (8, 2, 8, 0), (8, 2, 16, 1)]
 )
 def test_a_ring_of_keys_takes_the_link_that_it_crosses(t, c, server, inside):
@@ -112,6 +148,16 @@ def test_interleaving_divides_the_bubble(p, v, m):
     )
     clock = simulate(schedules.interleaved(v), p, m, {"forward": one / 4, "backward": 3 * one / 4})
     assert math.isclose(clock.seconds, sum(parts.values()) - parts["optimizer"], rel_tol=1e-9)
+
+
+@given(p=st.integers(2, 6), v=st.integers(1, 4), groups=st.integers(1, 4))
+def test_activations_are_kept_for_as_many_micro_batches_as_the_simulators_first_stage(p, v, groups):
+    m = p * groups
+    model = replace(SMALL, layers=p * v, vocabulary=0)
+    one = device_memory(replace(model, layers=1), Layout(1))["activations"]
+    kept = device_memory(model, Layout(p, 1, p, m, chunks=v))["activations"]
+    clock = simulate(schedules.interleaved(v), p, m, {"forward": 1, "backward": 2})
+    assert kept == pytest.approx(one * clock.live[0])
 
 
 @pytest.mark.oracle
