@@ -2,13 +2,14 @@
 seen.
 """
 
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from ed_lib.compiled import cached
 from ed_lib.registers import FAST
 
 
-@njit(**FAST)
+@cached(**FAST)
 def barrier(n, step, counters, patience):
     """Says that thread n has done ``step``, and waits until all have; False if one does not
     come.
