@@ -14,8 +14,8 @@ that computes, and set back at the end, so that a caller finds the register as i
 Other processors than x86 have other registers; there nothing is changed.
 
 NumPy's path, ``ed.layout``, runs with the caller's setting: ``torch.set_flush_denormal(True)``
-holds for NumPy's own loops, and for a BLAS of one thread. Threads that a BLAS has started before
-keep theirs.
+holds for NumPy's own loops, and for a BLAS of one thread. A thread starts with the setting of the
+one that starts it, so those that a BLAS has started before keep theirs.
 """
 
 from typing import Any
@@ -44,6 +44,7 @@ def without_subnormals(typing: Any, function: Any, arguments: Any) -> Any:
     called = function.get_call_type(typing, arguments.types, {})
 
     def emit(context, builder, signature, given):
+        # what the call would be of itself, but that what it leaves, an answer or an error, waits
         values = cgutils.unpack_tuple(builder, given[1], len(arguments.types))
         compiled = function.dispatcher.get_compile_result(called)
         context.active_code_library.add_linking_library(compiled.library)
@@ -85,6 +86,7 @@ def read(builder: ir.IRBuilder) -> ir.Value:
     """The instruction that stores the register, and one that loads what it has stored."""
     if not X86:
         return WORD(0)
+    # the instruction has no other way out than the memory
     slot = cgutils.alloca_once(builder, WORD)
     instruct(builder, "llvm.x86.sse.stmxcsr", slot)
     return builder.load(slot)

@@ -29,6 +29,7 @@ LANES = 16 if WIDEST else 8  # numbers in a vector
 ROWS = 4 if WIDEST else 2  # at once
 VECTORS = 4  # side by side in a tile
 WIDE = VECTORS * LANES  # columns at once
+# a product and a sum may become one instruction, and −0 be 0; the order of a sum stays
 FAST: dict[str, Any] = dict(fastmath={"contract", "nsz"}, error_model="numpy")
 BYTES = 4  # in an int32
 
@@ -114,9 +115,11 @@ class Code:
         of w, and adds the four products to the lane of total, an int32.
         """
         if self.integers:
-            name, terms = "llvm.x86.avx512.vpdpbusd.512", (total, x, w)
+            name = "llvm.x86.avx512.vpdpbusd.512"
+            terms = [total, x, w]
         else:
-            name, terms = f"llvm.fmuladd.v{LANES}f{self.bits}", (x, w, total)
+            name = f"llvm.fmuladd.v{LANES}f{self.bits}"
+            terms = [x, w, total]
         kind = ir.FunctionType(self.vector, 3 * [self.vector])
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, terms)
@@ -140,14 +143,17 @@ class Code:
 
     def load(self, argument: int, *indices: ir.Value) -> ir.Value:
         """A vector of an argument, which need not lie at a multiple of a vector's bytes."""
+        # LLVM would take a vector to lie at a multiple of its bytes, and the processor would fault
         return self.builder.load(self.place(argument, *indices), align=4)
 
     def prefetch(self, place: ir.Value, write: bool) -> None:
         """Asks for the cache line of ``place``, which is going to be read, or written."""
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        nearest_cache, data = word(3), word(1)
+        nearest_cache = word(3)
+        data = word(1)
         address = self.builder.bitcast(place, byte)
         self.builder.call(function, [address, word(int(write)), nearest_cache, data])
 

@@ -52,6 +52,7 @@ def forward_all(
 ) -> None:
     """As ``layout.forward_all``. RuntimeError in a forked process, see ``check_threads``."""
     check_threads()
+    # a thread takes at least LEAST samples, but no tile more than MOST
     fewest = -(-len(x) // MOST)
     tiles = max(1, min(get_num_threads(), len(x) // LEAST), fewest)
     scale = F(-2 / u0 / np.log(2))
@@ -157,6 +158,7 @@ def learn_tile(tile, tiles, x, states, out, gains, bias_gains, layers):
     """
     depth, networks, cells = layers.weight.shape[:3]
     batch, inputs = x.shape
+    # of one layer at a time
     sent = np.empty((batch, cells), np.float32)
     received = np.empty((batch, cells), np.float32)
     jobs = depth * networks
@@ -174,6 +176,7 @@ def learn_tile(tile, tiles, x, states, out, gains, bias_gains, layers):
             received=received,
             later=states[min(d + 2, depth), k],
         )
+    # the weights from an input are of no other tile, so none waits to add to them
     some = slice(tile * inputs // tiles, (tile + 1) * inputs // tiles)
     for k in range(networks):
         # the first layer's slopes, which its weights and its biases need

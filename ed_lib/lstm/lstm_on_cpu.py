@@ -179,8 +179,7 @@ def blocks(w: torch.Tensor) -> np.ndarray:
     """(4, P, K, n) → (N, K, 4 · LANES · n): a block's weights of each k side by side."""
     w = w.unflatten(1, (-1, LANES))  # (4, N, LANES, K, n)
     w = w.permute(1, 3, 0, 2, 4)  # (N, K, 4, LANES, n)
-    # a copy also where the order is the same already, as it is of one input and one block
-    return w.flatten(2).clone(memory_format=torch.contiguous_format).numpy()
+    return w.flatten(2).contiguous().numpy()
 
 
 @cached(parallel=True, **FAST)
