@@ -17,17 +17,25 @@ from ed_lib import compiled
 from ed_lib.ed import EDNetwork
 from ed_lib.lstm.lstm_on_cpu import Packed
 
-# start + x w, by the function of another file than that of the product
+# a function of another file than that of the product, which is compiled into it
+CALLER = """
+from ed_lib.compiled import cached
+from ed_lib.registers import FAST, product
+
+@cached(**FAST)
+def add(x, w, start, out):
+    product(x, w, start, out)
+"""
 SUM = """
 import numpy as np
-from ed_lib.ed import ed_on_cpu
+from ed_lib.caller import add
 from ed_lib.registers import WIDE
 x, w, start = np.ones((1, 3), "f"), np.ones((3, WIDE), "f"), np.full((1, WIDE), 10, "f")
 out = np.empty_like(start)
-ed_on_cpu.add_product(x, w, start, out, w)
-hits = sum(ed_on_cpu.add_product.stats.cache_hits.values())
-print(out[0, 0], hits)
+add(x, w, start, out)
+print(out[0, 0], sum(add.stats.cache_hits.values()))
 """
+FOLDER = "from ed_lib import compiled; print(compiled.FOLDER)"
 
 
 def run(folder, script, **environment):
@@ -47,6 +55,7 @@ def test_a_change_of_another_file_is_seen(tmp_path):
     shutil.copytree(
         ROOT / "ed_lib", tmp_path / "ed_lib", ignore=shutil.ignore_patterns("__pycache__")
     )
+    (tmp_path / "ed_lib" / "caller.py").write_text(CALLER)
     assert run(tmp_path, SUM) == ["13.0", "0"]
     assert run(tmp_path, SUM) == ["13.0", "1"], "what is kept is used"
     registers = tmp_path / "ed_lib" / "registers.py"
@@ -58,9 +67,13 @@ def test_a_change_of_another_file_is_seen(tmp_path):
     assert run(tmp_path, SUM) == ["13.0", "1"], "back to what was, and to its folder"
     folders = [*(tmp_path / "ed_lib" / "__pycache__").glob("numba-*")]
     assert len(folders) == 2
-    mine = tmp_path / "mine"
-    assert run(tmp_path, SUM, NUMBA_CACHE_DIR=str(mine)) == ["13.0", "0"]
-    assert [path.name for path in mine.iterdir()] == [compiled.FOLDER.name]
+
+
+def test_numbas_own_folder_is_that_of_the_user(tmp_path):
+    name = f"numba-{compiled.fingerprint()}"
+    kept = run(ROOT, FOLDER, NUMBA_CACHE_DIR=str(tmp_path))
+    assert kept == [str(tmp_path / name)]
+    assert run(ROOT, FOLDER) == [str(ROOT / "ed_lib" / "__pycache__" / name)]
 
 
 def test_all_that_is_compiled_together_is_among_the_sources():
