@@ -115,7 +115,11 @@ class Packed:
 
 def check_count(threads: int) -> None:
     """ValueError for more threads than Numba has now: they would wait for each other in turns."""
-    if threads > (most := get_num_threads()):
+    if threads == 1:
+        # to ask Numba takes as long as much of a short call
+        return
+    most = get_num_threads()
+    if threads > most:
         raise ValueError(f"threads is {threads}; wanted at most {most}, as many as Numba has")
 
 
