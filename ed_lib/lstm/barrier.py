@@ -2,20 +2,23 @@
 seen.
 """
 
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from ed_lib.compiled import cached
 from ed_lib.registers import FAST
 
 
-@njit(**FAST)
+@cached(**FAST)
 def barrier(n, step, counters, patience):
     """Says that thread n has done ``step``, and waits until all have; False if one does not
     come.
     """
+    # each counter has one writer, so that no two threads have to agree on a sum
     store_release(counters[n], step)
     for other in range(len(counters)):
         looks = 0
+        # it looks without a rest, since to sleep and be woken takes longer than a step
         while load_acquire(counters[other]) < step:
             looks += 1
             if looks > patience:

@@ -9,26 +9,33 @@ vector registers.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange, types
-from numba.extending import overload
+from numba import get_num_threads, prange
 from torch.nn.functional import pad
 
 from ed_lib import check
+from ed_lib.compiled import cached, check_threads
+from ed_lib.flush_to_zero import without_subnormals
 from ed_lib.lstm.barrier import barrier
 from ed_lib.lstm.doors import check_input, check_module
-from ed_lib.registers import FAST, LANES, VNNI, product
+from ed_lib.lstm.exponential import sigmoid, tanh
+from ed_lib.registers import BYTES, FAST, LANES, VNNI, product
 
 F = np.float32  # numbers in the compiled code keep this type
-PHASES = {
-    "input product": 1,
-    "recurrent product": 2,
-    "cell": 4,
-    "waiting": 8,
-}  # a pass is their sum
+# the phases of a pass, which is their sum
+INPUT = 1
+RECURRENT = 2
+CELL = 4
+WAIT = 8
+PHASES = {"input product": INPUT, "recurrent product": RECURRENT, "cell": CELL, "waiting": WAIT}
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
+UNITS = 127  # of eight bits, for a number from 0 to 1: of h, and of a weight by its row's largest
+MIDDLE = 128  # the code of h = 0
+LOST = 0  # the code of NaN; those of numbers are 1 to 255
+CACHE_LINE = 8  # numbers of 64 bits in one
 
 
 class Packed:
@@ -38,160 +45,246 @@ class Packed:
     threads: how many share each layer. bits: of a number of W_hh and of h, 32, or 8, for which h0
     has to lie in [−1, 1]; W_ih and x keep theirs. ValueError or TypeError for what is no plain
     ``torch.nn.LSTM`` in float32 or float64 on a CPU, for more threads than Numba has, for bits=8 in
-    float64 or without VNNI.
+    float64, without VNNI, or where W_hh holds NaN or infinity.
     """
 
     def __init__(self, module: torch.nn.LSTM, *, threads: int = 1, bits: int = 32):
         check_module(module)
-        self.w_ih, self.size, most = module.all_weights[0][0], module.hidden_size, get_num_threads()
-        check.choice("the weights' device", self.w_ih.device.type, ("cpu",))
-        check.choice("the weights' dtype", self.w_ih.dtype, (torch.float32, torch.float64))
-        if check.count("threads", threads) > most:  # they would wait for each other in turns
-            raise ValueError(f"threads is {threads}; wanted at most {most}, as many as Numba has")
-        check.choice("bits", bits, (32, 8) if self.w_ih.dtype == torch.float32 else (32,))
+        w_ih = module.all_weights[0][0]
+        check.choice("the weights' device", w_ih.device.type, ("cpu",))
+        check.choice("the weights' dtype", w_ih.dtype, (torch.float32, torch.float64))
+        self.threads = check.count("threads", threads)
+        check_count(self.threads)
+        check.choice("bits", bits, (32, 8) if w_ih.dtype == torch.float32 else (32,))
         if bits == 8 and not VNNI:
             raise ValueError("bits is 8; wanted 32 on a processor without AVX-512 VNNI")
-        self.threads, self.bits, self.phases = int(threads), bits, sum(PHASES.values())
+        self.bits = bits
+        self.size = module.hidden_size
+        self.phases = sum(PHASES.values())
+        # W_ih's columns and dtype, which an input has to fit; the module may get others later
+        self.like = w_ih.new_empty(0, w_ih.shape[1])
         self.layers = [pack(tuple(weights), bits) for weights in module.all_weights]
 
     def __call__(self, x: torch.Tensor, state: Sequence[torch.Tensor] | None = None) -> tuple:
         """x (T, B, I), state (h0, c0), each (L, B, H), or None for zeros → output (T, B, H), (h_n,
         c_n).
+
+        ValueError too where Numba has fewer threads by now (``numba.set_num_threads``); and
+        RuntimeError in a process that was forked after Numba's threads had started.
         """
-        x, (h0, c0) = check_input(x, state, self.w_ih, (len(self.layers), self.size))
+        check_threads()
+        check_count(self.threads)
+        x, (h0, c0) = check_input(x, state, self.like, (len(self.layers), self.size))
         if self.bits == 8 and state and not h0.abs().max() <= 1:
             raise ValueError("h0 has a number beyond 1; with bits=8 wanted all in [−1, 1]")
         y, h0, c0 = (each.detach().numpy() for each in (x, h0, c0))
         ends = []
         for weights, h, c in zip(self.layers, h0, c0, strict=True):
-            y, cells = (array[1:, :, : self.size] for array in self.run(weights, y, h, c))
-            ends.append((y[-1], cells[-1]))
+            hidden, cells = self.run(weights, y, h, c)
+            y = hidden[1:, :, : self.size]
+            ends.append((y[-1], cells[-1, :, : self.size]))
         last = (torch.from_numpy(np.stack(each)) for each in zip(*ends, strict=True))
         return torch.from_numpy(y), tuple(last)
 
-    def run(self, weights: tuple, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
+    def run(self, weights: "Weights", x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple:
         """All steps of a layer: x (T, B, I), h and c (B, H) → hidden and cells (T + 1, B, P)."""
-        (steps, batch, inputs), count = x.shape, len(weights[0])
-        gates = np.empty((count, steps * batch, 4 * LANES), x.dtype)  # in lines of a thread's own
+        steps, batch, inputs = x.shape
+        count = len(weights.w_hh)
+        # a block's sums of all steps side by side, so that no two threads write to one cache line
+        gates = np.empty((count, steps * batch, 4 * LANES), x.dtype)
         hidden, cells = np.empty((2, steps + 1, batch, count * LANES), x.dtype)
-        for array, start in (hidden, h), (cells, c):
-            array[0, :, : self.size], array[0, :, self.size :] = start, 0
-        state, codes = hidden, None  # state: what the recurrent product reads
+        for array, start in ((hidden, h), (cells, c)):
+            array[0, :, : self.size] = start
+            array[0, :, self.size :] = 0
+        # what the recurrent product reads
+        state, codes = hidden, None
         if self.bits == 8:
-            codes = np.empty(hidden.shape, np.uint8)  # of h
-            codes[0], state = np.rint(127 * hidden[0]) + 128, codes.view(np.int32)
-        counters = np.zeros((self.threads, 8), np.int64)  # of a cache line each
+            codes = np.empty(hidden.shape, np.uint8)
+            codes[0] = np.rint(UNITS * hidden[0]) + MIDDLE
+            state = codes.view(np.int32)
+        # a cache line for each thread's counter
+        counters = np.zeros((self.threads, CACHE_LINE), np.int64)
         rows = np.ascontiguousarray(x).reshape(-1, inputs)
-        if not forward(
-            rows, *weights, gates, state, hidden, codes, cells, counters, self.phases, PATIENCE
-        ):
+        buffers = Buffers(gates, state, hidden, cells)
+        if not forward(rows, *weights, *buffers, codes, self.size, counters, self.phases, PATIENCE):
             raise RuntimeError(
                 "a thread did not come to the end of a step; the result is not whole"
             )
         return hidden, cells
 
 
-def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> tuple[np.ndarray, ...]:
-    """W_ih (4H, I), W_hh (4H, H) and two biases (4H,), in the order in which they are read: w_ih
-    (N, I, 4 LANES), the biases' sum (N, 4 LANES), w_hh (N, P, 4 LANES), of eight bits (N, P / 4, 4
-    LANES), four in an int32, and what a unit of the recurrent product is worth (N, 4 LANES). What
-    is beyond H is 0.
+def check_count(threads: int) -> None:
+    """ValueError for more threads than Numba has now: they would wait for each other in turns."""
+    if threads == 1:
+        # to ask Numba takes as long as much of a short call
+        return
+    most = get_num_threads()
+    if threads > most:
+        raise ValueError(f"threads is {threads}; wanted at most {most}, as many as Numba has")
+
+
+class Weights(NamedTuple):
+    """A layer's weights in the order in which they are read. Of eight bits, W_hh lies by four in an
+    int32, and K is H / 4, rounded up; else it is H.
+    """
+
+    w_ih: np.ndarray  # (N, I, 4 LANES)
+    bias: np.ndarray  # (N, 4 LANES), the sum of both
+    w_hh: np.ndarray  # (N, K, 4 LANES)
+    scale: np.ndarray  # (N, 4 LANES), what a unit of the recurrent product is worth
+
+
+class Buffers(NamedTuple):
+    """What a layer computes, of all steps."""
+
+    gates: np.ndarray  # (N, T · B, 4 LANES), the sums
+    state: np.ndarray  # (T + 1, B, P), what the recurrent product reads: hidden, or its codes
+    hidden: np.ndarray  # (T + 1, B, P)
+    cells: np.ndarray  # (T + 1, B, P)
+
+
+def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> Weights:
+    """W_ih (4H, I), W_hh (4H, H) and two biases (4H,), packed: copies, whatever comes of the
+    tensors. Hidden units beyond H have weights of 0, and no one reads what they answer, since it
+    need not be 0: 0 times an infinite x is NaN.
     """
     w_ih, w_hh, b_ih, b_hh = (weight.detach() for weight in weights)
     size = w_hh.shape[1]
     more = -size % LANES
-    w_ih = pad(w_ih.reshape(4, size, -1), (0, 0, 0, more))  # (4, P, I): gate, to, from
-    w_hh = pad(w_hh.reshape(4, size, size), (0, more, 0, more))  # (4, P, P)
+    # (4, P, I) and (4, P, H): gate, to, from
+    w_ih = pad(w_ih.reshape(4, size, -1), (0, 0, 0, more))
+    w_hh = pad(w_hh.reshape(4, size, size), (0, 0, 0, more))
     bias = pad((b_ih + b_hh).view(4, size), (0, more))  # (4, P)
     scale = torch.ones_like(bias)
     if bits == 8:
-        unit = (
-            w_hh.abs().amax(2).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        )  # (4, P), of a weight
-        w_hh, scale = (w_hh / unit[..., None]).round().to(torch.int8), unit / 127  # h has 127 units
-        bias = bias - 128 * w_hh.sum(2) * scale  # since its bytes count from 128
-    first, second = blocks(w_ih[..., None]), blocks(w_hh.unflatten(2, (-1, 32 // bits)))
-    sums, units = (blocks(each[..., None, None])[:, 0] for each in (bias, scale))
-    return first, sums, second.view(np.int32) if bits == 8 else second, units
+        if not w_hh.isfinite().all():
+            raise ValueError("W_hh holds NaN or infinity; with bits=8 wanted finite numbers")
+        # (4, P), what a unit of a row's weights is worth; a row of zeros has one, too
+        smallest = torch.finfo(torch.float32).tiny
+        unit = w_hh.abs().amax(2).clamp(min=smallest) / UNITS
+        w_hh = (w_hh / unit[..., None]).round().to(torch.int8)
+        scale = unit / UNITS
+        # the codes of h count from 128, which adds 128 times each weight
+        bias = bias - MIDDLE * w_hh.sum(2) * scale
+        # four weights of a row, of four h that follow one another, side by side: (4, P, K, 4)
+        w_hh = pad(w_hh, (0, -size % BYTES)).unflatten(2, (-1, BYTES))
+    else:
+        w_hh = w_hh[..., None]  # (4, P, H, 1)
+    packed = blocks(w_hh)
+    return Weights(
+        w_ih=blocks(w_ih[..., None]),
+        bias=blocks(bias[..., None, None])[:, 0],
+        w_hh=packed.view(np.int32) if bits == 8 else packed,
+        scale=blocks(scale[..., None, None])[:, 0],
+    )
 
 
 def blocks(w: torch.Tensor) -> np.ndarray:
     """(4, P, K, n) → (N, K, 4 · LANES · n): a block's weights of each k side by side."""
-    return w.unflatten(1, (-1, LANES)).permute(1, 3, 0, 2, 4).flatten(2).contiguous().numpy()
+    w = w.unflatten(1, (-1, LANES))  # (4, N, LANES, K, n)
+    w = w.permute(1, 3, 0, 2, 4)  # (N, K, 4, LANES, n)
+    return w.flatten(2).contiguous().numpy()
 
 
-@njit(parallel=True, **FAST)
+@cached(parallel=True, **FAST)
 def forward(  # noqa: PLR0917
-    x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
+    x, w_ih, bias, w_hh, scale, gates, state, hidden, cells, codes, size, counters, phases, patience
 ):
     """``part`` on each thread → whether all came to the end."""
     ended = np.zeros(len(counters), np.bool_)
     for n in prange(len(counters)):
-        ended[n] = part(
-            n,
-            x,
-            w_ih,
-            bias,
-            w_hh,
-            scale,
-            gates,
-            state,
-            hidden,
-            codes,
-            cells,
-            counters,
-            phases,
-            patience,
+        weights = Weights(w_ih, bias, w_hh, scale)
+        buffers = Buffers(gates, state, hidden, cells)
+        ended[n] = without_subnormals(
+            part, (n, x, weights, buffers, codes, size, counters, phases, patience)
         )
     return ended.all()
 
 
-@njit(**FAST)
-def part(  # noqa: C901, PLR0917
-    n, x, w_ih, bias, w_hh, scale, gates, state, hidden, codes, cells, counters, phases, patience
-):
-    """What thread n does: its columns of both products, and their cells; False if another does not
-    come.
+@cached(**FAST)
+def part(n, x, weights, buffers, codes, size, counters, phases, patience):  # noqa: C901, PLR0917
+    """What thread n does: its blocks of both products, and their cells; False if another thread
+    does not come. x (T · B, I), codes None or (T + 1, B, P).
     """
-    batch, count, threads = hidden.shape[1], len(w_hh), len(counters)
-    own = range(n * count // threads, (n + 1) * count // threads)  # blocks
-    if (
-        phases & 1
-    ):  # the products of the inputs wait for nothing, and stay with the thread that uses them
+    steps = len(buffers.hidden) - 1
+    batch = buffers.hidden.shape[1]
+    count, threads = len(weights.w_hh), len(counters)
+    # the same blocks in each step, so that their weights stay in the cache of this thread's core
+    own = range(n * count // threads, (n + 1) * count // threads)
+    numbers = slice(own.start * LANES, min(own.stop * LANES, size))
+    if phases & INPUT:
+        # of all steps at once, since they wait for nothing; and by the thread that uses them
         for block in own:
-            product(x, w_ih[block], np.broadcast_to(bias[block], gates[block].shape), gates[block])
-    for t in range(len(hidden) - 1):
+            sums = buffers.gates[block]  # (T · B, 4 LANES)
+            bias = np.broadcast_to(weights.bias[block], sums.shape)
+            product(x=x, w=weights.w_ih[block], start=bias, out=sums)
+    lost = np.zeros(batch, np.bool_)
+    for t in range(steps):
+        if phases & CELL and codes is not None:
+            find_lost(codes[t], size, lost)
         for block in own:
-            now = gates[block, t * batch : (t + 1) * batch]  # (B, 4 LANES)
-            if phases & 2:
-                product(state[t], w_hh[block], now, now, scale[block])
-            if phases & 4:
+            sums = buffers.gates[block, t * batch : (t + 1) * batch]  # (B, 4 LANES)
+            if phases & RECURRENT:
+                # (B, K) times (K, 4 LANES), added to what the input product has left there
+                product(
+                    x=buffers.state[t],
+                    w=weights.w_hh[block],
+                    start=sums,
+                    out=sums,
+                    scale=weights.scale[block],
+                )
+            if phases & CELL:
+                if codes is not None:
+                    lose(lost, sums)
                 here = slice(block * LANES, (block + 1) * LANES)
                 for b in range(batch):
                     cell(
-                        now[b],
-                        cells[t, b, here],
-                        cells[t + 1, b, here],
-                        hidden[t + 1, b, here],
-                        LANES,
+                        gates=sums[b],
+                        before=buffers.cells[t, b, here],
+                        after=buffers.cells[t + 1, b, here],
+                        h=buffers.hidden[t + 1, b, here],
+                        n=LANES,
                     )
-        if phases & 4 and codes is not None:
-            mine = slice(own.start * LANES, own.stop * LANES)
+        if phases & CELL and codes is not None:
             for b in range(batch):
-                encode(hidden[t + 1, b, mine], codes[t + 1, b, mine])
-        if phases & 8 and not barrier(n, t + 1, counters, patience):
+                encode(buffers.hidden[t + 1, b, numbers], codes[t + 1, b, numbers])
+        # the next step reads what all threads have written in this one
+        if phases & WAIT and not barrier(n, t + 1, counters, patience):
             return False
     return True
 
 
-@njit(**FAST)
+@cached(**FAST)
+def find_lost(codes, size, lost):
+    """Which samples have a NaN among the ``size`` numbers of h: codes (B, P), lost (B,)."""
+    for b in range(len(lost)):
+        found = False
+        for j in range(size):
+            found |= codes[b, j] == LOST
+        lost[b] = found
+
+
+@cached(**FAST)
+def lose(lost, sums):
+    """A sample with a NaN in h has no sum that is a number, since 0 times NaN is NaN. Of its bytes
+    it would be one. lost (B,), sums (B, 4 LANES).
+    """
+    for b in range(len(lost)):
+        if lost[b]:
+            sums[b] = np.nan
+
+
+@cached(**FAST)
 def encode(h, codes):
-    """h in (−1, 1) as bytes, round(127 h) + 128: (n,) both."""
+    """h in (−1, 1) as bytes, round(127 h) + 128, from 1 to 255; NaN as LOST: (n,) both."""
     for j in range(len(h)):
-        codes[j] = np.uint8(np.int32(h[j] * F(127) + F(128.5)))
+        is_number = h[j] == h[j]
+        known = h[j] if is_number else F(0)
+        code = np.uint8(np.int32(known * F(UNITS) + F(MIDDLE + 0.5)))
+        codes[j] = code if is_number else np.uint8(LOST)
 
 
-@njit(**FAST)
+@cached(**FAST)
 def cell(gates, before, after, h, n):
     """One sample's step from the sums on: gates (4n,), i, f, g, o; the cell before → after and h,
     (n,). Two loops, since a compiler makes vector instructions of a loop over few arrays only.
@@ -200,41 +293,3 @@ def cell(gates, before, after, h, n):
         after[j] = sigmoid(gates[n + j]) * before[j] + sigmoid(gates[j]) * tanh(gates[2 * n + j])
     for j in range(n):
         h[j] = sigmoid(gates[3 * n + j]) * tanh(after[j])
-
-
-@njit(**FAST)
-def sigmoid(x):
-    return F(1) / (F(2) + expm1(-x))
-
-
-@njit(**FAST)
-def tanh(x):
-    twice = expm1(x + x)
-    return twice / (twice + F(2))
-
-
-def expm1(x):
-    """e^x − 1, of which small x keep all digits; in float64 the library's."""
-
-
-@overload(expm1)
-def _(x):
-    return (lambda x: series(x)) if x == types.float32 else (lambda x: np.expm1(min(x, 700.0)))
-
-
-C2, C3, C4, C5, C6, C7 = [F(1 / np.prod(np.arange(1.0, n + 1))) for n in range(2, 8)]  # 1 / n!
-
-
-@njit(**FAST)
-def series(x):
-    """e^x − 1 = 2^n (e^f − 1) + 2^n − 1 with n = round(x / ln 2), f = x − n ln 2, for x from −87 to
-    87, in operations that a vector register does for all its numbers at once.
-    """
-    x = F(-87) if x < F(-87) else F(87) if x > F(87) else x  # NaN stays
-    shifted = np.float32(x * F(1 / np.log(2)) + F(1.5 * 2**23))  # rounds: n is in its last bits
-    n = shifted - F(1.5 * 2**23)
-    f = (x - n * F(0.693359375)) + n * F(2.12194440e-4)  # ln 2 in two parts, the first of few bits
-    power = np.int32((shifted.view(np.int32) + 127) * 2**23).view(np.float32)  # 2^n, by its bits
-    return power * (f + f * f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * (C6 + f * C7)))))) + (
-        power - F(1)
-    )

@@ -9,10 +9,11 @@ A scan takes a and b (T, …), elementwise, and h (…), the state before the fi
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from ed_lib.compiled import cached
 
 BLOCK = 512  # numbers of the state that are carried through all steps together
 
@@ -33,7 +34,7 @@ def compiled(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     return states
 
 
-@numba.njit(fastmath={"contract"}, cache=True)
+@cached(fastmath={"contract"})
 def scan_blocks(a, b, h, states):
     """a, b, states (T, N), h (N,). So many numbers of the state at a time, BLOCK, stay in the
     nearest cache for all steps.

@@ -25,6 +25,23 @@ def packed_with_vnni():
         return lstm_on_cpu.Packed(TWO_LAYERS, bits=8)
 
 
+def packed_of_infinity():
+    module = nn.LSTM(3, 4, 2)
+    nn.init.constant_(module.weight_hh_l1, torch.inf)
+    with mock.patch.object(lstm_on_cpu, "VNNI", True):
+        return lstm_on_cpu.Packed(module, bits=8)
+
+
+def packed_for_two_threads():
+    with mock.patch.object(lstm_on_cpu, "get_num_threads", lambda: 2):
+        return lstm_on_cpu.Packed(TWO_LAYERS, threads=2)
+
+
+def called_with_one_thread(packed):
+    with mock.patch.object(lstm_on_cpu, "get_num_threads", lambda: 1):
+        return packed(SEQUENCE)
+
+
 TWO_LAYERS, SEQUENCE = nn.LSTM(3, 4, 2), torch.zeros(5, 2, 3)  # x (T, B, I)
 ZEROS = torch.zeros(2, 2, 4)  # of a state (L, B, H)
 ROWS = torch.zeros(12, 2)  # (G·H, …), of an LSTM with H = 3 or a GRU with H = 4
@@ -133,6 +150,18 @@ LSTM = [
         lambda: packed_with_vnni()(SEQUENCE, (ZEROS + 2, ZEROS)),
         ValueError,
         "h0 has a number beyond 1; with bits=8",
+    ),
+    (
+        "Packed: bits of an infinity",
+        packed_of_infinity,
+        ValueError,
+        "W_hh holds NaN or infinity; with bits=8 wanted",
+    ),
+    (
+        "Packed: threads at a call",
+        lambda: called_with_one_thread(packed_for_two_threads()),
+        ValueError,
+        "threads is 2; wanted at most 1",
     ),
     (
         "Packed: dtype",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba")
 
 from ed_lib.lstm import lstm_on_cpu  # noqa: E402
-from ed_lib.lstm.lstm_on_cpu import Packed  # noqa: E402
-from ed_lib.registers import LANES  # noqa: E402
+from ed_lib.lstm.lstm_on_cpu import Buffers, Packed, Weights  # noqa: E402
+from ed_lib.registers import LANES, product_in_numpy  # noqa: E402
 
 SIZE, HIDDEN = st.integers(1, 9), st.integers(1, 40)
 THREADS = st.integers(1, numba.get_num_threads())
@@ -18,7 +18,37 @@ FEWER = settings(
     max_examples=15
 )  # threads that wait for each other are slow where others want their cores
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6}
+NOT_NUMBERS = {  # what is set to what
+    "an infinite input": ("x", (0, 0, 0), torch.inf),
+    "an infinite input in the middle": ("x", (2, 1, 1), -torch.inf),
+    "an input": ("x", (1, 0, 1), torch.nan),
+    "a bias": ("bias_ih_l0", 0, torch.nan),
+    "the bias of an output gate": ("bias_hh_l0", -1, torch.nan),
+    "a cell": ("c", (0, 1, 0), torch.nan),
+}
 VNNI = pytest.mark.skipif(not lstm_on_cpu.VNNI, reason="needs AVX-512 VNNI")
+
+
+def grouped(x, *arrays):
+    """Arguments of ``forward`` as those of ``part``."""
+    weights, buffers = Weights(*arrays[:4]), Buffers(*arrays[4:8])
+    return x, weights, buffers, *arrays[8:]
+
+
+@pytest.fixture
+def bytes_in_python(monkeypatch):
+    """``part`` as Python runs it, its products by their specification in NumPy: eight bits, and
+    float32 too, on any processor.
+    """
+
+    def forward(*arguments):
+        with np.errstate(invalid="ignore"):  # infinity times 0, in the tests that want it
+            return part.py_func(0, *grouped(*arguments))
+
+    part = lstm_on_cpu.part
+    monkeypatch.setattr(lstm_on_cpu, "VNNI", True)
+    monkeypatch.setattr(lstm_on_cpu, "product", product_in_numpy)
+    monkeypatch.setattr(lstm_on_cpu, "forward", forward)
 
 
 def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options):
@@ -27,6 +57,20 @@ def drawn(steps, batch, inputs, hidden, layers=1, dtype=torch.float64, **options
     module = torch.nn.LSTM(inputs, hidden, layers, dtype=dtype, **options)
     x = torch.randn(steps, batch, inputs, dtype=dtype)
     return module, x, tuple(2 * torch.rand(2, layers, batch, hidden, dtype=dtype) - 1)
+
+
+def check_not_numbers(where, hidden, bits):
+    """NaN where torch.nn.LSTM has it, and numbers where it has numbers."""
+    name, index, value = NOT_NUMBERS[where]
+    module, x, (h, c) = drawn(4, 2, 3, hidden, dtype=torch.float32)
+    tensors = dict(module.named_parameters()) | {"x": x, "c": c}
+    with torch.no_grad():
+        tensors[name][index] = value
+        right, (right_h, right_c) = module(x, (h, c))
+    found, (found_h, found_c) = Packed(module, bits=bits)(x, (h, c))
+    close = 2e-6 if bits == 32 else 0.02
+    for ours, theirs in ((found, right), (found_h, right_h), (found_c, right_c)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=close, equal_nan=True)
 
 
 @pytest.mark.oracle
@@ -66,6 +110,41 @@ def test_a_step_in_eight_bits_is_that_of_the_rounded_numbers(batch, inputs, hidd
 
 
 @pytest.mark.oracle
+@pytest.mark.usefixtures("bytes_in_python")
+@pytest.mark.parametrize("hidden, batch", [(1, 1), (2, 3), (LANES, 2), (LANES + 5, 1)])
+def test_eight_bits_are_near_by_their_specification_on_any_processor(hidden, batch):
+    module, x, (h, c) = drawn(4, batch, 3, hidden, layers=2, dtype=torch.float32)
+    found = Packed(module, bits=8)(x, (h, c))
+    with torch.no_grad():
+        right = module(x, (h, c))
+    torch.testing.assert_close(found, right, rtol=0, atol=0.02)
+
+
+@pytest.mark.oracle
+@pytest.mark.usefixtures("bytes_in_python")
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("hidden", [2, LANES, LANES + 1])
+@pytest.mark.parametrize("where", NOT_NUMBERS)
+def test_what_is_no_number_stays_none_by_the_specification(where, hidden, bits):
+    check_not_numbers(where, hidden, bits)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bits", [32, pytest.param(8, marks=VNNI)])
+@pytest.mark.parametrize("hidden", [1, LANES, LANES + 1])
+@pytest.mark.parametrize("where", NOT_NUMBERS)
+def test_what_is_no_number_stays_none(where, hidden, bits):
+    check_not_numbers(where, hidden, bits)
+
+
+def test_an_infinite_input_is_that_of_pytorch():
+    module = torch.nn.LSTM(1, 1)
+    x = torch.tensor([[[torch.inf]], [[0.0]]])
+    with torch.no_grad():
+        torch.testing.assert_close(Packed(module)(x), module(x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.oracle
 @VNNI
 @pytest.mark.parametrize("hidden, batch", [(256, 1), (100, 5)])
 def test_eight_bits_stay_near(hidden, batch):
@@ -86,13 +165,47 @@ def test_every_weight_is_packed_once(hidden, inputs):
         assert array.size % LANES == 0 and array.ctypes.data % 16 == 0
 
 
+def test_a_module_that_changes_later_makes_no_difference():
+    module = torch.nn.LSTM(1, 1)
+    x = torch.ones(1, 1, 1)
+    packed = Packed(module)
+    with torch.no_grad():
+        right = module(x)
+        module.double()
+        for weight in module.parameters():
+            weight.zero_()
+    torch.testing.assert_close(packed(x), right, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("inputs, hidden", [(1, LANES), (1, 1), (2, 2 * LANES)])
+def test_packed_weights_are_copies(inputs, hidden):
+    """Also where the order in which they are read is their own already."""
+    module = torch.nn.LSTM(inputs, hidden)
+    weights = lstm_on_cpu.pack(tuple(module.all_weights[0]))
+    kept = [array.copy() for array in weights]
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(1)
+    for array, before in zip(weights, kept, strict=True):
+        np.testing.assert_array_equal(array, before)
+
+
+def test_fewer_threads_at_a_later_call_are_told(monkeypatch):
+    x = torch.ones(1, 1, 1)
+    monkeypatch.setattr(lstm_on_cpu, "get_num_threads", lambda: 2)
+    packed = Packed(torch.nn.LSTM(1, 1), threads=2)
+    monkeypatch.setattr(lstm_on_cpu, "get_num_threads", lambda: 1)
+    with pytest.raises(ValueError, match="threads is 2; wanted at most 1, as many as Numba has"):
+        packed(x)
+
+
 def test_a_thread_that_dies_is_not_waited_for_forever(monkeypatch):
     module, x, _ = drawn(3, 1, 5, 2 * LANES, dtype=torch.float32)
     counters = []
 
-    def alone(*arrays):  # thread 0, with another that never comes
-        counters.append(arrays[-3])
-        return lstm_on_cpu.part(0, *arrays[:-1], 1000)
+    def alone(*arguments):  # thread 0, with another that never comes
+        counters.append(arguments[-3])
+        return lstm_on_cpu.part(0, *grouped(*arguments[:-1]), 1000)
 
     monkeypatch.setattr(lstm_on_cpu, "forward", alone)
     monkeypatch.setattr(lstm_on_cpu, "get_num_threads", lambda: 2)
