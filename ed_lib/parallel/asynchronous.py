@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ed_lib import check, models
+from ed_lib import check
 
 
 @dataclass(frozen=True)
@@ -224,35 +222,3 @@ def local_sgd(
         params.grad = params - torch.stack(copies).mean(0)  # (workers, P) → (P,)
         outer.step()
     return params
-
-
-class Problem:
-    """A network's mean cross-entropy over a batch, and its gradient: called as problem(params,
-    task) → the gradient (P,) and the loss. Task t is a batch drawn, with replacement, by a
-    generator of (seed, t).
-
-    images: (N, I) floats; labels: (N,), from 0 to 9.
-    """
-
-    def __init__(self, images, labels, batch=32, seed=0, hidden=32):
-        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels).long()
-        self.net = models.mlp((self.images.shape[1], hidden, 10), seed).to(self.images.dtype)
-        self.batch, self.seed, self.first = (
-            batch,
-            seed,
-            parameters_to_vector(self.net.parameters()).detach(),
-        )
-
-    def start(self) -> torch.Tensor:
-        """Parameters to start from, (P,)."""
-        return self.first.clone()
-
-    def at(self, params: torch.Tensor) -> torch.nn.Module:
-        """The network with these parameters."""
-        vector_to_parameters(params, self.net.parameters())
-        return self.net
-
-    def __call__(self, params, task):
-        rows = np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
-        loss = F.cross_entropy(self.at(params)(self.images[rows]), self.labels[rows])
-        return parameters_to_vector(torch.autograd.grad(loss, self.net.parameters())), loss.item()

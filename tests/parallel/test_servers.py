@@ -15,13 +15,13 @@ from torch import nn
 
 from ed_lib.parallel.asynchronous import (
     ParameterServer,
-    Problem,
     Run,
     Span,
     SynchronousServer,
     local_sgd,
     simulate_workers,
 )
+from ed_lib.training import TaskGradients
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,7 +35,8 @@ def one_thread():
 @pytest.fixture(scope="module")
 def problem():
     random = np.random.default_rng(1)
-    return Problem(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
+    images, labels = random.random((97, 13)), random.integers(10, size=97)
+    return TaskGradients(images, labels, hidden=7, batch=5, seed=3)
 
 
 def rows(task):
@@ -58,21 +59,6 @@ def serial(problem, tasks, lr):
         params.grad = problem(params, task)[0]
         optimizer.step()
     return params.detach()
-
-
-@pytest.mark.oracle
-def test_the_perceptron_is_pytorchs(problem):
-    net = network(problem)
-    loss = nn.functional.cross_entropy(net(problem.images[rows(4)]), problem.labels[rows(4)])
-    loss.backward()
-    gradient, found = problem(problem.start(), 4)
-    assert found == pytest.approx(loss.item(), rel=1e-14)
-    wanted = nn.utils.parameters_to_vector([p.grad for p in net.parameters()])
-    assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
-    bound = max(
-        p.abs().max().item() * n**0.5 for p, n in zip(net.parameters(), (13, 13, 7, 7), strict=True)
-    )
-    assert 0.9 < bound <= 1
 
 
 @pytest.mark.oracle
