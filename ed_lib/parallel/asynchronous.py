@@ -99,10 +99,10 @@ class SynchronousServer(ParameterServer):
     def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
         self.arrived[task] = gradient.clone()
         if len(self.arrived) == self.per_step:
-            ordered = torch.stack(
-                [self.arrived[task] for task in sorted(self.arrived)]
-            )  # (per_step, P)
-            self.params.add_(ordered.mean(0), alpha=-self.lr)
+            ordered = [self.arrived[task] for task in sorted(self.arrived)]
+            # (per_step, P) → (P,)
+            mean = torch.stack(ordered).mean(0)
+            self.params.add_(mean, alpha=-self.lr)
             self.arrived.clear()
             self.version += 1
 
@@ -116,11 +116,12 @@ class Run:
     """
 
     def __init__(self, server: ParameterServer, n_tasks: int):
-        self.server, self.seconds = server, 0.0
-        self.waiting = list(
-            range(check.count("n_tasks", n_tasks))
-        )  # a heap: the smallest goes first
-        self.held: dict[int, tuple[int, int, float]] = {}  # worker → (task, version read, start)
+        self.server = server
+        self.seconds = 0.0
+        # a heap: the smallest goes first, so that a step's tasks are done before the next step's
+        self.waiting = list(range(check.count("n_tasks", n_tasks)))
+        # worker → (task, version read, start)
+        self.held: dict[int, tuple[int, int, float]] = {}
         self.spans: list[Span] = []
         self.lost: list[Span] = []
         if n_tasks % server.per_step:
@@ -142,7 +143,7 @@ class Run:
             return None
         params, version = self.server.pull()
         task = heapq.heappop(self.waiting)
-        self.held[worker] = task, version, now
+        self.held[worker] = (task, version, now)
         return task, params
 
     def receive(self, worker: int, gradient: torch.Tensor, loss: float, now: float) -> None:
@@ -183,17 +184,23 @@ def simulate_workers(
         check.positive("seconds", value)
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
-    run, random, now = Run(server, n_tasks), np.random.default_rng(seed), 0.0
-    gradients: list[tuple] = []  # a heap of those under way: (when it comes, worker, task, params)
+    run = Run(server, n_tasks)
+    draw = np.random.default_rng(seed)
+    now = 0.0
+    # a heap of the gradients under way: (when it comes, worker, task, params)
+    under_way: list[tuple] = []
     while run.unfinished:
-        for worker in sorted(set(range(len(seconds))) - run.held.keys()):
-            if (order := run.assign(worker, now)) is not None:
-                takes = seconds[worker] * np.exp(spread * random.standard_normal())
-                heapq.heappush(gradients, (now + takes, worker, *order))
-        now, worker, task, params = heapq.heappop(
-            gradients
-        )  # the next to come, and time jumps to it
-        found, loss = gradient(params, task)  # (P,)
+        idle = set(range(len(seconds))) - run.held.keys()
+        for worker in sorted(idle):
+            order = run.assign(worker, now)
+            # it waits at the barrier, or all tasks are given out
+            if order is None:
+                continue
+            takes = seconds[worker] * np.exp(spread * draw.standard_normal())
+            heapq.heappush(under_way, (now + takes, worker, *order))
+        # nothing happens before the next one comes: time jumps to it
+        now, worker, task, params = heapq.heappop(under_way)
+        found, loss = gradient(params, task)
         run.receive(worker, found, loss, now)
     return run
 
@@ -210,15 +217,21 @@ def local_sgd(
     Stich, 2019); with AdamW inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each
     batch goes to one worker, once.
     """
-    params, copies = start.clone(), [start.clone() for _ in range(workers)]
-    outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
+    params = start.clone()
+    copies = [start.clone() for _ in range(workers)]
     inners = [inner([copy]) for copy in copies]
-    for first in range(0, rounds * steps * workers, steps * workers):
-        for worker, (copy, optimizer) in enumerate(zip(copies, inners, strict=True)):
+    outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
+    per_round = workers * steps
+    for first in range(0, rounds * per_round, per_round):
+        for worker in range(workers):
+            copy = copies[worker]
             copy.copy_(params)
-            for task in range(first + worker, first + steps * workers, workers):
+            # every workers-th batch of the round is this worker's
+            for task in range(first + worker, first + per_round, workers):
                 copy.grad = gradient(copy, task)[0]
-                optimizer.step()
-        params.grad = params - torch.stack(copies).mean(0)  # (workers, P) → (P,)
+                inners[worker].step()
+        # how far the workers have moved, on average, points away from where the loss is lower,
+        # as a gradient does: (workers, P) → (P,)
+        params.grad = params - torch.stack(copies).mean(0)
         outer.step()
     return params

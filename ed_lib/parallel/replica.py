@@ -16,9 +16,8 @@ import torch.distributed as dist
 from ed_lib import check
 from ed_lib.parallel import collectives
 
-BUCKET_BYTES = (
-    25 * 2**20
-)  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
+# as in PyTorch; a smaller network fits into one bucket, and then nothing overlaps
+BUCKET_BYTES = 25 * 2**20
 
 
 class Bucket:
@@ -31,9 +30,15 @@ class Bucket:
         self.flat = params[0].new_zeros(sum(sizes))
         parts = zip(params, self.flat.split(sizes), strict=True)
         self.views = {p: part.view(p.shape) for p, part in parts}
-        self.awaited = set(params)  # those whose gradient this step has not computed yet
+        # those whose gradient this step has not computed yet
+        self.awaited = set(params)
         for p, view in self.views.items():
             p.grad = view
+
+    def is_in_place(self) -> bool:
+        """Whether each gradient is where it was put."""
+        places = ((p.grad, view) for p, view in self.views.items())
+        return all(grad is not None and grad.data_ptr() == view.data_ptr() for grad, view in places)
 
 
 class Replica:
@@ -52,19 +57,24 @@ class Replica:
     def __init__(
         self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
     ):
-        named = [*module.named_parameters(), *module.named_buffers()]
-        layout = ", ".join(
-            f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named
-        )
-        collectives.agree(f"Replica({layout}, {bucket_bytes!r}, {overlap!r})")
+        named = dict([*module.named_parameters(), *module.named_buffers()])
+        kinds = [
+            f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named.items()
+        ]
+        # asked before the check: a rank that raised by itself would leave the others waiting
+        collectives.agree(f"Replica({', '.join(kinds)}, {bucket_bytes!r}, {overlap!r})")
         check.count("bucket_bytes", bucket_bytes)
-        for _, tensor in named:
+        for tensor in named.values():
             collectives.copy_from_0(tensor)
         trained = [p for p in module.parameters() if p.requires_grad]
-        self.module, self.calls, self.bytes = module, 0, 0
+        self.module = module
+        self.calls = 0
+        self.bytes = 0
+        # backwards, since the last layer's gradients come first
         self.buckets = [Bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._requests: list[Any] = []  # one for each bucket that was started in this step
+        # one for each bucket that was started in this step
+        self._requests: list[Any] = []
         if overlap:
             for p in trained:
                 p.register_post_accumulate_grad_hook(self.ready)
@@ -90,9 +100,7 @@ class Replica:
         self._requests = []
         for bucket in self.buckets:
             bucket.awaited = set(bucket.views)
-            if any(
-                p.grad is None or p.grad.data_ptr() != v.data_ptr() for p, v in bucket.views.items()
-            ):
+            if not bucket.is_in_place():
                 raise RuntimeError(
                     "a parameter's grad was replaced; use zero_grad() of the Replica"
                 )
@@ -104,10 +112,10 @@ class Replica:
         if parameter not in bucket.awaited:
             raise RuntimeError("a second backward pass before finish(); wanted one for each step")
         bucket.awaited.remove(parameter)
-        while (
-            len(self._requests) < len(self.buckets)
-            and not self.buckets[len(self._requests)].awaited
-        ):
+        # one that is complete too early waits: all ranks start the buckets in one order
+        for bucket in self.buckets[len(self._requests) :]:
+            if bucket.awaited:
+                break
             self.start()
 
     def start(self) -> None:
@@ -116,7 +124,8 @@ class Replica:
         """
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
-        self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
+        self.calls += 1
+        self.bytes += bucket.flat.nbytes
 
 
 def local_rows(rows: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """The parameters of a module as a few flat vectors, of which each rank can own a part: FSDP's
 units.
 
-Y. Zhao and others, "PyTorch FSDP" (2023), section 3.2.
+n: the numbers of a unit. Y. Zhao and others, "PyTorch FSDP" (2023), section 3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +22,15 @@ class Unit:
     """
 
     def __init__(self, name: str, module: torch.nn.Module, named: dict[str, torch.nn.Parameter]):
-        self.name, self.module, self.named = name, module, named
+        self.name = name
+        self.module = module
+        self.named = named
         self.parameters = list(named.values())
         self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
         self.nothing = self.weights.new_full((), torch.nan)
         self.kept: Any = self.weights
-        self.awaited = set(
-            self.parameters
-        )  # those whose gradients the backward pass has not reached yet
+        # those whose gradients the backward pass has not reached yet
+        self.awaited = set(self.parameters)
         self.make_room()
 
     def pieces(self, flat: torch.Tensor) -> zip:
@@ -47,13 +48,15 @@ class Unit:
         flat = self.weights.new_zeros(self.weights.numel())
         for p, place in self.pieces(flat):
             if p.grad is not None:
-                place.copy_(p.grad.to_dense().flatten())  # an embedding's may be sparse
+                # an embedding's may be sparse
+                place.copy_(p.grad.to_dense().flatten())
                 p.grad = None
         self.awaited = set(self.parameters)
         return flat
 
     def free(self) -> None:
         """Gives the memory of ``weights`` back, and with it that of the parameters."""
+        # the tensor stays: what autograd has kept of it finds its numbers once they are back
         self.weights.untyped_storage().resize_(0)
         for p in self.parameters:
             p.data = self.nothing.expand(p.shape)
@@ -72,33 +75,55 @@ class Unit:
 def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
     """A unit for what none of the ``modules`` has, if there is such, and then one for each of
     them.
+
+    ValueError for one that is no part of ``module``, for a parameter that is in two of them or
+    outside of its own as well, and for one that has parameters of several dtypes or devices.
     """
     names = {part: name for name, part in module.named_modules()}
-    owner: dict[torch.nn.Parameter, str] = {}
-    of: list[tuple[str, torch.nn.Module, dict]] = []
+    owned: dict[torch.nn.Parameter, str] = {}
+    units: list[tuple[str, torch.nn.Module, dict[str, torch.nn.Parameter]]] = []
     for part in modules:
         if part not in names:
             raise ValueError(f"units has a {type(part).__name__} that is no part of the module")
-        inside = set(part.modules())
-        others = [(m, f"{place}.") for m, place in names.items() if m not in inside]
-        there = {
-            p: (at + n).strip(".") for m, at in others for n, p in m.named_parameters("", False)
-        }
-        mine = {
-            f"{names[part]}.{n}".strip("."): p
-            for n, p in part.named_parameters()
-            if p.requires_grad
-        }
+        taken = outside(part, names) | owned
+        mine = trained(part, names[part])
         for name, p in mine.items():
-            if second := owner.get(p, there.get(p)):
+            if p in taken:
                 wanted = "wanted it in one unit: leave both modules out"
-                raise ValueError(f"the parameter {name} is {second} too; {wanted}")
-            owner[p] = name
-        of += [(names[part], part, mine)] if mine else []
-    if rest := {n: p for n, p in module.named_parameters() if p.requires_grad and p not in owner}:
-        of.insert(0, ("the rest", module, rest))
-    for name, _, mine in of:
-        kinds = {(p.dtype, p.device) for p in mine.values()}
-        if len(kinds) != 1:
-            raise ValueError(f"the unit {name!r} has parameters of {kinds}; wanted one kind")
-    return [Unit(*entry) for entry in of]
+                raise ValueError(f"the parameter {name} is {taken[p]} too; {wanted}")
+            owned[p] = name
+        if mine:
+            units.append((names[part], part, mine))
+    rest = {name: p for name, p in trained(module).items() if p not in owned}
+    if rest:
+        # the first, since the whole module begins before its parts and ends after them
+        units.insert(0, ("the rest", module, rest))
+    for name, _, named in units:
+        check_one_kind(name, named)
+    return [Unit(*each) for each in units]
+
+
+def trained(module: torch.nn.Module, name: str = "") -> dict[str, torch.nn.Parameter]:
+    """{name: parameter} of what is trained of a module that is called ``name`` within another."""
+    return {at: p for at, p in module.named_parameters(name) if p.requires_grad}
+
+
+def outside(
+    part: torch.nn.Module, names: Mapping[torch.nn.Module, str]
+) -> dict[torch.nn.Parameter, str]:
+    """{parameter: its name} of the modules in ``names`` that are not within ``part``."""
+    inside = set(part.modules())
+    found = {}
+    for module, name in names.items():
+        if module not in inside:
+            # not recursive: what is further inside has an entry of its own, and may be in part
+            for at, p in module.named_parameters(name, recurse=False):
+                found[p] = at
+    return found
+
+
+def check_one_kind(name: str, named: Mapping[str, torch.Tensor]) -> None:
+    """ValueError unless a unit's parameters can lie in one vector."""
+    kinds = {(p.dtype, p.device) for p in named.values()}
+    if len(kinds) != 1:
+        raise ValueError(f"the unit {name!r} has parameters of {kinds}; wanted one kind")

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
-from ed_lib.parallel import collectives, ledger
+from ed_lib.parallel import collectives
 from ed_lib.parallel.collectives import Wire, agree
+from ed_lib.parallel.holdings import Holdings, gradients_of
 from ed_lib.parallel.units import Unit, units_of
 
 
-class Stage0:
+class Stage0(Holdings):
     """Everything on every rank: gradients are summed by a ring, and each rank takes the whole
     step.
     """
@@ -32,14 +33,18 @@ class Stage0:
         self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]
     ):
         self.group: Any = dist.new_group()
-        self.wire, self.module, self.units = Wire(self.group), module, units_of(module, units)
+        self.wire = Wire(self.group)
+        self.module = module
+        self.units = units_of(module, units)
         agree(f"shard({self.layout()})", self.group)
-        for tensor in (*(unit.weights for unit in self.units), *self.untrained().values()):
+        weights = [unit.weights for unit in self.units]
+        for tensor in (*weights, *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)
         for unit in self.units:
             unit.kept = self.keep(unit)
         self.optimizer = optimizer([unit.kept for unit in self.units])
-        self.peak, self.full = 0, self.held()  # bytes: the most seen; and before the last step
+        self.peak = 0
+        self.full = self.held()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
@@ -60,7 +65,7 @@ class Stage0:
         clipped.
         """
         self.full = self.look()
-        if all(p.grad is None for unit in self.units for p in (unit.kept, *unit.parameters)):
+        if not any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units):
             raise RuntimeError("step() came before a backward pass")
         for unit in reversed(self.units):
             unit.kept.grad = self.sum_gradients(unit).div_(samples)
@@ -75,12 +80,13 @@ class Stage0:
         ``max_norm``.
         """
         square = torch.stack([unit.kept.grad.square().sum() for unit in self.units]).sum()
-        if self.is_sharded:  # each rank has seen its parts
+        if self.is_sharded:
+            # each rank has seen its parts only
             dist.all_reduce(square, group=self.group)
+        # as clip_grad_norm_ has it
+        scale = (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
         for unit in self.units:
-            unit.kept.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(
-                max=1
-            )  # as clip_grad_norm_ has it
+            unit.kept.grad *= scale
 
     def zero_grad(self) -> None:
         """Forgets gradients, as after a backward pass that raised."""
@@ -93,44 +99,6 @@ class Stage0:
 
     def gather(self, unit: Unit) -> None:
         """Has all of a unit's weights on this rank; here they are."""
-
-    def untrained(self) -> dict[str, torch.Tensor]:
-        """Frozen parameters and buffers, by name: whole on every rank."""
-        frozen = {
-            name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad
-        }
-        return frozen | dict(self.module.named_buffers())
-
-    def layout(self) -> dict[str, str]:
-        """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint
-        share.
-        """
-        found = {}
-        for unit in self.units:
-            for n, (name, p) in enumerate(unit.named.items()):
-                found[name] = f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
-        return found | {
-            n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()
-        }
-
-    def look(self) -> dict[str, int]:
-        """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
-        now = self.held()
-        self.peak = max(self.peak, sum(now.values()))
-        return now
-
-    def held(self) -> dict[str, int]:
-        """The bytes that this rank holds now: {"weights", "gradients", "optimizer": bytes}."""
-        every = [(unit.weights, unit.kept, *unit.parameters) for unit in self.units]
-        return {
-            "weights": ledger.nbytes(t for weights, kept, *_ in every for t in (weights, kept)),
-            "gradients": ledger.nbytes(
-                p.grad for _, *ps in every for p in ps if p.grad is not None
-            ),
-            "optimizer": ledger.nbytes(
-                t for of in self.optimizer.state.values() for t in of.values()
-            ),
-        }
 
 
 class Stage1(Stage0):
@@ -150,7 +118,8 @@ class Stage1(Stage0):
         """Gradients (n,) of this rank → this rank's part of their sum."""
         agree(f"the gradients of {unit.name!r}", self.group)
         collectives.ring_reduce_scatter(flat, self.wire)
-        return unit.part(flat, self.wire).clone()  # the rest of flat is given back
+        # a copy, so that the memory of the rest is given back
+        return unit.part(flat, self.wire).clone()
 
     def spread(self) -> None:
         for unit in self.units:
@@ -165,9 +134,8 @@ class Stage2(Stage1):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.to_come: list[
-            Unit
-        ] = []  # units that this backward pass has not left yet, the last first
+        # units that this backward pass has not left yet, the last first
+        self.to_come: list[Unit] = []
         for unit in self.units:
             for p in unit.parameters:
                 p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit, p))
@@ -185,11 +153,13 @@ class Stage2(Stage1):
 
     def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
         """A parameter's gradient is there. Units are summed in one order, the last first."""
-        if not self.to_come:  # the first of a backward pass
+        if not self.to_come:
+            # it is the first of a backward pass
             self.to_come = self.units[::-1]
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.look()
         unit.awaited.discard(parameter)
+        # one that is complete too early waits, since all ranks meet in each sum
         while self.to_come and not self.to_come[0].awaited:
             self.scatter(self.to_come.pop(0))
 
@@ -216,7 +186,8 @@ class Stage3(Stage2):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.way = 1  # through the units: 1 forward, -1 backward
+        # through the units: 1 forward, -1 backward
+        self.way = 1
         for unit in self.units:
             unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
             unit.module.register_forward_hook(lambda *call, unit=unit: self.leave(unit, call[-1]))
@@ -257,7 +228,8 @@ class Stage3(Stage2):
         unit.free()
 
     def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
-        if not unit.is_here:  # no output of the unit has led to it
+        if not unit.is_here:
+            # no output of the unit has led to it
             name = next(name for name, p in unit.named.items() if p is parameter)
             raise RuntimeError(
                 f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit"

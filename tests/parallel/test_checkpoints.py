@@ -249,21 +249,23 @@ def train_until_killed(folder, stage, wanted, moments):
 
 
 def test_a_run_killed_twenty_times_is_the_run_without_a_break(tmp_path):
-    draw, right, ends, unfinished = random.Random(0), undisturbed(), [0], 0
-    wanted = next(right)
-    for n in range(20):  # on one to three ranks, in each stage
-        p = 1 + n % 3
+    """And more often than twenty times where the machine is so busy that it hardly comes forward."""
+    draw, right = random.Random(0), undisturbed()
+    wanted, last, forward, unfinished = next(right), 0, 0, 0
+    for n in range(60):
+        if n >= 20 and forward >= 5 and unfinished:
+            break
+        p = 1 + n % 3  # on one to three ranks, in each stage
         moments = [draw.uniform(0, 0.12) for _ in range(p)]
         with pytest.raises(RankError, match="SIGKILL"):
             launch(train_until_killed, p, str(tmp_path), n % 4, wanted, moments)
-        ends.append(
-            int(checkpoints.whole(tmp_path)[-1].name[5:]) if checkpoints.whole(tmp_path) else 0
-        )
-        for _ in range(ends[-2], ends[-1]):
+        there = checkpoints.whole(tmp_path)
+        end = checkpoints.step_of(there[-1]) if there else 0
+        forward += end > last
+        for _ in range(last, end):
             wanted = next(right)
+        last = end
         unfinished += bool(list(tmp_path.glob(f"*{checkpoints.UNFINISHED}")))
-    assert set(launch(train_until_killed, 3, str(tmp_path), 3, wanted, [])) == {ends[-1]}
-    assert sum(end > before for before, end in zip(ends[:-1], ends[1:], strict=True)) >= 5, (
-        "it came forward"
-    )
+    assert set(launch(train_until_killed, 3, str(tmp_path), 3, wanted, [])) == {last}
+    assert forward >= 5, "it came forward"
     assert unfinished, "and some were killed while a checkpoint was being written"
