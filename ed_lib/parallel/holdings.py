@@ -39,6 +39,11 @@ class Holdings:
             found[name] = f"{tuple(tensor.shape)} of {tensor.dtype}, not trained"
         return found
 
+    def options(self) -> str:
+        """The optimizer's kind, and the options of each of its groups, as the learning rate."""
+        groups = [dict(group, params=len(group["params"])) for group in self.optimizer.param_groups]
+        return f"{type(self.optimizer).__name__} {groups}"
+
     def look(self) -> dict[str, int]:
         """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
         now = self.held()

@@ -8,8 +8,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ed_lib.parallel.collectives import Wire
+
+# What can be asked of a tensor, or told it, without reading its numbers.
+METHODS = (Tensor.dim, Tensor.numel, Tensor.untyped_storage)
+HOOK = Tensor.register_post_accumulate_grad_hook
+PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad")
+GET = [getattr(Tensor, name).__get__ for name in PROPERTIES]
+SET = [getattr(Tensor, name).__set__ for name in ("grad",)]
+ALLOWED = {*METHODS, HOOK, *GET, *SET}
+
+
+class Away(torch.nn.Parameter):
+    """A parameter whose numbers are on other ranks: to read them is an error that names it.
+
+    Its shape, its gradient and its hooks it keeps: this is the class that it has until its numbers
+    are back. So whoever uses it is stopped, by whichever reference.
+    """
+
+    error = ""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        """PyTorch calls it in place of each function that is called on such a parameter."""
+        if function in ALLOWED:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        given = tree_leaves((args, kwargs))
+        raise RuntimeError(next(each.error for each in given if isinstance(each, Away)))
 
 
 class Unit:
@@ -17,8 +45,8 @@ class Unit:
     ``weights`` (n,).
 
     named: {name in the whole module: parameter}. ``kept``: what this rank's optimizer updates, all
-    of ``weights`` or this rank's part of it. While ``weights`` has no memory, each parameter is NaN
-    throughout: so what uses one then, by any reference to it, is not wrong in silence.
+    of ``weights`` or this rank's part of it. While ``weights`` has no memory, ``is_here`` is False,
+    and each parameter is :class:`Away`.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, named: dict[str, torch.nn.Parameter]):
@@ -27,21 +55,28 @@ class Unit:
         self.named = named
         self.parameters = list(named.values())
         self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
+        # autograd reads a parameter by no call that could be stopped; then it is NaN throughout
         self.nothing = self.weights.new_full((), torch.nan)
+        self.classes = [type(p) for p in self.parameters]
+        wanted = "wanted it in no unit, and used while the whole module computes"
+        for at, p in named.items():
+            error = f"{at} is used outside of its unit {name!r}; {wanted}"
+            p.error = error  # type: ignore[attr-defined]
+        self.is_here = False
         self.kept: Any = self.weights
         # those whose gradients the backward pass has not reached yet
         self.awaited = set(self.parameters)
         self.make_room()
 
-    def pieces(self, flat: torch.Tensor) -> zip:
+    def pieces(self, flat: Tensor) -> zip:
         """Each parameter with its numbers in a vector (n,), a view."""
         return zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True)
 
-    def part(self, flat: torch.Tensor, wire: Wire) -> torch.Tensor:
+    def part(self, flat: Tensor, wire: Wire) -> Tensor:
         """This rank's part of a vector (n,), a view."""
         return flat.tensor_split(wire.size)[wire.rank]
 
-    def take_gradients(self) -> torch.Tensor:
+    def take_gradients(self) -> Tensor:
         """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the
         loss.
         """
@@ -56,20 +91,30 @@ class Unit:
 
     def free(self) -> None:
         """Gives the memory of ``weights`` back, and with it that of the parameters."""
+        if not self.is_here:
+            return
+        self.is_here = False
         # the tensor stays: what autograd has kept of it finds its numbers once they are back
         self.weights.untyped_storage().resize_(0)
         for p in self.parameters:
             p.data = self.nothing.expand(p.shape)
+            p.__class__ = Away
 
     def make_room(self) -> None:
         """The same memory again, with anything in it."""
+        self.is_here = True
         self.weights.untyped_storage().resize_(self.weights.nbytes)
+        for p, kind in zip(self.parameters, self.classes, strict=True):
+            p.__class__ = kind
         for p, view in self.pieces(self.weights):
             p.data = view.view(p.shape)
 
-    @property
-    def is_here(self) -> bool:
-        return self.weights.untyped_storage().nbytes() == self.weights.nbytes
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of ``weights``, as a view of a parameter does."""
+        if tensor.layout is not torch.strided:
+            return False
+        mine = self.weights.untyped_storage().data_ptr()
+        return self.weights.nbytes > 0 and tensor.untyped_storage().data_ptr() == mine
 
 
 def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
@@ -122,7 +167,17 @@ def outside(
     return found
 
 
-def check_one_kind(name: str, named: Mapping[str, torch.Tensor]) -> None:
+def check_memory(named: Mapping[str, Tensor]) -> None:
+    """ValueError unless each tensor has memory for all its numbers: rank 0's are put there."""
+    for name, tensor in named.items():
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name} has the layout {tensor.layout}; wanted a dense one")
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(length > 1 and stride == 0 for length, stride in axes):
+            raise ValueError(f"{name} is expanded; wanted one with all its numbers: its clone()")
+
+
+def check_one_kind(name: str, named: Mapping[str, Tensor]) -> None:
     """ValueError unless a unit's parameters can lie in one vector."""
     kinds = {(p.dtype, p.device) for p in named.values()}
     if len(kinds) != 1:

@@ -5,7 +5,9 @@ Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients 
 weights. S. Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A
 step, whatever the stage: backward passes of losses *summed* over this rank's samples, then
 ``step(B)`` with B the samples of all ranks. With one backward pass all stages form every sum in the
-same order, and end with the same bits.
+same order. So they end with the same bits, unclipped, by an optimizer that computes a number alike
+wherever it lies in a vector: SGD and Adam do; ``fused=True`` may round the last few numbers of a
+vector otherwise (3e-18, seen in float64).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from ed_lib import check
 from ed_lib.parallel import collectives
 from ed_lib.parallel.collectives import Wire, agree
 from ed_lib.parallel.holdings import Holdings, gradients_of
-from ed_lib.parallel.units import Unit, units_of
+from ed_lib.parallel.units import Unit, check_memory, units_of
 
 
 class Stage0(Holdings):
@@ -36,7 +38,8 @@ class Stage0(Holdings):
         self.wire = Wire(self.group)
         self.module = module
         self.units = units_of(module, units)
-        agree(f"shard({self.layout()})", self.group)
+        agree(f"{type(self).__name__} of {self.layout()}", self.group)
+        check_memory(self.untrained())
         weights = [unit.weights for unit in self.units]
         for tensor in (*weights, *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)
@@ -63,10 +66,15 @@ class Stage0(Holdings):
     def step(self, samples: int, max_norm: float | None = None) -> None:
         """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps
         clipped.
+
+        ValueError, on all ranks, if they call it with different numbers or options, or where
+        another is still at a backward pass; for less than one sample; and for a ``max_norm`` that
+        is not above 0.
         """
         self.full = self.look()
         if not any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units):
             raise RuntimeError("step() came before a backward pass")
+        self.check_step(samples, max_norm)
         for unit in reversed(self.units):
             unit.kept.grad = self.sum_gradients(unit).div_(samples)
         if max_norm is not None:
@@ -75,18 +83,28 @@ class Stage0(Holdings):
         self.optimizer.zero_grad()
         self.spread()
 
+    def check_step(self, samples: int, max_norm: float | None) -> None:
+        """The errors of :meth:`step`."""
+        # ranks that scaled a gradient by different numbers would drift apart, without a word
+        agree(f"step({samples!r}, {max_norm!r}) of {self.options()}", self.group)
+        check.count("samples", samples)
+        if max_norm is not None:
+            check.positive("max_norm", max_norm)
+
     def clip(self, max_norm: float) -> None:
         """Scales the mean gradient, if its norm, over all units and ranks, is above
         ``max_norm``.
         """
-        square = torch.stack([unit.kept.grad.square().sum() for unit in self.units]).sum()
+        # in float64: a gradient of 300 has a square that float16 does not hold
+        squares = [unit.kept.grad.double().square().sum() for unit in self.units]
+        square = torch.stack(squares).sum()
         if self.is_sharded:
             # each rank has seen its parts only
             dist.all_reduce(square, group=self.group)
         # as clip_grad_norm_ has it
         scale = (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
         for unit in self.units:
-            unit.kept.grad *= scale
+            unit.kept.grad.copy_(unit.kept.grad.double() * scale)
 
     def zero_grad(self) -> None:
         """Forgets gradients, as after a backward pass that raised."""
@@ -215,8 +233,13 @@ class Stage3(Stage2):
             self.way = -1
             self.gather(unit)
 
+        tensors = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+        if any(unit.has(tensor) for tensor in tensors):
+            raise RuntimeError(
+                f"the unit {unit.name!r} gives a view of its weights, which leave; wanted a copy"
+            )
         self.free(unit)
-        ends = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+        ends = [tensor for tensor in tensors if tensor.requires_grad]
         torch.autograd.graph.register_multi_grad_hook(ends, back, mode="any")
 
     def fetch(self, unit: Unit) -> None:
@@ -227,13 +250,10 @@ class Stage3(Stage2):
     def free(self, unit: Unit) -> None:
         unit.free()
 
-    def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
+    def arrived(self, unit: Unit, parameter: Any) -> None:
         if not unit.is_here:
             # no output of the unit has led to it
-            name = next(name for name, p in unit.named.items() if p is parameter)
-            raise RuntimeError(
-                f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit"
-            )
+            raise RuntimeError(parameter.error)
         super().arrived(unit, parameter)
 
     def scatter(self, unit: Unit) -> None:
@@ -263,8 +283,10 @@ def shard(
     stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every
     number by itself, as SGD and Adam do. units: modules within ``module``, in the order in which
     they compute, of which each one's parameters are sent together; what is in none of them is a
-    unit of its own. What is not trained stays whole on each rank. ValueError for a unit's parameter
-    that another module has, or ranks that differ.
+    unit of its own. What is not trained stays whole on each rank. In stage 3 a unit's parameters
+    are there while its module computes, and what it computes of them must reach the loss by its
+    outputs. ValueError for a unit's parameter that another module has, for what is not trained and
+    sparse or expanded, or ranks that differ.
     """
     check.choice("stage", stage, STAGES)
     return STAGES[stage](module, optimizer, units)
