@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ed_lib import check
 from ed_lib.parallel import collectives
+from ed_lib.parallel.units import check_memory
 
 # as in PyTorch; a smaller network fits into one bucket, and then nothing overlaps
 BUCKET_BYTES = 25 * 2**20
@@ -32,6 +33,10 @@ class Bucket:
         self.views = {p: part.view(p.shape) for p, part in parts}
         # those whose gradient this step has not computed yet
         self.awaited = set(params)
+        self.put_in_place()
+
+    def put_in_place(self) -> None:
+        """Makes each parameter's gradient its view."""
         for p, view in self.views.items():
             p.grad = view
 
@@ -64,6 +69,7 @@ class Replica:
         # asked before the check: a rank that raised by itself would leave the others waiting
         collectives.agree(f"Replica({', '.join(kinds)}, {bucket_bytes!r}, {overlap!r})")
         check.count("bucket_bytes", bucket_bytes)
+        check_memory(named)
         for tensor in named.values():
             collectives.copy_from_0(tensor)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -73,6 +79,8 @@ class Replica:
         # backwards, since the last layer's gradients come first
         self.buckets = [Bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        # what ranks ask each other beside the sums, which are under way in the other group
+        self._group: Any = dist.new_group()
         # one for each bucket that was started in this step
         self._requests: list[Any] = []
         if overlap:
@@ -83,27 +91,33 @@ class Replica:
         return self.module(*inputs)
 
     def zero_grad(self) -> None:
-        """Sets the gradients to zero, and leaves them where they are, in the buckets."""
+        """Sets the gradients to zero, in the buckets, where they are. After a backward pass that
+        raised, all ranks call it before the next one.
+        """
+        begun = self._requests or any(len(b.awaited) < len(b.views) for b in self.buckets)
+        if begun:
+            # others wait in sums that this rank has not come to, and those may still be written
+            self.start_all()
+            self.wait()
         for bucket in self.buckets:
             bucket.flat.zero_()
+            bucket.put_in_place()
 
     def finish(self, samples: int) -> None:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
-        A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError
-        if a ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
+        A parameter that got no gradient, on some ranks or on all, counts as 0 there. ValueError for
+        less than one sample and, on all ranks, if their numbers differ. RuntimeError if a ``grad``
+        is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
-        while len(self._requests) < len(self.buckets):
-            self.start()
-        for request in self._requests:
-            request.wait()
-        self._requests = []
+        self.start_all()
+        # ranks that divided by different numbers would drift apart, without a word
+        collectives.agree(f"finish({samples!r}) after {self.calls} sums", self._group)
+        check.count("samples", samples)
+        self.wait()
+        if not all(bucket.is_in_place() for bucket in self.buckets):
+            raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
         for bucket in self.buckets:
-            bucket.awaited = set(bucket.views)
-            if not bucket.is_in_place():
-                raise RuntimeError(
-                    "a parameter's grad was replaced; use zero_grad() of the Replica"
-                )
             bucket.flat /= samples
 
     def ready(self, parameter: torch.Tensor) -> None:
@@ -117,6 +131,18 @@ class Replica:
             if bucket.awaited:
                 break
             self.start()
+
+    def start_all(self) -> None:
+        while len(self._requests) < len(self.buckets):
+            self.start()
+
+    def wait(self) -> None:
+        """Until the sums that were started are there; with them this backward pass is over."""
+        for request in self._requests:
+            request.wait()
+        self._requests = []
+        for bucket in self.buckets:
+            bucket.awaited = set(bucket.views)
 
     def start(self) -> None:
         """Starts the sum of the next bucket. All ranks start them in one order, since they meet in
