@@ -124,6 +124,9 @@ def content(sharded: Stage0, name: str) -> dict[str, Any]:
     }
 
 
+WRITTEN = {"layout", "untrained", "options", "parts"}
+
+
 def is_vector(value: Any) -> bool:
     """Whether it has a number for each of a unit's, as Adam's moments have, and not its step."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
@@ -160,14 +163,18 @@ def load(sharded: Stage0, place: Path | str) -> int:
     """
     place = Path(place)
     problem = ""
+    hashes: list[str] = []
     files: list[dict[str, Any]] = []
     try:
-        files = read_all(place, layout(sharded))
+        hashes = read_manifest(place)
+        files = read_all(place, hashes, layout(sharded))
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
     problems = [each for each in collectives.gathered(problem, sharded.group) if each]
     if problems:
         raise CheckpointError(problems[0])
+    # each may be right by itself, and another
+    collectives.agree(f"load({place.name}) of {hashes}", sharded.group)
     restore(sharded, files)
     return step_of(place)
 
@@ -194,11 +201,22 @@ def restore(sharded: Stage0, files: list[dict[str, Any]]) -> None:
     sharded.spread()
 
 
-def read_all(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
+def read_manifest(place: Path) -> list[str]:
+    """The SHA-256 of each rank's file."""
+    found = json.loads((place / MANIFEST).read_text())
+    wanted = "wanted a list of one SHA-256 or more"
+    if not isinstance(found, list) or not found:
+        raise CheckpointError(f"{MANIFEST} is {found!r}; {wanted}")
+    for each in found:
+        if not isinstance(each, str):
+            raise CheckpointError(f"{MANIFEST} has {each!r}; {wanted}")
+    return found
+
+
+def read_all(place: Path, hashes: list[str], wanted: dict[str, str]) -> list[dict[str, Any]]:
     """What all ranks wrote, if it is as it was written, here, and of a model that is as
     ``wanted``.
     """
-    hashes = json.loads((place / MANIFEST).read_text())
     files = []
     for rank, wanted_hash in enumerate(hashes):
         content = (place / f"rank-{rank}.pt").read_bytes()
@@ -209,6 +227,8 @@ def read_all(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
                 f"; wanted {wanted_hash}"
             )
         file = torch.load(io.BytesIO(content), "cpu", weights_only=True)
+        if not isinstance(file, dict) or file.keys() != WRITTEN:
+            raise CheckpointError(f"rank-{rank}.pt holds something else; wanted what save() writes")
         here = {"the file": f"rank {rank} of {len(hashes)} in {place.name}"}
         compare(file["layout"], wanted | here)
         files.append(file)
