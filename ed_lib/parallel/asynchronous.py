@@ -85,7 +85,8 @@ class SynchronousServer(ParameterServer):
     their mean.
 
     Tasks 0 … per_step − 1 are the first step, and so on; τ is 0. The mean is formed in the order of
-    the tasks, so no bit of the result depends on who was faster.
+    the tasks, so no bit of the result depends on who was faster. ValueError for a task of another
+    step, or one that has come; then nothing has changed.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
@@ -97,6 +98,11 @@ class SynchronousServer(ParameterServer):
         return task // self.per_step == self.version
 
     def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
+        first = self.version * self.per_step
+        last = first + self.per_step - 1
+        if not first <= task <= last or task in self.arrived:
+            wanted = f"one of this step's, from {first} to {last}, that has not come"
+            raise ValueError(f"task is {task}; wanted {wanted}")
         self.arrived[task] = gradient.clone()
         if len(self.arrived) == self.per_step:
             ordered = [self.arrived[task] for task in sorted(self.arrived)]
@@ -137,8 +143,12 @@ class Run:
 
     def assign(self, worker: int, now: float) -> tuple[int, torch.Tensor] | None:
         """→ a task for an idle worker, and the parameters (P,) for it; None when none may start
-        now.
+        now. ValueError for a worker that holds one.
         """
+        if worker in self.held:
+            raise ValueError(
+                f"worker is {worker}, which holds task {self.held[worker][0]}; wanted an idle one"
+            )
         if not self.waiting or not self.server.allows(self.waiting[0]):
             return None
         params, version = self.server.pull()
@@ -148,8 +158,10 @@ class Run:
 
     def receive(self, worker: int, gradient: torch.Tensor, loss: float, now: float) -> None:
         """Applies the gradient of the task that the worker holds; one that the server refuses is
-        not done.
+        not done. ValueError for a worker that holds none.
         """
+        if worker not in self.held:
+            raise ValueError(f"worker is {worker}, which holds no task; wanted one that does")
         task, read, start = self.held[worker]
         applied = self.server.version
         self.server.push(gradient, read, task)
@@ -180,6 +192,8 @@ def simulate_workers(
     takes each worker. spread: each takes that times exp(spread · z), with z normal. Sending takes
     no time. Of gradients that come at the same time, the smaller worker's is first.
     """
+    if len(seconds) == 0:
+        raise ValueError(f"seconds is {seconds}; wanted a number for at least one worker")
     for value in seconds:
         check.positive("seconds", value)
     if not 0 <= spread < float("inf"):
@@ -217,6 +231,9 @@ def local_sgd(
     Stich, 2019); with AdamW inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each
     batch goes to one worker, once.
     """
+    check.count("workers", workers)
+    check.count("rounds", rounds, least=0)
+    check.count("steps", steps)
     params = start.clone()
     copies = [start.clone() for _ in range(workers)]
     inners = [inner([copy]) for copy in copies]
