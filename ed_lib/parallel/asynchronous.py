@@ -31,7 +31,8 @@ class Span:
     read: int
     start: float
     end: float
-    applied: int = -1  # for one that died
+    # -1 for one that died
+    applied: int = -1
     loss: float = math.nan
 
     @property
@@ -48,7 +49,8 @@ class ParameterServer:
     (2016).
     """
 
-    per_step = 1  # gradients in an update
+    # gradients in an update
+    per_step = 1
 
     def __init__(self, params: torch.Tensor, lr: float, *, by_staleness: bool = False):
         check.shape("params", tuple(params.shape), ("P",))
@@ -92,7 +94,8 @@ class SynchronousServer(ParameterServer):
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
         super().__init__(params, lr)
         self.per_step = check.count("per_step", per_step)
-        self.arrived: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
+        # task → its gradient, of this step
+        self.arrived: dict[int, torch.Tensor] = {}
 
     def allows(self, task: int) -> bool:
         return task // self.per_step == self.version

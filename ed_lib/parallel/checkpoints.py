@@ -43,7 +43,8 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
     step = check.count("step", step, least=0)
     place = Path(folder) / f"{NAME}{step}"
     unfinished = place.with_name(place.name + UNFINISHED)
-    rank, group = sharded.wire.rank, sharded.group
+    rank = sharded.wire.rank
+    group = sharded.group
     there = [path.name for path in whole(folder)]
     collectives.agree(f"save(step {step}) beside {there}", group)
     if place.exists():
@@ -73,7 +74,11 @@ def make_empty(unfinished: Path) -> None:
     """A new folder to write into; what crashes have left beside it is removed."""
     for left in unfinished.parent.glob(f"*{UNFINISHED}"):
         shutil.rmtree(left)
+    new = [folder for folder in unfinished.parents if not folder.exists()]
     unfinished.mkdir(parents=True)
+    # a checkpoint is lost with the folder that holds it, whose name is in the one above
+    for folder in new:
+        bring_to_the_disk(folder.parent)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -106,24 +111,28 @@ def sha256(content: bytes) -> str:
 
 def content(sharded: Stage0, name: str) -> dict[str, Any]:
     """What a rank writes: its part of every vector, and all that every rank has."""
-    rank, size = sharded.wire.rank, sharded.wire.size
+    rank = sharded.wire.rank
+    size = sharded.wire.size
     optimizer = sharded.optimizer.state_dict()
 
     def part(value: Any) -> Any:
         """Of a unit's weights or moments (n,) this rank's part."""
         if not is_vector(value):
             return value
+        mine = value if sharded.is_sharded else value.tensor_split(size)[rank]
         # a copy: a view would be written with all of the memory that it lies in
-        return (value if sharded.is_sharded else value.tensor_split(size)[rank]).clone()
+        return mine.clone()
 
+    weights = [unit.kept for unit in sharded.units]
     return {
         "layout": {"the file": f"rank {rank} of {size} in {name}"} | layout(sharded),
         "untrained": sharded.untrained(),
         "options": optimizer["param_groups"],
-        "parts": tree_map(part, [[unit.kept for unit in sharded.units], optimizer["state"]]),
+        "parts": tree_map(part, [weights, optimizer["state"]]),
     }
 
 
+# the names of what a file holds
 WRITTEN = {"layout", "untrained", "options", "parts"}
 
 
@@ -181,20 +190,24 @@ def load(sharded: Stage0, place: Path | str) -> int:
 
 def restore(sharded: Stage0, files: list[dict[str, Any]]) -> None:
     """Gives this rank what it keeps of all that the ranks of a checkpoint wrote."""
-    rank, size = sharded.wire.rank, sharded.wire.size
+    rank = sharded.wire.rank
+    size = sharded.wire.size
 
     def joined(first: Any, *others: Any) -> Any:
         """All ranks' parts of a vector (n,), cut anew."""
         if not is_vector(first):
             return first
+        # of as many ranks as wrote, for as many as there are now
         vector = torch.cat([first, *others])
         return vector.tensor_split(size)[rank] if sharded.is_sharded else vector
 
     # gradients of the weights that were here are of no use
     sharded.zero_grad()
+    # the files are alike, so that a part in one has its others at the same place in the others
     weights, state = tree_map(joined, *(file["parts"] for file in files))
     for unit, value in zip(sharded.units, weights, strict=True):
         unit.kept.copy_(value)
+    # every rank wrote these whole, and all the same
     for name, tensor in sharded.untrained().items():
         tensor.copy_(files[0]["untrained"][name])
     sharded.optimizer.load_state_dict({"state": state, "param_groups": files[0]["options"]})

@@ -34,14 +34,19 @@ class Holdings:
         found = {}
         for unit in self.units:
             for n, (name, p) in enumerate(unit.named.items()):
-                found[name] = f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
+                # with the order, since a rank's part is cut by numbers and not by names
+                place = f"number {n} of the unit {unit.name!r}"
+                found[name] = f"{tuple(p.shape)} of {p.dtype}, {place}"
         for name, tensor in self.untrained().items():
             found[name] = f"{tuple(tensor.shape)} of {tensor.dtype}, not trained"
         return found
 
     def options(self) -> str:
         """The optimizer's kind, and the options of each of its groups, as the learning rate."""
-        groups = [dict(group, params=len(group["params"])) for group in self.optimizer.param_groups]
+        groups = []
+        for group in self.optimizer.param_groups:
+            # of the parameters their number: what they are differs by rank
+            groups.append(group | {"params": len(group["params"])})
         return f"{type(self.optimizer).__name__} {groups}"
 
     def look(self) -> dict[str, int]:
@@ -59,11 +64,13 @@ class Holdings:
             weights += [unit.weights, unit.kept]
             # before a step they are the parameters', and then the optimizer's
             owners += [*unit.parameters, unit.kept]
-        state = self.optimizer.state.values()
+        moments: list[Any] = []
+        for state in self.optimizer.state.values():
+            moments += state.values()
         return {
             "weights": ledger.nbytes(weights),
             "gradients": ledger.nbytes(gradients_of(owners)),
-            "optimizer": ledger.nbytes(value for of in state for value in of.values()),
+            "optimizer": ledger.nbytes(moments),
         }
 
 

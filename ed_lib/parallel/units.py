@@ -54,7 +54,8 @@ class Unit:
         self.module = module
         self.named = named
         self.parameters = list(named.values())
-        self.weights = torch.cat([p.detach().flatten() for p in self.parameters])  # (n,)
+        flat = [p.detach().flatten() for p in self.parameters]
+        self.weights = torch.cat(flat)  # (n,)
         # autograd reads a parameter by no call that could be stopped; then it is NaN throughout
         self.nothing = self.weights.new_full((), torch.nan)
         self.classes = [type(p) for p in self.parameters]
@@ -70,11 +71,14 @@ class Unit:
 
     def pieces(self, flat: Tensor) -> zip:
         """Each parameter with its numbers in a vector (n,), a view."""
-        return zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True)
+        sizes = [p.numel() for p in self.parameters]
+        return zip(self.parameters, flat.split(sizes), strict=True)
 
     def part(self, flat: Tensor, wire: Wire) -> Tensor:
         """This rank's part of a vector (n,), a view."""
-        return flat.tensor_split(wire.size)[wire.rank]
+        # the first parts may have one number more
+        parts = flat.tensor_split(wire.size)
+        return parts[wire.rank]
 
     def take_gradients(self) -> Tensor:
         """The parameters' gradients, (n,), which they give up; 0 for one that had no part in the
@@ -111,10 +115,12 @@ class Unit:
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the memory of ``weights``, as a view of a parameter does."""
-        if tensor.layout is not torch.strided:
+        # a sparse one has no memory of its own to ask for, and of no numbers there is no view
+        if tensor.layout is not torch.strided or self.weights.nbytes == 0:
             return False
-        mine = self.weights.untyped_storage().data_ptr()
-        return self.weights.nbytes > 0 and tensor.untyped_storage().data_ptr() == mine
+        ours = self.weights.untyped_storage()
+        theirs = tensor.untyped_storage()
+        return ours.data_ptr() == theirs.data_ptr()
 
 
 def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
@@ -125,6 +131,7 @@ def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> lis
     outside of its own as well, and for one that has parameters of several dtypes or devices.
     """
     names = {part: name for name, part in module.named_modules()}
+    # those of the units so far, and their names
     owned: dict[torch.nn.Parameter, str] = {}
     units: list[tuple[str, torch.nn.Module, dict[str, torch.nn.Parameter]]] = []
     for part in modules:
@@ -172,9 +179,11 @@ def check_memory(named: Mapping[str, Tensor]) -> None:
     for name, tensor in named.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name} has the layout {tensor.layout}; wanted a dense one")
-        axes = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(length > 1 and stride == 0 for length, stride in axes):
-            raise ValueError(f"{name} is expanded; wanted one with all its numbers: its clone()")
+        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            # one number stands for all of this axis
+            if stride == 0 and length > 1:
+                wanted = "wanted one with all its numbers: its clone()"
+                raise ValueError(f"{name} is expanded; {wanted}")
 
 
 def check_one_kind(name: str, named: Mapping[str, Tensor]) -> None:

@@ -40,6 +40,7 @@ class Stage0(Holdings):
         self.units = units_of(module, units)
         agree(f"{type(self).__name__} of {self.layout()}", self.group)
         check_memory(self.untrained())
+        # all start from rank 0's
         weights = [unit.weights for unit in self.units]
         for tensor in (*weights, *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)
@@ -75,6 +76,7 @@ class Stage0(Holdings):
         if not any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units):
             raise RuntimeError("step() came before a backward pass")
         self.check_step(samples, max_norm)
+        # the last first, as a backward pass comes to them
         for unit in reversed(self.units):
             unit.kept.grad = self.sum_gradients(unit).div_(samples)
         if max_norm is not None:
@@ -215,6 +217,7 @@ class Stage3(Stage2):
         return super().__call__(*inputs)
 
     def keep(self, unit: Unit) -> torch.Tensor:
+        # a copy, since the memory of all weights is given back
         kept = unit.part(unit.weights, self.wire).clone()
         unit.free()
         return kept
@@ -239,6 +242,7 @@ class Stage3(Stage2):
                 f"the unit {unit.name!r} gives a view of its weights, which leave; wanted a copy"
             )
         self.free(unit)
+        # the first of these gradients means that the backward pass is about to enter the unit
         ends = [tensor for tensor in tensors if tensor.requires_grad]
         torch.autograd.graph.register_multi_grad_hook(ends, back, mode="any")
 

@@ -250,6 +250,9 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(two):
     place = folder / "watched" / "step-5"
     sizes = {path.stat().st_ino: path.stat().st_size for path in place.iterdir()}
     inode = {path.name: path.stat().st_ino for path in (place, *place.iterdir())}
+    # rank 0 makes the folder, whose name is in the one above; then
+    folder_above = ("fsync", folder.stat().st_ino, sorted(path.name for path in folder.iterdir()))
+    assert first.pop(0) == folder_above
     files = ["manifest.json", "rank-0.pt", "rank-1.pt"]
     # a rank brings its own file to the disk, whole
     for rank, events in enumerate((first, second)):
