@@ -111,14 +111,22 @@ class Replica:
         is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
         self.start_all()
-        # ranks that divided by different numbers would drift apart, without a word
-        collectives.agree(f"finish({samples!r}) after {self.calls} sums", self._group)
-        check.count("samples", samples)
+        self.check_finish(samples)
         self.wait()
         if not all(bucket.is_in_place() for bucket in self.buckets):
             raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
         for bucket in self.buckets:
             bucket.flat /= samples
+
+    def check_finish(self, samples: int) -> None:
+        """The ValueErrors of :meth:`finish`."""
+        # ranks that divided by different numbers would drift apart, without a word. Not by agree():
+        # its all-reduce would stand in a trace among the gradients' sums
+        told = collectives.gathered(f"finish({samples!r}) after {self.calls} sums", self._group)
+        if len(set(told)) > 1:
+            listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(told))
+            raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+        check.count("samples", samples)
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Called when the backward pass has computed the gradient of a parameter."""
