@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ed_lib.parallel.collectives import Wire
@@ -20,9 +20,11 @@ PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", 
 GET = [getattr(Tensor, name).__get__ for name in PROPERTIES]
 SET = [getattr(Tensor, name).__set__ for name in ("grad",)]
 ALLOWED = {*METHODS, HOOK, *GET, *SET}
+# where a parameter is here whenever it is used
+WANTED = "wanted it in no unit, and used while the whole module computes"
 
 
-class Away(torch.nn.Parameter):
+class Away(nn.Parameter):
     """A parameter whose numbers are on other ranks: to read them is an error that names it.
 
     Its shape, its gradient and its hooks it keeps: this is the class that it has until its numbers
@@ -36,8 +38,11 @@ class Away(torch.nn.Parameter):
         """PyTorch calls it in place of each function that is called on such a parameter."""
         if function in ALLOWED:
             return super().__torch_function__(function, types, args, kwargs or {})
-        given = tree_leaves((args, kwargs))
-        raise RuntimeError(next(each.error for each in given if isinstance(each, Away)))
+        # it may stand in a list, as of torch.cat
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, Away):
+                raise RuntimeError(given.error)
+        return NotImplemented
 
 
 class Unit:
@@ -49,7 +54,7 @@ class Unit:
     and each parameter is :class:`Away`.
     """
 
-    def __init__(self, name: str, module: torch.nn.Module, named: dict[str, torch.nn.Parameter]):
+    def __init__(self, name: str, module: nn.Module, named: dict[str, nn.Parameter]):
         self.name = name
         self.module = module
         self.named = named
@@ -59,9 +64,8 @@ class Unit:
         # autograd reads a parameter by no call that could be stopped; then it is NaN throughout
         self.nothing = self.weights.new_full((), torch.nan)
         self.classes = [type(p) for p in self.parameters]
-        wanted = "wanted it in no unit, and used while the whole module computes"
         for at, p in named.items():
-            error = f"{at} is used outside of its unit {name!r}; {wanted}"
+            error = f"{at} is used outside of its unit {name!r}; {WANTED}"
             p.error = error  # type: ignore[attr-defined]
         self.is_here = False
         self.kept: Any = self.weights
@@ -123,7 +127,7 @@ class Unit:
         return ours.data_ptr() == theirs.data_ptr()
 
 
-def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[Unit]:
+def units_of(module: nn.Module, modules: Sequence[nn.Module]) -> list[Unit]:
     """A unit for what none of the ``modules`` has, if there is such, and then one for each of
     them.
 
@@ -132,8 +136,8 @@ def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> lis
     """
     names = {part: name for name, part in module.named_modules()}
     # those of the units so far, and their names
-    owned: dict[torch.nn.Parameter, str] = {}
-    units: list[tuple[str, torch.nn.Module, dict[str, torch.nn.Parameter]]] = []
+    owned: dict[nn.Parameter, str] = {}
+    units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for part in modules:
         if part not in names:
             raise ValueError(f"units has a {type(part).__name__} that is no part of the module")
@@ -155,14 +159,12 @@ def units_of(module: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> lis
     return [Unit(*each) for each in units]
 
 
-def trained(module: torch.nn.Module, name: str = "") -> dict[str, torch.nn.Parameter]:
+def trained(module: nn.Module, name: str = "") -> dict[str, nn.Parameter]:
     """{name: parameter} of what is trained of a module that is called ``name`` within another."""
     return {at: p for at, p in module.named_parameters(name) if p.requires_grad}
 
 
-def outside(
-    part: torch.nn.Module, names: Mapping[torch.nn.Module, str]
-) -> dict[torch.nn.Parameter, str]:
+def outside(part: nn.Module, names: Mapping[nn.Module, str]) -> dict[nn.Parameter, str]:
     """{parameter: its name} of the modules in ``names`` that are not within ``part``."""
     inside = set(part.modules())
     found = {}
