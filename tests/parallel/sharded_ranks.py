@@ -120,6 +120,10 @@ def clipped():
         sharded(1e20, 0.5e20).backward()
         sharded.step(1, max_norm=1.0)
         found["1e20", stage] = whole(sharded)
+        sharded = shard(Weight(0.0, 0.0, dtype=torch.float16), SGD, stage)
+        sharded(150.0, 75.0).backward()
+        sharded.step(1, max_norm=1e-5)
+        found["1e-5", stage] = whole(sharded)
     return found
 
 

@@ -498,12 +498,16 @@ def test_clipping_is_pytorchs_in_every_dtype(found, dtype):
                 assert end[0] < 0
 
 
-def test_clipping_knows_a_norm_whose_square_no_float32_holds(found):
+def test_clipping_knows_a_norm_whose_square_no_float32_holds_and_a_factor_that_is_small(found):
     for rank in found[2]:
         for stage in STAGES:
             end = rank["clipped"]["1e20", stage]
             wanted = -0.1 * torch.tensor([2.0, 1.0]) / 5**0.5
             torch.testing.assert_close(end, wanted, msg=told(f"stage {stage}"))
+            # the factor, 3e-8, is none of float16's numbers, and what it scales is
+            end = rank["clipped"]["1e-5", stage].double()
+            case = told(f"stage {stage}, a small norm")
+            torch.testing.assert_close(end, 1e-5 * wanted.double(), rtol=0, atol=1.2e-7, msg=case)
 
 
 @pytest.mark.parametrize("stage", STAGES)
