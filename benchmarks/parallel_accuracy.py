@@ -18,7 +18,6 @@ from ed_lib import data, models, training
 from ed_lib.parallel import launch
 from ed_lib.parallel.asynchronous import (
     ParameterServer,
-    Problem,
     SynchronousServer,
     local_sgd,
     simulate_workers,
@@ -157,7 +156,7 @@ def a_problem(seed, size):
     """
     learned, test = images("fashion-mnist", size.offline)
     x, labels = (torch.as_tensor(each[: size.tests]) for each in test)
-    return Problem(*learned, seed=seed), (x, labels.long())
+    return training.TaskGradients(*learned, seed=seed), (x, labels.long())
 
 
 WAYS = {"local SGD": torch.optim.SGD, "local AdamW": torch.optim.AdamW, "DiLoCo": torch.optim.AdamW}

@@ -1,4 +1,6 @@
-"""The training loop of networks that backpropagate, and the share that they get right."""
+"""The training loop of networks that backpropagate, the share that they get right, and gradients by
+the number of a batch.
+"""
 
 import contextlib
 import os
@@ -9,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ed_lib import check, data, timing
+from ed_lib import check, data, models, timing
 
 # Test images that go through a network at a time, so that their activations fit into memory
 CHUNK = 1000
@@ -158,3 +161,52 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
     finally:
         model.train(training)
     return int(right) / len(images)
+
+
+class TaskGradients:
+    """A perceptron's mean cross-entropy over a batch, and its gradient, by the batch's number, the
+    *task*: for those who train together, and send each other parameters and gradients.
+
+    It is called as gradients(params, task): params (P,) → the gradient (P,), and the loss. The
+    batch of task t is drawn, with replacement, by a generator of (``seed``, t): so the same task is
+    the same batch for everybody, in any process and in any order.
+
+    images: (N, I) floats; labels: (N,), from 0 to 9. hidden: the width of the one hidden layer.
+    seed: of the first weights too. ValueError unless there is a label for each image.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray | torch.Tensor,
+        labels: np.ndarray | torch.Tensor,
+        batch: int = 32,
+        seed: int = 0,
+        hidden: int = 32,
+    ):
+        if len(images) != len(labels):
+            raise ValueError(
+                f"there are {len(images)} images and {len(labels)} labels; wanted a label for each"
+            )
+        self.images = torch.as_tensor(images)
+        self.labels = torch.as_tensor(labels).long()
+        self.batch = check.count("batch", batch)
+        self.seed = check.count("seed", seed, least=0)
+        widths = (self.images.shape[1], hidden, 10)
+        self.net = models.mlp(widths, seed).to(self.images.dtype)
+        self.first = parameters_to_vector(self.net.parameters()).detach()  # (P,)
+
+    def start(self) -> torch.Tensor:
+        """Parameters to start from, (P,)."""
+        return self.first.clone()
+
+    def at(self, params: torch.Tensor) -> torch.nn.Module:
+        """The network with these parameters, (P,)."""
+        vector_to_parameters(params, self.net.parameters())
+        return self.net
+
+    def __call__(self, params: torch.Tensor, task: int) -> tuple[torch.Tensor, float]:
+        draw = np.random.default_rng((self.seed, task))
+        rows = draw.integers(len(self.labels), size=self.batch)
+        loss = F.cross_entropy(self.at(params)(self.images[rows]), self.labels[rows])
+        gradients = torch.autograd.grad(loss, list(self.net.parameters()))
+        return parameters_to_vector(gradients), loss.item()

@@ -1,5 +1,6 @@
 """The training loop against a loop written out, with and without a scaler."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,3 +96,30 @@ def test_a_look_that_counts_as_false_is_looked_with():
 
     history = training.loop(lambda rows: 0.0, 4, Empty(), batch=2)
     assert history.accuracy == [0.25, 0.25]
+
+
+@pytest.mark.oracle
+def test_a_tasks_gradient_is_that_of_pytorchs_own_layers_on_its_batch():
+    draw = np.random.default_rng(1)
+    images, labels = draw.random((97, 13)), draw.integers(10, size=97)
+    gradients = training.TaskGradients(images, labels, hidden=7, batch=5, seed=3)
+    net = nn.Sequential(nn.Linear(13, 7), nn.ReLU(), nn.Linear(7, 10)).double()
+    nn.utils.vector_to_parameters(gradients.start(), net.parameters())
+    rows = np.random.default_rng((3, 4)).integers(97, size=5)
+    loss = F.cross_entropy(net(torch.tensor(images[rows])), torch.tensor(labels[rows]))
+    loss.backward()
+    gradient, found = gradients(gradients.start(), 4)
+    assert found == pytest.approx(loss.item(), rel=1e-14)
+    wanted = nn.utils.parameters_to_vector([p.grad for p in net.parameters()])
+    torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-15)
+    # weights and biases are drawn up to 1 / √(inputs), as nn.Linear draws them
+    inputs = (13, 13, 7, 7)
+    reached = [p.abs().max() * n**0.5 for p, n in zip(net.parameters(), inputs, strict=True)]
+    assert 0.9 < max(reached) <= 1
+
+
+def test_a_task_needs_a_label_for_each_image():
+    with pytest.raises(
+        ValueError, match="there are 3 images and 2 labels; wanted a label for each"
+    ):
+        training.TaskGradients(np.ones((3, 2)), [0, 1])

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ed_lib import check, models
+from ed_lib import check
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class Span:
     read: int
     start: float
     end: float
-    applied: int = -1  # for one that died
+    # -1 for one that died
+    applied: int = -1
     loss: float = math.nan
 
     @property
@@ -50,7 +49,8 @@ class ParameterServer:
     (2016).
     """
 
-    per_step = 1  # gradients in an update
+    # gradients in an update
+    per_step = 1
 
     def __init__(self, params: torch.Tensor, lr: float, *, by_staleness: bool = False):
         check.shape("params", tuple(params.shape), ("P",))
@@ -87,24 +87,31 @@ class SynchronousServer(ParameterServer):
     their mean.
 
     Tasks 0 … per_step − 1 are the first step, and so on; τ is 0. The mean is formed in the order of
-    the tasks, so no bit of the result depends on who was faster.
+    the tasks, so no bit of the result depends on who was faster. ValueError for a task of another
+    step, or one that has come; then nothing has changed.
     """
 
     def __init__(self, params: torch.Tensor, lr: float, per_step: int):
         super().__init__(params, lr)
         self.per_step = check.count("per_step", per_step)
-        self.arrived: dict[int, torch.Tensor] = {}  # task → its gradient, of this step
+        # task → its gradient, of this step
+        self.arrived: dict[int, torch.Tensor] = {}
 
     def allows(self, task: int) -> bool:
         return task // self.per_step == self.version
 
     def apply(self, gradient: torch.Tensor, staleness: int, task: int) -> None:
+        first = self.version * self.per_step
+        last = first + self.per_step - 1
+        if not first <= task <= last or task in self.arrived:
+            wanted = f"one of this step's, from {first} to {last}, that has not come"
+            raise ValueError(f"task is {task}; wanted {wanted}")
         self.arrived[task] = gradient.clone()
         if len(self.arrived) == self.per_step:
-            ordered = torch.stack(
-                [self.arrived[task] for task in sorted(self.arrived)]
-            )  # (per_step, P)
-            self.params.add_(ordered.mean(0), alpha=-self.lr)
+            ordered = [self.arrived[task] for task in sorted(self.arrived)]
+            # (per_step, P) → (P,)
+            mean = torch.stack(ordered).mean(0)
+            self.params.add_(mean, alpha=-self.lr)
             self.arrived.clear()
             self.version += 1
 
@@ -118,11 +125,12 @@ class Run:
     """
 
     def __init__(self, server: ParameterServer, n_tasks: int):
-        self.server, self.seconds = server, 0.0
-        self.waiting = list(
-            range(check.count("n_tasks", n_tasks))
-        )  # a heap: the smallest goes first
-        self.held: dict[int, tuple[int, int, float]] = {}  # worker → (task, version read, start)
+        self.server = server
+        self.seconds = 0.0
+        # a heap: the smallest goes first, so that a step's tasks are done before the next step's
+        self.waiting = list(range(check.count("n_tasks", n_tasks)))
+        # worker → (task, version read, start)
+        self.held: dict[int, tuple[int, int, float]] = {}
         self.spans: list[Span] = []
         self.lost: list[Span] = []
         if n_tasks % server.per_step:
@@ -138,19 +146,25 @@ class Run:
 
     def assign(self, worker: int, now: float) -> tuple[int, torch.Tensor] | None:
         """→ a task for an idle worker, and the parameters (P,) for it; None when none may start
-        now.
+        now. ValueError for a worker that holds one.
         """
+        if worker in self.held:
+            raise ValueError(
+                f"worker is {worker}, which holds task {self.held[worker][0]}; wanted an idle one"
+            )
         if not self.waiting or not self.server.allows(self.waiting[0]):
             return None
         params, version = self.server.pull()
         task = heapq.heappop(self.waiting)
-        self.held[worker] = task, version, now
+        self.held[worker] = (task, version, now)
         return task, params
 
     def receive(self, worker: int, gradient: torch.Tensor, loss: float, now: float) -> None:
         """Applies the gradient of the task that the worker holds; one that the server refuses is
-        not done.
+        not done. ValueError for a worker that holds none.
         """
+        if worker not in self.held:
+            raise ValueError(f"worker is {worker}, which holds no task; wanted one that does")
         task, read, start = self.held[worker]
         applied = self.server.version
         self.server.push(gradient, read, task)
@@ -181,21 +195,29 @@ def simulate_workers(
     takes each worker. spread: each takes that times exp(spread · z), with z normal. Sending takes
     no time. Of gradients that come at the same time, the smaller worker's is first.
     """
+    if len(seconds) == 0:
+        raise ValueError(f"seconds is {seconds}; wanted a number for at least one worker")
     for value in seconds:
         check.positive("seconds", value)
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; wanted a finite number, at least 0")
-    run, random, now = Run(server, n_tasks), np.random.default_rng(seed), 0.0
-    gradients: list[tuple] = []  # a heap of those under way: (when it comes, worker, task, params)
+    run = Run(server, n_tasks)
+    draw = np.random.default_rng(seed)
+    now = 0.0
+    # a heap of the gradients under way: (when it comes, worker, task, params)
+    under_way: list[tuple] = []
     while run.unfinished:
-        for worker in sorted(set(range(len(seconds))) - run.held.keys()):
-            if (order := run.assign(worker, now)) is not None:
-                takes = seconds[worker] * np.exp(spread * random.standard_normal())
-                heapq.heappush(gradients, (now + takes, worker, *order))
-        now, worker, task, params = heapq.heappop(
-            gradients
-        )  # the next to come, and time jumps to it
-        found, loss = gradient(params, task)  # (P,)
+        idle = set(range(len(seconds))) - run.held.keys()
+        for worker in sorted(idle):
+            order = run.assign(worker, now)
+            # it waits at the barrier, or all tasks are given out
+            if order is None:
+                continue
+            takes = seconds[worker] * np.exp(spread * draw.standard_normal())
+            heapq.heappush(under_way, (now + takes, worker, *order))
+        # nothing happens before the next one comes: time jumps to it
+        now, worker, task, params = heapq.heappop(under_way)
+        found, loss = gradient(params, task)
         run.receive(worker, found, loss, now)
     return run
 
@@ -212,47 +234,24 @@ def local_sgd(
     Stich, 2019); with AdamW inside and momentum it is DiLoCo (A. Douillard and others, 2023). Each
     batch goes to one worker, once.
     """
-    params, copies = start.clone(), [start.clone() for _ in range(workers)]
-    outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
+    check.count("workers", workers)
+    check.count("rounds", rounds, least=0)
+    check.count("steps", steps)
+    params = start.clone()
+    copies = [start.clone() for _ in range(workers)]
     inners = [inner([copy]) for copy in copies]
-    for first in range(0, rounds * steps * workers, steps * workers):
-        for worker, (copy, optimizer) in enumerate(zip(copies, inners, strict=True)):
+    outer = torch.optim.SGD([params], rate, momentum, nesterov=momentum > 0)
+    per_round = workers * steps
+    for first in range(0, rounds * per_round, per_round):
+        for worker in range(workers):
+            copy = copies[worker]
             copy.copy_(params)
-            for task in range(first + worker, first + steps * workers, workers):
+            # every workers-th batch of the round is this worker's
+            for task in range(first + worker, first + per_round, workers):
                 copy.grad = gradient(copy, task)[0]
-                optimizer.step()
-        params.grad = params - torch.stack(copies).mean(0)  # (workers, P) → (P,)
+                inners[worker].step()
+        # how far the workers have moved, on average, points away from where the loss is lower,
+        # as a gradient does: (workers, P) → (P,)
+        params.grad = params - torch.stack(copies).mean(0)
         outer.step()
     return params
-
-
-class Problem:
-    """A network's mean cross-entropy over a batch, and its gradient: called as problem(params,
-    task) → the gradient (P,) and the loss. Task t is a batch drawn, with replacement, by a
-    generator of (seed, t).
-
-    images: (N, I) floats; labels: (N,), from 0 to 9.
-    """
-
-    def __init__(self, images, labels, batch=32, seed=0, hidden=32):
-        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels).long()
-        self.net = models.mlp((self.images.shape[1], hidden, 10), seed).to(self.images.dtype)
-        self.batch, self.seed, self.first = (
-            batch,
-            seed,
-            parameters_to_vector(self.net.parameters()).detach(),
-        )
-
-    def start(self) -> torch.Tensor:
-        """Parameters to start from, (P,)."""
-        return self.first.clone()
-
-    def at(self, params: torch.Tensor) -> torch.nn.Module:
-        """The network with these parameters."""
-        vector_to_parameters(params, self.net.parameters())
-        return self.net
-
-    def __call__(self, params, task):
-        rows = np.random.default_rng((self.seed, task)).integers(len(self.labels), size=self.batch)
-        loss = F.cross_entropy(self.at(params)(self.images[rows]), self.labels[rows])
-        return parameters_to_vector(torch.autograd.grad(loss, self.net.parameters())), loss.item()

@@ -25,7 +25,9 @@ from ed_lib import check
 from ed_lib.parallel import collectives
 from ed_lib.parallel.zero import Stage0
 
-MANIFEST, UNFINISHED = "manifest.json", ".unfinished"
+MANIFEST = "manifest.json"
+NAME = "step-"  # and the step's number
+UNFINISHED = ".unfinished"
 
 
 class CheckpointError(ValueError):
@@ -39,27 +41,44 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
     buffers from then on. ValueError if there is one of this step already.
     """
     step = check.count("step", step, least=0)
-    place, rank, group = Path(folder) / f"step-{step}", sharded.wire.rank, sharded.group
-    collectives.agree(f"save(step {step}) beside {[path.name for path in whole(folder)]}", group)
+    place = Path(folder) / f"{NAME}{step}"
+    unfinished = place.with_name(place.name + UNFINISHED)
+    rank = sharded.wire.rank
+    group = sharded.group
+    there = [path.name for path in whole(folder)]
+    collectives.agree(f"save(step {step}) beside {there}", group)
     if place.exists():
         raise ValueError(f"step is {step}, of which {folder} has a checkpoint; wanted another")
-    unfinished = place.with_name(place.name + UNFINISHED)
     if rank == 0:
-        for left in place.parent.glob(f"*{UNFINISHED}"):  # by a crash
-            shutil.rmtree(left)
-        unfinished.mkdir(parents=True)
+        make_empty(unfinished)
+    # nobody writes before the folder is there
     dist.barrier(group)
-    for tensor in sharded.untrained().values():  # running means differ by rank
+    # running means differ by rank, and a checkpoint has one of each
+    for tensor in sharded.untrained().values():
         collectives.copy_from_0(tensor, group)
     buffer = io.BytesIO()
     torch.save(content(sharded, place.name), buffer)
-    write(unfinished / f"rank-{rank}.pt", buffer.getvalue())
-    hashes = collectives.gathered(hashlib.sha256(buffer.getvalue()).hexdigest(), group)
+    mine = buffer.getvalue()
+    write(unfinished / f"rank-{rank}.pt", mine)
+    # once all ranks have sent their hash, all files are on the disk
+    hashes = collectives.gathered(sha256(mine), group)
     if rank == 0:
         write(unfinished / MANIFEST, json.dumps(hashes, indent=1).encode())
         publish(unfinished, place)
+    # who returns can load it
     dist.barrier(group)
     return place
+
+
+def make_empty(unfinished: Path) -> None:
+    """A new folder to write into; what crashes have left beside it is removed."""
+    for left in unfinished.parent.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(left)
+    new = [folder for folder in unfinished.parents if not folder.exists()]
+    unfinished.mkdir(parents=True)
+    # a checkpoint is lost with the folder that holds it, whose name is in the one above
+    for folder in new:
+        bring_to_the_disk(folder.parent)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -86,21 +105,40 @@ def bring_to_the_disk(folder: Path) -> None:
     os.close(handle)
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def content(sharded: Stage0, name: str) -> dict[str, Any]:
     """What a rank writes: its part of every vector, and all that every rank has."""
-    rank, size, optimizer = sharded.wire.rank, sharded.wire.size, sharded.optimizer.state_dict()
+    rank = sharded.wire.rank
+    size = sharded.wire.size
+    optimizer = sharded.optimizer.state_dict()
 
-    def part(value):  # of a unit's weights or moments (n,); a number, as Adam's step, stays
-        if not isinstance(value, torch.Tensor) or not value.dim():
+    def part(value: Any) -> Any:
+        """Of a unit's weights or moments (n,) this rank's part."""
+        if not is_vector(value):
             return value
-        return (value if sharded.is_sharded else value.tensor_split(size)[rank]).clone()
+        mine = value if sharded.is_sharded else value.tensor_split(size)[rank]
+        # a copy: a view would be written with all of the memory that it lies in
+        return mine.clone()
 
+    weights = [unit.kept for unit in sharded.units]
     return {
         "layout": {"the file": f"rank {rank} of {size} in {name}"} | layout(sharded),
         "untrained": sharded.untrained(),
         "options": optimizer["param_groups"],
-        "parts": tree_map(part, [[unit.kept for unit in sharded.units], optimizer["state"]]),
+        "parts": tree_map(part, [weights, optimizer["state"]]),
     }
+
+
+# the names of what a file holds
+WRITTEN = {"layout", "untrained", "options", "parts"}
+
+
+def is_vector(value: Any) -> bool:
+    """Whether it has a number for each of a unit's, as Adam's moments have, and not its step."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def layout(sharded: Stage0) -> dict[str, str]:
@@ -114,8 +152,16 @@ def layout(sharded: Stage0) -> dict[str, str]:
 
 def whole(folder: Path | str) -> list[Path]:
     """The checkpoints in a folder, the oldest first."""
-    found = (path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", path.name))
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    named = Path(folder).glob(f"{NAME}*")
+    return sorted(filter(is_finished, named), key=step_of)
+
+
+def is_finished(place: Path) -> bool:
+    return re.fullmatch(rf"{NAME}\d+", place.name) is not None
+
+
+def step_of(place: Path) -> int:
+    return int(place.name.removeprefix(NAME))
 
 
 def load(sharded: Stage0, place: Path | str) -> int:
@@ -124,52 +170,88 @@ def load(sharded: Stage0, place: Path | str) -> int:
     Everything is checked on every rank before anything is changed on one; if not:
     :class:`CheckpointError`.
     """
-    problem, files, place = "", [], Path(place)
+    place = Path(place)
+    problem = ""
+    hashes: list[str] = []
+    files: list[dict[str, Any]] = []
     try:
-        files = read_all(place, layout(sharded))
+        hashes = read_manifest(place)
+        files = read_all(place, hashes, layout(sharded))
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
-    if problems := list(filter(None, collectives.gathered(problem, sharded.group))):
+    problems = [each for each in collectives.gathered(problem, sharded.group) if each]
+    if problems:
         raise CheckpointError(problems[0])
+    # each may be right by itself, and another
+    collectives.agree(f"load({place.name}) of {hashes}", sharded.group)
+    restore(sharded, files)
+    return step_of(place)
 
-    def joined(first, *others):  # all ranks' parts of a vector (n,), cut anew
-        if not isinstance(first, torch.Tensor) or not first.dim():
+
+def restore(sharded: Stage0, files: list[dict[str, Any]]) -> None:
+    """Gives this rank what it keeps of all that the ranks of a checkpoint wrote."""
+    rank = sharded.wire.rank
+    size = sharded.wire.size
+
+    def joined(first: Any, *others: Any) -> Any:
+        """All ranks' parts of a vector (n,), cut anew."""
+        if not is_vector(first):
             return first
+        # of as many ranks as wrote, for as many as there are now
         vector = torch.cat([first, *others])
-        return (
-            vector.tensor_split(sharded.wire.size)[sharded.wire.rank]
-            if sharded.is_sharded
-            else vector
-        )
+        return vector.tensor_split(size)[rank] if sharded.is_sharded else vector
 
+    # gradients of the weights that were here are of no use
     sharded.zero_grad()
+    # the files are alike, so that a part in one has its others at the same place in the others
     weights, state = tree_map(joined, *(file["parts"] for file in files))
     for unit, value in zip(sharded.units, weights, strict=True):
         unit.kept.copy_(value)
+    # every rank wrote these whole, and all the same
     for name, tensor in sharded.untrained().items():
         tensor.copy_(files[0]["untrained"][name])
     sharded.optimizer.load_state_dict({"state": state, "param_groups": files[0]["options"]})
     sharded.spread()
-    return int(place.name[5:])
 
 
-def read_all(place: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
+def read_manifest(place: Path) -> list[str]:
+    """The SHA-256 of each rank's file."""
+    found = json.loads((place / MANIFEST).read_text())
+    wanted = "wanted a list of one SHA-256 or more"
+    if not isinstance(found, list) or not found:
+        raise CheckpointError(f"{MANIFEST} is {found!r}; {wanted}")
+    for each in found:
+        if not isinstance(each, str):
+            raise CheckpointError(f"{MANIFEST} has {each!r}; {wanted}")
+    return found
+
+
+def read_all(place: Path, hashes: list[str], wanted: dict[str, str]) -> list[dict[str, Any]]:
     """What all ranks wrote, if it is as it was written, here, and of a model that is as
     ``wanted``.
     """
-    hashes, files = json.loads((place / MANIFEST).read_text()), []
+    files = []
     for rank, wanted_hash in enumerate(hashes):
         content = (place / f"rank-{rank}.pt").read_bytes()
-        if (found := hashlib.sha256(content).hexdigest()) != wanted_hash:
-            said = (
+        found = sha256(content)
+        if found != wanted_hash:
+            raise CheckpointError(
                 f"rank-{rank}.pt is not as it was written, {len(content)} bytes of SHA-256 {found}"
+                f"; wanted {wanted_hash}"
             )
-            raise CheckpointError(f"{said}; wanted {wanted_hash}")
-        files.append(torch.load(io.BytesIO(content), "cpu", weights_only=True))
-        written = files[-1]["layout"]
-        wanted = wanted | {"the file": f"rank {rank} of {len(hashes)} in {place.name}"}
-        for name in written | wanted:
-            there, here = (of.get(name, "nothing") for of in (written, wanted))
-            if there != here:
-                raise CheckpointError(f"{name} is {there}; wanted {here}")
+        file = torch.load(io.BytesIO(content), "cpu", weights_only=True)
+        if not isinstance(file, dict) or file.keys() != WRITTEN:
+            raise CheckpointError(f"rank-{rank}.pt holds something else; wanted what save() writes")
+        here = {"the file": f"rank {rank} of {len(hashes)} in {place.name}"}
+        compare(file["layout"], wanted | here)
+        files.append(file)
     return files
+
+
+def compare(written: dict[str, str], wanted: dict[str, str]) -> None:
+    """:class:`CheckpointError` for the first tensor that is another, or of one side only."""
+    for name in written | wanted:
+        there = written.get(name, "nothing")
+        here = wanted.get(name, "nothing")
+        if there != here:
+            raise CheckpointError(f"{name} is {there}; wanted {here}")

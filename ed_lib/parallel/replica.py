@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from ed_lib import check
 from ed_lib.parallel import collectives
+from ed_lib.parallel.units import check_memory
 
-BUCKET_BYTES = (
-    25 * 2**20
-)  # as in PyTorch; a smaller network fits into one, and then nothing overlaps
+# as in PyTorch; a smaller network fits into one bucket, and then nothing overlaps
+BUCKET_BYTES = 25 * 2**20
 
 
 class Bucket:
@@ -31,9 +31,19 @@ class Bucket:
         self.flat = params[0].new_zeros(sum(sizes))
         parts = zip(params, self.flat.split(sizes), strict=True)
         self.views = {p: part.view(p.shape) for p, part in parts}
-        self.awaited = set(params)  # those whose gradient this step has not computed yet
+        # those whose gradient this step has not computed yet
+        self.awaited = set(params)
+        self.put_in_place()
+
+    def put_in_place(self) -> None:
+        """Makes each parameter's gradient its view."""
         for p, view in self.views.items():
             p.grad = view
+
+    def is_in_place(self) -> bool:
+        """Whether each gradient is where it was put."""
+        places = ((p.grad, view) for p, view in self.views.items())
+        return all(grad is not None and grad.data_ptr() == view.data_ptr() for grad, view in places)
 
 
 class Replica:
@@ -52,19 +62,27 @@ class Replica:
     def __init__(
         self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
     ):
-        named = [*module.named_parameters(), *module.named_buffers()]
-        layout = ", ".join(
-            f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named
-        )
-        collectives.agree(f"Replica({layout}, {bucket_bytes!r}, {overlap!r})")
+        named = dict([*module.named_parameters(), *module.named_buffers()])
+        kinds = [
+            f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in named.items()
+        ]
+        # asked before the check: a rank that raised by itself would leave the others waiting
+        collectives.agree(f"Replica({', '.join(kinds)}, {bucket_bytes!r}, {overlap!r})")
         check.count("bucket_bytes", bucket_bytes)
-        for _, tensor in named:
+        check_memory(named)
+        for tensor in named.values():
             collectives.copy_from_0(tensor)
         trained = [p for p in module.parameters() if p.requires_grad]
-        self.module, self.calls, self.bytes = module, 0, 0
+        self.module = module
+        self.calls = 0
+        self.bytes = 0
+        # backwards, since the last layer's gradients come first
         self.buckets = [Bucket(params) for params in grouped(trained[::-1], bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._requests: list[Any] = []  # one for each bucket that was started in this step
+        # what ranks ask each other beside the sums, which are under way in the other group
+        self._group: Any = dist.new_group()
+        # one for each bucket that was started in this step
+        self._requests: list[Any] = []
         if overlap:
             for p in trained:
                 p.register_post_accumulate_grad_hook(self.ready)
@@ -73,30 +91,42 @@ class Replica:
         return self.module(*inputs)
 
     def zero_grad(self) -> None:
-        """Sets the gradients to zero, and leaves them where they are, in the buckets."""
+        """Sets the gradients to zero, in the buckets, where they are. After a backward pass that
+        raised, all ranks call it before the next one.
+        """
+        begun = self._requests or any(len(b.awaited) < len(b.views) for b in self.buckets)
+        if begun:
+            # others wait in sums that this rank has not come to, and those may still be written
+            self.start_all()
+            self.wait()
         for bucket in self.buckets:
             bucket.flat.zero_()
+            bucket.put_in_place()
 
     def finish(self, samples: int) -> None:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
-        A parameter that got no gradient, on some ranks or on all, counts as 0 there. RuntimeError
-        if a ``grad`` is no longer in its bucket, as after an optimizer's ``zero_grad()``.
+        A parameter that got no gradient, on some ranks or on all, counts as 0 there. ValueError for
+        less than one sample and, on all ranks, if their numbers differ. RuntimeError if a ``grad``
+        is no longer in its bucket, as after an optimizer's ``zero_grad()``.
         """
-        while len(self._requests) < len(self.buckets):
-            self.start()
-        for request in self._requests:
-            request.wait()
-        self._requests = []
+        self.start_all()
+        self.check_finish(samples)
+        self.wait()
+        if not all(bucket.is_in_place() for bucket in self.buckets):
+            raise RuntimeError("a parameter's grad was replaced; use zero_grad() of the Replica")
         for bucket in self.buckets:
-            bucket.awaited = set(bucket.views)
-            if any(
-                p.grad is None or p.grad.data_ptr() != v.data_ptr() for p, v in bucket.views.items()
-            ):
-                raise RuntimeError(
-                    "a parameter's grad was replaced; use zero_grad() of the Replica"
-                )
             bucket.flat /= samples
+
+    def check_finish(self, samples: int) -> None:
+        """The ValueErrors of :meth:`finish`."""
+        # ranks that divided by different numbers would drift apart, without a word. Not by agree():
+        # its all-reduce would stand in a trace among the gradients' sums
+        told = collectives.gathered(f"finish({samples!r}) after {self.calls} sums", self._group)
+        if len(set(told)) > 1:
+            listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(told))
+            raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+        check.count("samples", samples)
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Called when the backward pass has computed the gradient of a parameter."""
@@ -104,11 +134,23 @@ class Replica:
         if parameter not in bucket.awaited:
             raise RuntimeError("a second backward pass before finish(); wanted one for each step")
         bucket.awaited.remove(parameter)
-        while (
-            len(self._requests) < len(self.buckets)
-            and not self.buckets[len(self._requests)].awaited
-        ):
+        # one that is complete too early waits: all ranks start the buckets in one order
+        for bucket in self.buckets[len(self._requests) :]:
+            if bucket.awaited:
+                break
             self.start()
+
+    def start_all(self) -> None:
+        while len(self._requests) < len(self.buckets):
+            self.start()
+
+    def wait(self) -> None:
+        """Until the sums that were started are there; with them this backward pass is over."""
+        for request in self._requests:
+            request.wait()
+        self._requests = []
+        for bucket in self.buckets:
+            bucket.awaited = set(bucket.views)
 
     def start(self) -> None:
         """Starts the sum of the next bucket. All ranks start them in one order, since they meet in
@@ -116,7 +158,8 @@ class Replica:
         """
         bucket = self.buckets[len(self._requests)]
         self._requests.append(dist.all_reduce(bucket.flat, async_op=True))
-        self.calls, self.bytes = self.calls + 1, self.bytes + bucket.flat.nbytes
+        self.calls += 1
+        self.bytes += bucket.flat.nbytes
 
 
 def local_rows(rows: torch.Tensor) -> torch.Tensor:

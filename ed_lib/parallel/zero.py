@@ -5,7 +5,9 @@ Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients 
 weights. S. Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A
 step, whatever the stage: backward passes of losses *summed* over this rank's samples, then
 ``step(B)`` with B the samples of all ranks. With one backward pass all stages form every sum in the
-same order, and end with the same bits.
+same order. So they end with the same bits, unclipped, by an optimizer that computes a number alike
+wherever it lies in a vector: SGD and Adam do; ``fused=True`` may round the last few numbers of a
+vector otherwise (3e-18, seen in float64).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +18,13 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
-from ed_lib.parallel import collectives, ledger
+from ed_lib.parallel import collectives
 from ed_lib.parallel.collectives import Wire, agree
-from ed_lib.parallel.units import Unit, units_of
+from ed_lib.parallel.holdings import Holdings, gradients_of
+from ed_lib.parallel.units import Unit, check_memory, units_of
 
 
-class Stage0:
+class Stage0(Holdings):
     """Everything on every rank: gradients are summed by a ring, and each rank takes the whole
     step.
     """
@@ -32,14 +35,20 @@ class Stage0:
         self, module: torch.nn.Module, optimizer: Callable, units: Sequence[torch.nn.Module]
     ):
         self.group: Any = dist.new_group()
-        self.wire, self.module, self.units = Wire(self.group), module, units_of(module, units)
-        agree(f"shard({self.layout()})", self.group)
-        for tensor in (*(unit.weights for unit in self.units), *self.untrained().values()):
+        self.wire = Wire(self.group)
+        self.module = module
+        self.units = units_of(module, units)
+        agree(f"{type(self).__name__} of {self.layout()}", self.group)
+        check_memory(self.untrained())
+        # all start from rank 0's
+        weights = [unit.weights for unit in self.units]
+        for tensor in (*weights, *self.untrained().values()):
             collectives.copy_from_0(tensor, self.group)
         for unit in self.units:
             unit.kept = self.keep(unit)
         self.optimizer = optimizer([unit.kept for unit in self.units])
-        self.peak, self.full = 0, self.held()  # bytes: the most seen; and before the last step
+        self.peak = 0
+        self.full = self.held()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
@@ -58,10 +67,16 @@ class Stage0:
     def step(self, samples: int, max_norm: float | None = None) -> None:
         """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps
         clipped.
+
+        ValueError, on all ranks, if they call it with different numbers or options, or where
+        another is still at a backward pass; for less than one sample; and for a ``max_norm`` that
+        is not above 0.
         """
         self.full = self.look()
-        if all(p.grad is None for unit in self.units for p in (unit.kept, *unit.parameters)):
+        if not any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units):
             raise RuntimeError("step() came before a backward pass")
+        self.check_step(samples, max_norm)
+        # the last first, as a backward pass comes to them
         for unit in reversed(self.units):
             unit.kept.grad = self.sum_gradients(unit).div_(samples)
         if max_norm is not None:
@@ -70,17 +85,28 @@ class Stage0:
         self.optimizer.zero_grad()
         self.spread()
 
+    def check_step(self, samples: int, max_norm: float | None) -> None:
+        """The errors of :meth:`step`."""
+        # ranks that scaled a gradient by different numbers would drift apart, without a word
+        agree(f"step({samples!r}, {max_norm!r}) of {self.options()}", self.group)
+        check.count("samples", samples)
+        if max_norm is not None:
+            check.positive("max_norm", max_norm)
+
     def clip(self, max_norm: float) -> None:
         """Scales the mean gradient, if its norm, over all units and ranks, is above
         ``max_norm``.
         """
-        square = torch.stack([unit.kept.grad.square().sum() for unit in self.units]).sum()
-        if self.is_sharded:  # each rank has seen its parts
+        # in float64: a gradient of 300 has a square that float16 does not hold
+        squares = [unit.kept.grad.double().square().sum() for unit in self.units]
+        square = torch.stack(squares).sum()
+        if self.is_sharded:
+            # each rank has seen its parts only
             dist.all_reduce(square, group=self.group)
+        # as clip_grad_norm_ has it
+        scale = (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
         for unit in self.units:
-            unit.kept.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(
-                max=1
-            )  # as clip_grad_norm_ has it
+            unit.kept.grad.copy_(unit.kept.grad.double() * scale)
 
     def zero_grad(self) -> None:
         """Forgets gradients, as after a backward pass that raised."""
@@ -93,44 +119,6 @@ class Stage0:
 
     def gather(self, unit: Unit) -> None:
         """Has all of a unit's weights on this rank; here they are."""
-
-    def untrained(self) -> dict[str, torch.Tensor]:
-        """Frozen parameters and buffers, by name: whole on every rank."""
-        frozen = {
-            name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad
-        }
-        return frozen | dict(self.module.named_buffers())
-
-    def layout(self) -> dict[str, str]:
-        """{name: what it is and where it lies} of every tensor, which all ranks and a checkpoint
-        share.
-        """
-        found = {}
-        for unit in self.units:
-            for n, (name, p) in enumerate(unit.named.items()):
-                found[name] = f"{tuple(p.shape)} of {p.dtype}, number {n} of the unit {unit.name!r}"
-        return found | {
-            n: f"{tuple(t.shape)} of {t.dtype}, not trained" for n, t in self.untrained().items()
-        }
-
-    def look(self) -> dict[str, int]:
-        """What this rank holds now; it is noted in ``peak``, if it is more than ever seen."""
-        now = self.held()
-        self.peak = max(self.peak, sum(now.values()))
-        return now
-
-    def held(self) -> dict[str, int]:
-        """The bytes that this rank holds now: {"weights", "gradients", "optimizer": bytes}."""
-        every = [(unit.weights, unit.kept, *unit.parameters) for unit in self.units]
-        return {
-            "weights": ledger.nbytes(t for weights, kept, *_ in every for t in (weights, kept)),
-            "gradients": ledger.nbytes(
-                p.grad for _, *ps in every for p in ps if p.grad is not None
-            ),
-            "optimizer": ledger.nbytes(
-                t for of in self.optimizer.state.values() for t in of.values()
-            ),
-        }
 
 
 class Stage1(Stage0):
@@ -150,7 +138,8 @@ class Stage1(Stage0):
         """Gradients (n,) of this rank → this rank's part of their sum."""
         agree(f"the gradients of {unit.name!r}", self.group)
         collectives.ring_reduce_scatter(flat, self.wire)
-        return unit.part(flat, self.wire).clone()  # the rest of flat is given back
+        # a copy, so that the memory of the rest is given back
+        return unit.part(flat, self.wire).clone()
 
     def spread(self) -> None:
         for unit in self.units:
@@ -165,9 +154,8 @@ class Stage2(Stage1):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.to_come: list[
-            Unit
-        ] = []  # units that this backward pass has not left yet, the last first
+        # units that this backward pass has not left yet, the last first
+        self.to_come: list[Unit] = []
         for unit in self.units:
             for p in unit.parameters:
                 p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit, p))
@@ -185,11 +173,13 @@ class Stage2(Stage1):
 
     def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
         """A parameter's gradient is there. Units are summed in one order, the last first."""
-        if not self.to_come:  # the first of a backward pass
+        if not self.to_come:
+            # it is the first of a backward pass
             self.to_come = self.units[::-1]
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.look()
         unit.awaited.discard(parameter)
+        # one that is complete too early waits, since all ranks meet in each sum
         while self.to_come and not self.to_come[0].awaited:
             self.scatter(self.to_come.pop(0))
 
@@ -216,7 +206,8 @@ class Stage3(Stage2):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.way = 1  # through the units: 1 forward, -1 backward
+        # through the units: 1 forward, -1 backward
+        self.way = 1
         for unit in self.units:
             unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
             unit.module.register_forward_hook(lambda *call, unit=unit: self.leave(unit, call[-1]))
@@ -226,6 +217,7 @@ class Stage3(Stage2):
         return super().__call__(*inputs)
 
     def keep(self, unit: Unit) -> torch.Tensor:
+        # a copy, since the memory of all weights is given back
         kept = unit.part(unit.weights, self.wire).clone()
         unit.free()
         return kept
@@ -244,8 +236,14 @@ class Stage3(Stage2):
             self.way = -1
             self.gather(unit)
 
+        tensors = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+        if any(unit.has(tensor) for tensor in tensors):
+            raise RuntimeError(
+                f"the unit {unit.name!r} gives a view of its weights, which leave; wanted a copy"
+            )
         self.free(unit)
-        ends = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+        # the first of these gradients means that the backward pass is about to enter the unit
+        ends = [tensor for tensor in tensors if tensor.requires_grad]
         torch.autograd.graph.register_multi_grad_hook(ends, back, mode="any")
 
     def fetch(self, unit: Unit) -> None:
@@ -256,12 +254,10 @@ class Stage3(Stage2):
     def free(self, unit: Unit) -> None:
         unit.free()
 
-    def arrived(self, unit: Unit, parameter: torch.Tensor) -> None:
-        if not unit.is_here:  # no output of the unit has led to it
-            name = next(name for name, p in unit.named.items() if p is parameter)
-            raise RuntimeError(
-                f"{name} is used outside of its unit {unit.name!r}; wanted it in no unit"
-            )
+    def arrived(self, unit: Unit, parameter: Any) -> None:
+        if not unit.is_here:
+            # no output of the unit has led to it
+            raise RuntimeError(parameter.error)
         super().arrived(unit, parameter)
 
     def scatter(self, unit: Unit) -> None:
@@ -291,8 +287,10 @@ def shard(
     stage: 0 to 3. optimizer: from a list of tensors, a ``torch.optim.Optimizer`` that treats every
     number by itself, as SGD and Adam do. units: modules within ``module``, in the order in which
     they compute, of which each one's parameters are sent together; what is in none of them is a
-    unit of its own. What is not trained stays whole on each rank. ValueError for a unit's parameter
-    that another module has, or ranks that differ.
+    unit of its own. What is not trained stays whole on each rank. In stage 3 a unit's parameters
+    are there while its module computes, and what it computes of them must reach the loss by its
+    outputs. ValueError for a unit's parameter that another module has, for what is not trained and
+    sparse or expanded, or ranks that differ.
     """
     check.choice("stage", stage, STAGES)
     return STAGES[stage](module, optimizer, units)

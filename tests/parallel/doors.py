@@ -5,7 +5,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from ed_lib.parallel import asynchronous, launch, ledger, links, pipeline, simulator, train, zero
+from ed_lib.parallel import (
+    asynchronous,
+    launch,
+    ledger,
+    links,
+    pipeline,
+    simulator,
+    train,
+    units,
+    zero,
+)
 from ed_lib.parallel.asynchronous import SynchronousServer, simulate_workers
 from ed_lib.parallel.schedules import bubble, gpipe, interleaved
 from ed_lib.parallel.step_model import Layout, Model
@@ -29,6 +39,20 @@ def _used():
     server = asynchronous.ParameterServer(TWO, 0.1)
     server.push(TWO, 0)
     return asynchronous.Run(server, 3)
+
+
+def _busy():
+    run = asynchronous.Run(asynchronous.ParameterServer(TWO, 0.1), 3)
+    run.assign(0, 0.0)
+    run.assign(0, 0.0)
+
+
+def _idle():
+    asynchronous.Run(asynchronous.ParameterServer(TWO, 0.1), 3).receive(0, TWO, 0.0, 0.0)
+
+
+def _local(workers=1, rounds=1, steps=1):
+    return lambda: asynchronous.local_sgd(TWO, None, workers, rounds, steps, torch.optim.SGD)
 
 
 def _clock(stages=3, microbatches=2, schedule=gpipe, **seconds):
@@ -75,6 +99,18 @@ PARALLEL = [
     ("a step of nothing", lambda: SynchronousServer(TWO, 0.1, 0), ValueError, "per_step is 0"),
     ("half a step of tasks", _virtual(SynchronousServer(TWO, 0.1, 2)), ValueError, "multiple of 2"),
     ("a worker in no time", _virtual(seconds=[0]), ValueError, "seconds is 0"),
+    ("no workers", _virtual(seconds=[]), ValueError, "seconds is []; wanted a number for at least one"),
+    ("a step's other task", lambda: SynchronousServer(TWO, 0.1, 2).push(TWO, 0, 5), ValueError,
+     "task is 5; wanted one of this step's, from 0 to 1"),
+    ("a busy worker", _busy, ValueError, "worker is 0, which holds task 0; wanted an idle one"),
+    ("a gradient of nobody's", _idle, ValueError, "worker is 0, which holds no task; wanted"),
+    ("local SGD by none", _local(workers=0), ValueError, "workers is 0; wanted at least 1"),
+    ("local SGD without steps", _local(steps=0), ValueError, "steps is 0; wanted at least 1"),
+    ("local SGD backwards", _local(rounds=-1), ValueError, "rounds is -1; wanted at least 0"),
+    ("a buffer of no memory", lambda: units.check_memory({"mask": torch.ones(1).expand(3)}), ValueError,
+     "mask is expanded; wanted one with all its numbers"),
+    ("a sparse buffer", lambda: units.check_memory({"mask": torch.eye(2).to_sparse()}), ValueError,
+     "mask has the layout torch.sparse_coo; wanted a dense one"),
     ("spread below 0", _virtual(spread=-1), ValueError, "spread is -1"),
     ("a used server", _used, ValueError, "server has made 1 updates; wanted a new one"),
     ("copies do not come out", _mesh(100, 8, 4), ValueError,

@@ -86,7 +86,7 @@ def on_every_rank():
         trained(how, net(0, torch.float32), size=60)[0] for how in ("replica", "DDP")
     ]
     found["partly"] = partly_used(rank, p)
-    return found | (small_pieces(rank) if p == 2 else {})
+    return found | (small_pieces(rank) | raised(rank) if p == 2 else {})
 
 
 def partly_used(rank, p):
@@ -117,6 +117,8 @@ def small_pieces(rank):
     assert [b.flat.dtype for b in Replica(half).buckets] == [torch.float32, torch.float64]
     texts, (x, _) = {}, batches((6,))[0]
     twice, replaced = Replica(net(0), 1), Replica(net(0))
+    agreed = Replica(torch.nn.Linear(5, 1, bias=False).double())
+    agreed(local_rows(x[:3])).sum().backward()
     twice(x).sum().backward()
     replaced.module.zero_grad()  # sets them to None
     replaced(x).sum().backward()
@@ -129,15 +131,79 @@ def small_pieces(rank):
         "zero": lambda: Replica(torch.nn.Linear(3, 2), 0),
         "twice": lambda: twice(x).sum().backward(),
         "replaced": lambda: replaced.finish(6),
+        "own rows": lambda: agreed.finish(2 + rank),
+        "no samples": lambda: agreed.finish(0),
+        "fewer than none": lambda: agreed.finish(-1),
+        "half a sample": lambda: agreed.finish(0.5),
     }.items():
-        with pytest.raises((ValueError, RuntimeError)) as error:
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
             call()
         texts[name] = str(error.value)
+    agreed.finish(3)
+    right = (agreed.module.weight.grad - x[:3].mean(0)).abs().max()
     even = [
         trained(how, net(0, torch.float32), (16, 8, 64), size=10**9)[0]
         for how in ("replica", "DDP")
     ]
-    return {"texts": texts, "even": even}
+    return {"texts": texts, "even": even, "then": right}
+
+
+def raised(rank):
+    """{how: how far gradients are from one process's} after a backward pass that raised, and
+    ``zero_grad()``; and the error where one rank has left a pass out.
+    """
+    found, (x, _) = {}, batches((6,))[0]
+
+    def step(shared, *broken):
+        """One on the whole batch; ``broken``: modules whose gradients raise."""
+        hooks = [
+            m.register_forward_hook(lambda _, __, h: h.register_hook(stop) and None) for m in broken
+        ]
+        try:
+            shared(local_rows(x)).sum().backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        shared.finish(6)
+
+    (alone := net(0))(x).sum().div(6).backward()
+    right = torch.cat([p.grad.flatten() for p in alone.parameters()])
+    for how in ("before all", "halfway", "apart", "a second pass", "replaced"):
+        shared = Replica(net(0), 1)
+        layers = shared.module
+        if how == "a second pass":
+            shared(local_rows(x)).sum().backward()
+            with pytest.raises(RuntimeError, match="a second backward pass"):
+                shared(local_rows(x)).sum().backward()
+        elif how == "replaced":
+            layers.zero_grad()
+            with pytest.raises(RuntimeError, match="a parameter's grad was replaced"):
+                step(shared)
+        else:
+            # the last layer's gradients come first, and on one rank earlier than on the other
+            where = {"before all": (4, 4), "halfway": (2, 2), "apart": (2, 0)}[how][rank]
+            with pytest.raises(ArithmeticError):
+                step(shared, layers[where])
+        shared.zero_grad()
+        step(shared)
+        gradient = torch.cat([p.grad.flatten() for p in layers.parameters()])
+        found[how] = (gradient - right).abs().max()
+    # rank 0 raises before it has begun a sum, and rank 1 after: it is a pass behind then
+    shared = Replica(net(0), 1)
+    with pytest.raises(ArithmeticError):
+        step(shared, shared.module[(4, 2)[rank]])
+    shared.zero_grad()
+    with pytest.raises(ValueError) as error:
+        step(shared)
+    if rank == 0:
+        # it comes to the sums that the other has begun, which would wait for it for ever
+        shared.zero_grad()
+        shared(local_rows(x)).sum().backward()
+    return {"raised": found, "a pass behind": str(error.value)}
+
+
+def stop(gradient):
+    raise ArithmeticError("on purpose")
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +247,28 @@ def test_what_two_ranks_agree_on_and_refuse(worlds):
         assert texts["zero"] == "bucket_bytes is 0; wanted at least 1"
         assert "second backward pass before finish()" in texts["twice"]
         assert "use zero_grad() of the Replica" in texts["replaced"]
+        assert "rank 0: finish(2) after 1 sums; rank 1: finish(3) after 1 sums" in texts["own rows"]
+        assert texts["no samples"] == "samples is 0; wanted at least 1"
+        assert texts["fewer than none"] == "samples is -1; wanted at least 1"
+        assert texts["half a sample"] == "samples is 0.5; wanted a whole number"
+        assert found["then"] < 1e-15, "and the right number goes on"
         ours, ddps = found[
             "even"
         ]  # powers of two: dividing before or after the sum gives the same bits
         assert torch.equal(ours, ddps) and not torch.equal(ours, flat(net(0, torch.float32)))
+
+
+@pytest.mark.oracle
+def test_after_a_backward_pass_that_raised_the_next_is_one_processs(worlds):
+    for found in worlds[2]:
+        for how, far in found["raised"].items():
+            assert far < 1e-14, how
+
+
+def test_ranks_of_which_one_has_left_a_pass_out_get_an_error(worlds):
+    for found in worlds[2]:
+        told = found["a pass behind"]
+        assert "rank 0: finish(6) after 6 sums; rank 1: finish(6) after 12 sums" in told
 
 
 @pytest.mark.parametrize(

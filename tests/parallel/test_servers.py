@@ -15,13 +15,13 @@ from torch import nn
 
 from ed_lib.parallel.asynchronous import (
     ParameterServer,
-    Problem,
     Run,
     Span,
     SynchronousServer,
     local_sgd,
     simulate_workers,
 )
+from ed_lib.training import TaskGradients
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,7 +35,8 @@ def one_thread():
 @pytest.fixture(scope="module")
 def problem():
     random = np.random.default_rng(1)
-    return Problem(random.random((97, 13)), random.integers(10, size=97), hidden=7, batch=5, seed=3)
+    images, labels = random.random((97, 13)), random.integers(10, size=97)
+    return TaskGradients(images, labels, hidden=7, batch=5, seed=3)
 
 
 def rows(task):
@@ -58,21 +59,6 @@ def serial(problem, tasks, lr):
         params.grad = problem(params, task)[0]
         optimizer.step()
     return params.detach()
-
-
-@pytest.mark.oracle
-def test_the_perceptron_is_pytorchs(problem):
-    net = network(problem)
-    loss = nn.functional.cross_entropy(net(problem.images[rows(4)]), problem.labels[rows(4)])
-    loss.backward()
-    gradient, found = problem(problem.start(), 4)
-    assert found == pytest.approx(loss.item(), rel=1e-14)
-    wanted = nn.utils.parameters_to_vector([p.grad for p in net.parameters()])
-    assert torch.allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
-    bound = max(
-        p.abs().max().item() * n**0.5 for p, n in zip(net.parameters(), (13, 13, 7, 7), strict=True)
-    )
-    assert 0.9 < bound <= 1
 
 
 @pytest.mark.oracle
@@ -123,10 +109,12 @@ def test_the_log_and_a_plain_loop_give_the_same_parameters(problem, by_staleness
 @pytest.mark.oracle
 def test_synchronous_steps_are_large_batches_whoever_is_slow(problem):
     servers = []
-    for seconds in ([1, 1, 1], [5, 1, 2], [1, 3]):
+    # ten steps of three gradients: as long as the slowest takes; of two workers, the fast one does
+    # two of the three while the slow one does the third
+    for seconds, took in (([1, 1, 1], 10), ([5, 1, 2], 50), ([1, 3], 30)):
         servers.append(SynchronousServer(problem.start(), 0.3, per_step=3))
         run = simulate_workers(servers[-1], problem, 30, seconds)
-        assert run.seconds == {1: 10, 5: 50, 2: 30}[seconds[0] if len(seconds) == 3 else 2]
+        assert run.seconds == took
         assert {span.staleness for span in run.spans} == {0}
     assert all(torch.equal(servers[0].params, server.params) for server in servers)
     net = network(problem)  # three batches in one
@@ -184,6 +172,41 @@ def test_a_run_knows_who_holds_what():
     )
     assert run.spans == [Span(2, 0, 0, 1.0, 2.0, 0, 0.5), Span(1, 1, 0, 0.0, 3.0, 1, 0.25)]
     assert [span.staleness for span in run.spans] == [0, 1]
+
+
+def test_a_worker_that_holds_a_task_gets_no_other_and_one_without_brings_none():
+    """Else task 0 would never be done."""
+    run = Run(ParameterServer(torch.zeros(1), 0.1), 2)
+    run.assign(0, 0.0)
+    with pytest.raises(ValueError, match="worker is 0, which holds task 0; wanted an idle one"):
+        run.assign(0, 0.0)
+    with pytest.raises(ValueError, match="worker is 1, which holds no task; wanted one that does"):
+        run.receive(1, torch.ones(1), 0.5, 1.0)
+    assert run.held == {0: (0, 0, 0.0)} and run.waiting == [1] and run.server.version == 0
+
+
+@pytest.mark.parametrize(
+    ("brought", "task", "wanted"),
+    [
+        ([], 5, "from 0 to 1"),  # of another step
+        ([], -1, "from 0 to 1"),
+        ([0], 0, "from 0 to 1"),  # it has come
+        ([0, 1], 1, "from 2 to 3"),
+    ],
+)
+def test_a_step_takes_each_of_its_tasks_once_and_no_other(brought, task, wanted):
+    server = SynchronousServer(torch.zeros(1), 1.0, 2)
+    for each in brought:
+        server.push(torch.ones(1), server.version, each)
+    before = server.params.clone(), server.version, dict(server.arrived)
+    with pytest.raises(ValueError, match=f"task is {task}; wanted one of this step's, {wanted}"):
+        server.push(torch.ones(1), server.version, task)
+    assert (server.params, server.version, server.arrived) == before
+    first = 2 * server.version
+    for each in range(first, first + 2):
+        if each not in server.arrived:
+            server.push(torch.ones(1), server.version, each)
+    assert server.params.tolist() == [-server.version] and not server.arrived
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,7 +19,7 @@ from ed_lib.parallel import ledger, zero
 from ed_lib.parallel.collectives import Traffic
 from ed_lib.parallel.replica import local_rows
 from ed_lib.parallel.zero import STAGES, shard
-from tests.parallel import ranks
+from tests.parallel import ranks, sharded_ranks
 
 ADAM, SGD = partial(torch.optim.Adam, lr=1e-2), partial(torch.optim.SGD, lr=1e-2)
 SIZES = (7, 4, 3)  # sequences in each step: uneven shards, and for four ranks an empty one
@@ -65,6 +65,11 @@ def train(sharded, passes=1):
     return weights(sharded)
 
 
+def told(case):
+    """What assert_close says, after the case."""
+    return lambda numbers: f"{case}: {numbers}"
+
+
 def weights(sharded):
     """All of a module's parameters."""
     with torch.no_grad():
@@ -79,7 +84,10 @@ def on_every_rank():
     for sizes, call in {(1, 3): odd_ones, (3,): by_pytorch}.items():
         found |= {call.__name__: call()} if dist.get_world_size() in sizes else {}
     if dist.get_world_size() == 2:
-        found |= {call.__name__: call() for call in (start_apart, in_turns, outside, disagree)}
+        calls = [start_apart, in_turns, outside, disagree]
+        calls += [sharded_ranks.tied, sharded_ranks.clipped, sharded_ranks.refused]
+        calls += [sharded_ranks.unequal_passes, sharded_ranks.fused]
+        found |= {call.__name__: call() for call in calls}
     return found
 
 
@@ -274,9 +282,8 @@ def test_all_start_from_rank_0s_frozen_weights_and_buffers_too(found):
     for rank in found[2]:
         for stage, state in rank["start_apart"].items():
             for name, right in module.state_dict().items():
-                torch.testing.assert_close(
-                    state[name], right, rtol=0, atol=1e-12, msg=f"{stage} {name}"
-                )
+                case = f"stage {stage}, {name}"
+                torch.testing.assert_close(state[name], right, rtol=0, atol=1e-12, msg=told(case))
 
 
 class Again(nn.Module):
@@ -345,7 +352,8 @@ def test_recomputed_left_out_and_broken_units_and_clipping_by_the_global_norm(fo
             optimizer.step()
     for rank in found[2]:
         for stage, end in rank["in_turns"].items():
-            torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12, msg=str(stage))
+            case = told(f"stage {stage}")
+            torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12, msg=case)
 
 
 def by_pytorch():
@@ -385,8 +393,8 @@ def test_pytorchs_own_end_where_ours_do(found):
 
 
 class Outside(nn.Module):
-    """A unit whose weight another layer uses, by itself, or before or after the unit has
-    computed.
+    """A unit whose weight another layer uses, by itself, or before or after the unit has computed;
+    or hands a number of it on, "aside" from its outputs, which have no part in the loss.
     """
 
     def __init__(self, how):
@@ -394,31 +402,40 @@ class Outside(nn.Module):
         torch.manual_seed(7)
         self.a, self.b, self.how = nn.Linear(3, 3).double(), nn.Linear(3, 3).double(), how
         self.alias = [self.a.weight]  # no parameter, as the module sees it
+        if how == "aside":
+            self.a.register_forward_hook(lambda *_: setattr(self, "sum", self.alias[0].sum()))
 
     def forward(self, x):
+        if self.how == "aside":
+            self.a(x)
+            return self.b(x).square() + self.sum
         h = F.linear(self.b(self.a(x) if self.how == "after" else x), self.alias[0])
         return self.a(h) if self.how == "before" else h
 
 
+WAYS = ("alone", "before", "after", "aside")
+
+
 def outside():
-    """{(how, stage): weights after a step, or None where the loss is NaN, and the error}."""
+    """{(how, stage): weights after a step, or None where there was none, and the error}."""
     found = {}
-    for how, stage in itertools.product(("alone", "before", "after"), STAGES):
-        module, error = Outside(how), ""
+    for how, stage in itertools.product(WAYS, STAGES):
+        module, end, error = Outside(how), None, ""
         sharded = shard(module, SGD, stage, [module.a, module.b])
-        loss = sharded(torch.eye(3).double()[dist.get_rank() :: 2]).square().sum()
+        x = torch.eye(3).double()[dist.get_rank() :: 2]
         try:
-            loss.backward()
+            sharded(x).square().sum().backward()
             sharded.step(3)
+            end = weights(sharded).clone()
         except RuntimeError as raised:
             error = str(raised)
-        found[how, stage] = None if loss.isnan() else weights(sharded).clone(), error
+        found[how, stage] = end, error
     return found
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("how", ["alone", "before", "after"])
-def test_a_weight_used_outside_of_its_unit_works_or_is_nan(found, how):
+@pytest.mark.parametrize("how", WAYS)
+def test_a_weight_used_outside_of_its_unit_works_or_is_an_error_that_names_it(found, how):
     module = Outside(how)
     optimizer = SGD(list(module.parameters()))
     (module(torch.eye(3).double()).square().sum() / 3).backward()
@@ -426,12 +443,110 @@ def test_a_weight_used_outside_of_its_unit_works_or_is_nan(found, how):
     for rank in found[2]:
         for stage in (0, 1, 2):
             end, error = rank["outside"][how, stage]
-            torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12)
+            case = told(f"stage {stage}")
+            torch.testing.assert_close(end, flat(module), rtol=0, atol=1e-12, msg=case)
             assert not error
         end, error = rank["outside"][how, 3]
         assert end is None
-        if how == "alone":
-            assert error == "a.weight is used outside of its unit 'a'; wanted it in no unit"
+        assert error == "a.weight is used outside of its unit 'a'; " + WANTED
+
+
+WANTED = "wanted it in no unit, and used while the whole module computes"
+
+
+@pytest.mark.oracle
+def test_a_head_tied_to_a_unit_is_an_error_at_its_first_use_in_stage_3_and_works_before(found):
+    """The book's GPT, with the embedding, which is its head too, as a unit."""
+    losses = []
+    net = sharded_ranks.tied_gpt()
+    optimizer = SGD(list(net.parameters()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = sharded_ranks.tied_loss(net, *sharded_ranks.tied_batch())
+        (loss / 4).backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+    for stage in (0, 1, 2):
+        both = torch.tensor([rank["tied"][stage, "losses"] for rank in found[2]]).sum(0)
+        case = told(f"stage {stage}")
+        torch.testing.assert_close(both.tolist(), losses, rtol=1e-5, atol=0, msg=case)
+    for rank in found[2]:
+        errors = rank["tied"]
+        assert errors["head"] == "tokens.weight is used outside of its unit 'tokens'; " + WANTED
+        assert errors["penalty"] == "weight is used outside of its unit ''; " + WANTED
+        assert errors["view"].startswith("the unit '0' gives a view of its weights")
+        # its weights are as they were, and a step goes on from there
+        assert errors["after"] == errors["without"]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("dtype", sharded_ranks.DTYPES, ids=str)
+def test_clipping_is_pytorchs_in_every_dtype(found, dtype):
+    """With a gradient whose square float16 does not hold, and with one that needs no clipping."""
+    for gradient in sharded_ranks.GRADIENTS:
+        p = nn.Parameter(torch.zeros(2, dtype=dtype))
+        p.grad = torch.tensor([gradient, gradient / 2], dtype=dtype)
+        nn.utils.clip_grad_norm_([p], 1.0)
+        torch.optim.SGD([p], 0.1).step()
+        for rank in found[2]:
+            for stage in STAGES:
+                end = rank["clipped"][dtype, gradient, stage]
+                case = told(f"stage {stage}, gradient {gradient}")
+                torch.testing.assert_close(end, p.detach(), msg=case)
+                # of 300: 0.0 where the square was infinite
+                assert end[0] < 0
+
+
+def test_clipping_knows_a_norm_whose_square_no_float32_holds_and_a_factor_that_is_small(found):
+    for rank in found[2]:
+        for stage in STAGES:
+            end = rank["clipped"]["1e20", stage]
+            wanted = -0.1 * torch.tensor([2.0, 1.0]) / 5**0.5
+            torch.testing.assert_close(end, wanted, msg=told(f"stage {stage}"))
+            # the factor, 3e-8, is none of float16's numbers, and what it scales is
+            end = rank["clipped"]["1e-5", stage].double()
+            case = told(f"stage {stage}, a small norm")
+            torch.testing.assert_close(end, 1e-5 * wanted.double(), rtol=0, atol=1.2e-7, msg=case)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_that_ranks_do_not_agree_on_is_an_error_on_all_and_changes_nothing(found, stage):
+    for rank in found[2]:
+        refused = rank["refused"]
+        for case, words in sharded_ranks.REFUSED.items():
+            error, unchanged = refused[stage, case]
+            assert words in error, (case, error)
+            assert unchanged, case
+        assert refused[stage, "then"] == [pytest.approx([-0.1, -0.2])] * 2
+
+
+def test_ranks_in_other_stages_or_with_buffers_of_no_memory_get_an_error(found):
+    for rank in found[2]:
+        refused = rank["refused"]
+        assert "rank 0: Stage0 of {" in refused["stages"]
+        assert "rank 1: Stage2 of {" in refused["stages"]
+        for door in ("shard", "Replica"):
+            assert (
+                refused[door, "sparse"]
+                == "some has the layout torch.sparse_coo; wanted a dense one"
+            )
+            assert refused[door, "expanded"].startswith("some is expanded; wanted one with all its")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_other_numbers_of_backward_passes_are_an_error_and_no_wait(found, stage):
+    for rank in found[2]:
+        assert "the ranks call different things" in rank["unequal_passes"][stage]
+
+
+@pytest.mark.oracle
+def test_a_fused_optimizer_ends_with_the_same_numbers_to_rounding(found):
+    """And not always with the same bits: it may compute a vector's last numbers otherwise."""
+    for rank in found[2]:
+        ends = rank["fused"]
+        for stage in STAGES:
+            torch.testing.assert_close(ends[stage], ends[0], rtol=0, atol=1e-15, msg=told(stage))
 
 
 def disagree():
