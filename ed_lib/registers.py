@@ -37,7 +37,14 @@ BYTES = 4  # in an int32
 X, ROW, W, START, OUT, SCALE, AHEAD = range(7)
 
 
-def product_in_numpy(x, w, start, out, scale=None, ahead=None):
+def product_in_numpy(
+    x: np.ndarray,
+    w: np.ndarray,
+    start: np.ndarray,
+    out: np.ndarray,
+    scale: np.ndarray | None = None,
+    ahead: np.ndarray | None = None,
+) -> None:
     """What ``product`` computes, in NumPy: out = start + x w; of bytes, times scale.
 
     x (R, K), w (K, n), start and out (R, n), in float32 or float64; x may have more columns, which

@@ -166,7 +166,8 @@ def untyped(path):
             how = " ".join(map(ast.unparse, function.decorator_list))
             given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             typed = all(one.annotation for one in given if one.arg not in ("self", "cls"))
-            compiled = "jit" in how or "intrinsic" in how or f"overload({function.name})" in text
+            compiled = re.search("jit|cached|intrinsic|overload", how)
+            compiled = compiled or f"overload({function.name})" in text
             if not compiled and not (typed and function.returns):
                 yield function.name
 

@@ -151,7 +151,7 @@ class Pieces:
     group: int
 
     @classmethod
-    def of(cls, model, layout):
+    def of(cls, model: Model, layout: Layout) -> "Pieces":
         """By chunks, since an interleaved pipeline takes p micro-batches through one before it
         takes the next; or else by layers.
         """
