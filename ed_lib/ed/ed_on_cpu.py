@@ -156,7 +156,9 @@ def learn_tile(tile, tiles, x, states, out, gains, bias_gains, layers):
     which the next one is sent, is read once; temporaries stay in its cache. And the weights from
     some inputs. The first tile has what is left, which is little.
     """
-    depth, networks, cells = layers.weight.shape[:3]
+    weight = layers.weight
+    layer_bias = layers.bias
+    depth, networks, cells = weight.shape[:3]
     batch, inputs = x.shape
     # of one layer at a time
     sent = np.empty((batch, cells), np.float32)
@@ -170,8 +172,8 @@ def learn_tile(tile, tiles, x, states, out, gains, bias_gains, layers):
             y=states[d + 1, k],
             gains=gains[k],
             bias_gains=bias_gains[k],
-            weight=layers.weight[d, k],
-            bias=layers.bias[d, k],
+            weight=weight[d, k],
+            bias=layer_bias[d, k],
             sent=sent,
             received=received,
             later=states[min(d + 2, depth), k],
