@@ -58,7 +58,7 @@ def places() -> Iterator[Path]:
 
 def choose_folder() -> Path | None:
     """The folder of these sources, made and marked as used; None where nothing can be written."""
-    name = f"numba-{fingerprint()}"
+    name = f"ed_lib-{fingerprint()}"
     for place in places():
         folder = place / name
         try:
@@ -86,7 +86,7 @@ def remove_old(folder: Path) -> None:
             # another process has removed it meanwhile, or is about to make it
             return 0.0
 
-    by_use = sorted(folder.parent.glob("numba-*"), key=used)
+    by_use = sorted(folder.parent.glob("ed_lib-*"), key=used)
     for old in by_use[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 

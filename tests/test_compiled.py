@@ -65,12 +65,12 @@ def test_a_change_of_another_file_is_seen(tmp_path):
     assert run(tmp_path, SUM) == ["7.0", "0"]
     registers.write_text(text)
     assert run(tmp_path, SUM) == ["13.0", "1"], "back to what was, and to its folder"
-    folders = [*(tmp_path / "ed_lib" / "__pycache__").glob("numba-*")]
+    folders = [*(tmp_path / "ed_lib" / "__pycache__").glob("ed_lib-*")]
     assert len(folders) == 2
 
 
 def test_numbas_own_folder_is_that_of_the_user(tmp_path):
-    name = f"numba-{compiled.fingerprint()}"
+    name = f"ed_lib-{compiled.fingerprint()}"
     kept = run(ROOT, FOLDER, NUMBA_CACHE_DIR=str(tmp_path))
     assert kept == [str(tmp_path / name)]
     assert run(ROOT, FOLDER) == [str(ROOT / "ed_lib" / "__pycache__" / name)]
@@ -86,14 +86,14 @@ def test_all_that_is_compiled_together_is_among_the_sources():
 
 def test_the_folders_last_used_stay(tmp_path):
     for day in range(compiled.KEPT + 3):
-        folder = tmp_path / f"numba-{day}"
+        folder = tmp_path / f"ed_lib-{day}"
         folder.mkdir()
         (folder / compiled.USED).touch()
         os.utime(folder / compiled.USED, (day, day))
-    (tmp_path / "numba-half").mkdir()  # another process is about to make it, or to remove it
+    (tmp_path / "ed_lib-half").mkdir()  # another process is about to make it, or to remove it
     (tmp_path / "another").mkdir()
-    compiled.remove_old(tmp_path / "numba-1")
-    last = {f"numba-{day}" for day in range(3, compiled.KEPT + 3)}
+    compiled.remove_old(tmp_path / "ed_lib-1")
+    last = {f"ed_lib-{day}" for day in range(3, compiled.KEPT + 3)}
     assert {path.name for path in tmp_path.iterdir()} == {*last, "another"}
 
 
