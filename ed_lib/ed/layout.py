@@ -9,8 +9,7 @@ PyTorch:
 
     weight (..., 2I, 2O): rows (q, i), columns (p, o), holds s_p W[p, q]
     bias (..., n, 2O): columns (p, o), holds s_p b_p; n = 1 for free biases, 2 for two bias cells
-    states (D + 1, K, B, C): what each hidden layer answers; layer d reads states[d], and writes
-        states[d + 1]
+    states (D + 1, K, B, C): what hidden layers answer; layer d reads [d] and writes [d + 1]
 
 Where σ is flat, some products of an update are subnormal, too small for a float's usual form, and
 some processors take a hundred cycles for one. The calls here compute as the calling thread is set.
