@@ -6,6 +6,7 @@ compiled into it, from other files: a change of ``registers`` would leave ED and
 old product. So here the folder has the name of what all these files hold.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -76,19 +77,14 @@ def remove_old(folder: Path) -> None:
     """Removes the folders beside ``folder`` but for the KEPT last used, or they would pile up.
 
     Several are kept since one who compares two versions goes to and fro between them, and another
-    checkout may use the same NUMBA_CACHE_DIR. A process whose folder goes makes it anew.
+    checkout may use the same NUMBA_CACHE_DIR. A process whose folder goes makes it anew. A folder
+    without the mark is somebody else's.
     """
-
-    def used(other: Path) -> float:
-        try:
-            return (other / USED).stat().st_mtime
-        except OSError:
-            # another process has removed it meanwhile, or is about to make it
-            return 0.0
-
-    by_use = sorted(folder.parent.glob("ed_lib-*"), key=used)
-    for old in by_use[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    marks = folder.parent.glob(f"ed_lib-*/{USED}")
+    # another process may remove them meanwhile
+    times = {mark: mark.stat().st_mtime for mark in marks if mark.exists()}
+    for old in sorted(times, key=times.__getitem__)[:-KEPT]:
+        shutil.rmtree(old.parent, ignore_errors=True)
 
 
 FOLDER = choose_folder()
@@ -112,31 +108,27 @@ def cached(**options: Any) -> Callable:
     return decorate
 
 
-class Process:
-    """Whether this process has lost Numba's threads by a fork."""
+lost_threads = False  # whether this process has lost Numba's threads by a fork
 
-    lost_threads = False
 
-    @classmethod
-    def look(cls) -> None:
-        """In a process that has just been forked: do threads of OpenMP run in its parent?"""
-        try:
-            cls.lost_threads = numba.threading_layer() == "omp"
-        except ValueError:
-            # no parallel function has run yet, so there are no threads
-            cls.lost_threads = False
+def look_after_fork() -> None:
+    """In a process that has just been forked: do threads of OpenMP run in its parent?"""
+    global lost_threads
+    # an error says that no parallel function has run yet, so that there are no threads
+    with contextlib.suppress(ValueError):
+        lost_threads = numba.threading_layer() == "omp"
 
 
 # Windows has no fork
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Process.look)
+    os.register_at_fork(after_in_child=look_after_fork)
 
 
 def check_threads() -> None:
     """RuntimeError in a process that was forked from one in which Numba's threads ran: GNU's OpenMP
     does not survive a fork, and Numba would end the process without an error.
     """
-    if Process.lost_threads:
+    if lost_threads:
         raise RuntimeError(
             "this process was forked after Numba's OpenMP threads had started, and they do not "
             "survive a fork; wanted a process that is spawned, or NUMBA_THREADING_LAYER=workqueue"

@@ -192,7 +192,7 @@ class TaskGradients:
         self.batch = check.count("batch", batch)
         self.seed = check.count("seed", seed, least=0)
         widths = (self.images.shape[1], hidden, 10)
-        self.net = models.mlp(widths, seed).to(self.images.dtype)
+        self.net = models.mlp(widths, seed).to(self.images.device, self.images.dtype)
         self.first = parameters_to_vector(self.net.parameters()).detach()  # (P,)
 
     def start(self) -> torch.Tensor:

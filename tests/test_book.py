@@ -4,6 +4,7 @@ buttons.
 
 import importlib.metadata
 import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -153,8 +154,12 @@ def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path
     )
     (tmp_path / PATH).rename(tmp_path / other)
     chapter(f"import os, time\nwhile not os.path.exists({str(pid)!r}):\n    time.sleep(0.1)\n1 / 0")
+    # those that have not begun are not waited for either
+    waiting = [Path(f"waiting{n}.ipynb") for n in range(3)]
+    for path in waiting:
+        shutil.copy(tmp_path / other, tmp_path / path)
     with pytest.raises(SystemExit, match=r"(?s)chapter\.ipynb: a cell failed.*ZeroDivisionError"):
-        list(book.prepared([other, PATH], render_only=False))
+        list(book.prepared([other, PATH, *waiting], render_only=False))
     assert not psutil.pid_exists(int(pid.read_text()))
 
 

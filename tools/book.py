@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nbformat
@@ -170,8 +170,10 @@ def prepared(chapters, render_only):
             yield from ((jobs[job], job.result()) for job in as_completed(jobs))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            # Of those that are at work a kernel may begin, or be gone, only now.
-            while wait(jobs, timeout=0.2).not_done:
+            # Of those that are at work a kernel may begin, or be gone, only now. (What was
+            # cancelled before it began is never "done", so ``wait`` would wait for ever.)
+            while any(job.running() for job in jobs):
+                time.sleep(0.2)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     for child in psutil.Process().children():
                         if "ipykernel_launcher" in child.cmdline():

@@ -165,8 +165,9 @@ def learn_tile(tile, tiles, x, states, out, gains, bias_gains, layers):
     received = np.empty((batch, cells), np.float32)
     jobs = depth * networks
     for job in range(tile * jobs // tiles, (tile + 1) * jobs // tiles):
-        d = job // networks
-        k = job % networks
+        # through the layers of a network, then of the next one
+        k = job // depth
+        d = job % depth
         learn_layer(
             x=states[d, k],
             y=states[d + 1, k],

@@ -12,10 +12,8 @@ PyTorch:
     states (D + 1, K, B, C): what hidden layers answer; layer d reads [d] and writes [d + 1]
 
 Where σ is flat, some products of an update are subnormal, too small for a float's usual form, and
-some processors take a hundred cycles for one. The calls here compute as the calling thread is set.
-``torch.set_flush_denormal(True)`` makes such numbers zero in that thread, and in the threads of
-NumPy's OpenBLAS, which take its setting over; PyTorch's other threads keep their own (seen with
-NumPy 2.4 and PyTorch 2.15).
+some processors take a hundred cycles for one. The calls here compute as the calling thread is set:
+see ``ed_lib.flush_to_zero``, which the compiled functions use.
 """
 
 import math

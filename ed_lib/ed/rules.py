@@ -6,9 +6,9 @@ cell (0 = excitatory, 1 = inhibitory), b sample of the batch, i sender, o receiv
 any leading axes, so that a stack of layers is updated by the same formula as one. Arrays of NumPy,
 PyTorch or CuPy.
 
-What trains a network are the same formulas laid out for speed, in ``layout``, ``gpu`` and ``cpu``;
-tests hold them to these. Source: I. Kaneko, "Error diffusion learning algorithm" (1999), his page
-and his C program.
+What trains a network are the same formulas laid out for speed, in ``layout``, ``ed_on_gpu``
+and ``ed_on_cpu``; tests hold them to these. Source: I. Kaneko, "Error diffusion learning
+algorithm" (1999), his page and his C program.
 """
 
 from ed_lib.arrays import Array

@@ -266,8 +266,8 @@ def find_lost(codes, size, lost):
 
 @cached(**FAST)
 def lose(lost, sums):
-    """A sample with a NaN in h has no sum that is a number, since 0 times NaN is NaN. Of its bytes
-    it would be one. lost (B,), sums (B, 4 LANES).
+    """A sample with a NaN in h has no sum that is a number, since 0 times NaN is NaN; but the
+    sum of its bytes would be one. lost (B,), sums (B, 4 LANES).
     """
     for b in range(len(lost)):
         if lost[b]:

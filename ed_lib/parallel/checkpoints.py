@@ -72,7 +72,7 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
 
 def make_empty(unfinished: Path) -> None:
     """A new folder to write into; what crashes have left beside it is removed."""
-    for left in unfinished.parent.glob(f"*{UNFINISHED}"):
+    for left in unfinished.parent.glob(f"{NAME}*{UNFINISHED}"):
         shutil.rmtree(left)
     new = [folder for folder in unfinished.parents if not folder.exists()]
     unfinished.mkdir(parents=True)
@@ -99,7 +99,7 @@ def publish(unfinished: Path, place: Path) -> None:
 
 
 def bring_to_the_disk(folder: Path) -> None:
-    """The names in a folder, which are not there when their files are."""
+    """Writes a folder's list of names to the disk: that a file is there does not write its name."""
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)

@@ -228,7 +228,8 @@ class Linear4(PackedHere):
         # (N, O) → (…, O)
         y = y.view(*x.shape[:-1], grids.shape[1])
         if self.bias is not None:
-            y = y + self.bias
+            # the buffer is in float32, and the answer in the dtype of x
+            y = y + self.bias.to(y.dtype)
         return y
 
 

@@ -279,3 +279,11 @@ def test_symmetric_codes_by_row_are_torchaos(bits):
     torch.testing.assert_close(mine[:, 0], scale)
     codes = theirs.quantize_affine(weight, (1, 96), mine, zeros, torch.int8, -most, most)
     assert torch.equal(codes, quantization.quantize(weight, mine, bits))
+
+
+@pytest.mark.parametrize("dtype", weight_only.DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [None, torch.ones(64)], ids=["no bias", "bias"])
+def test_a_layer_answers_in_the_dtype_of_what_it_is_given(dtype, bias):
+    few = weight_only.rtn(torch.ones(64, 256), 4, 32)
+    layer = weight_only.Linear4(few, bias)
+    assert layer(torch.ones(3, 256, dtype=dtype)).dtype == dtype
