@@ -3,8 +3,8 @@ buttons.
 """
 
 import importlib.metadata
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import time
