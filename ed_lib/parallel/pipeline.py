@@ -135,10 +135,13 @@ class Pipeline:
         """The gradient of the stage's input, and no weight's."""
         at = i, do.chunk
         x, y = self.kept[at]
-        if not self._first(do):
+        if self._first(do):
+            return
+        # A part may give what hangs on neither its input nor its weights.
+        if y.requires_grad:
             gradient = self.arrived.get(("gradient", *at))
             torch.autograd.backward(y, gradient, inputs=[x], retain_graph=True)
-            self.ready["gradient", *at] = messages.gradient(x)
+        self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second

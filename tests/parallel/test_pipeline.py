@@ -57,6 +57,7 @@ class Gives(nn.Module):
             "whole numbers": lambda: y.long(),
             "a row a sample": lambda: y[:, : len(y)],
             "nothing of x": lambda: self.layer.weight.sum() + torch.zeros_like(y),
+            "a constant": lambda: torch.zeros_like(y),
             "many axes": lambda: y.view(*y.shape, 1, 1, 1, 1, 1, 1, 1),
         }[self.how]()
 
@@ -79,6 +80,9 @@ WRONG = [
     (-1, "a pair", "interleaved", "gives a tuple; wanted a tensor"),
     (0, "what it should", "1f1b", "live"),
     (1, "nothing of x", "1f1b", "live"),
+    (1, "a constant", "1f1b", "live"),
+    (1, "a constant", "zb_h1", "live"),
+    (1, "a constant", "interleaved", "live"),
 ]
 # fmt: on
 
