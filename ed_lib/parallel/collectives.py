@@ -62,10 +62,10 @@ def _described(tensor):
         return f"a {type(tensor).__name__}"
     shape = tuple(tensor.shape)
     words = f"{tensor.dtype} {shape} {tensor.device.type} {tensor.layout}"
-    return f"{words} expanded" if _is_expanded(tensor) else words
+    return f"{words} expanded" if is_expanded(tensor) else words
 
 
-def _is_expanded(tensor):
+def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several elements along an axis are one number in memory."""
     if tensor.layout is not torch.strided:
         return False
@@ -81,7 +81,7 @@ def _check_summed(tensor):
     if tensor.dtype not in SUMMED:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted one of {names}")
-    if _is_expanded(tensor):
+    if is_expanded(tensor):
         came = f"tensor is expanded to {tuple(tensor.shape)}"
         raise ValueError(f"{came}; wanted memory for every element, as tensor.clone() has")
     if tensor.device.type != device().type:
@@ -163,12 +163,10 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
 
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
-    """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
+    """Rank 0's values into the tensor of every rank: any dtype and strides, in place, but not
+    expanded.
+    """
     tensor = tensor.detach()
-    # Of an axis that is expanded, all elements are one number in memory.
-    for axis in range(tensor.dim()):
-        if tensor.stride(axis) == 0:
-            tensor = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
     # As bytes: gloo knows few dtypes. A copy, since only what lies without gaps is bytes.
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
     sent = flat.view(torch.uint8)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ed_lib.parallel.collectives import Wire
+from ed_lib.parallel.collectives import Wire, is_expanded
 
 # What can be asked of a tensor, or told it, without reading its numbers.
 METHODS = (Tensor.dim, Tensor.numel, Tensor.untyped_storage)
@@ -181,11 +181,8 @@ def check_memory(named: Mapping[str, Tensor]) -> None:
     for name, tensor in named.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name} has the layout {tensor.layout}; wanted a dense one")
-        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            # one number stands for all of this axis
-            if stride == 0 and length > 1:
-                wanted = "wanted one with all its numbers: its clone()"
-                raise ValueError(f"{name} is expanded; {wanted}")
+        if is_expanded(tensor):
+            raise ValueError(f"{name} is expanded; wanted one with all its numbers: its clone()")
 
 
 def check_one_kind(name: str, named: Mapping[str, Tensor]) -> None:
