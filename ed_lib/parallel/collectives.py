@@ -8,6 +8,7 @@ Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of 
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +183,13 @@ def gathered(mine: Any, group: Any = None) -> list[Any]:
     return found
 
 
+def check_alike(texts: Sequence[str]) -> None:
+    """ValueError unless the texts of all ranks, by rank, are the same."""
+    if len(set(texts)) > 1:
+        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+
+
 def agree(call: str, group: Any = None) -> None:
     """ValueError, on every rank, unless all ranks of the group pass the same text. A collective
     itself.
@@ -191,8 +199,5 @@ def agree(call: str, group: Any = None) -> None:
     # Two numbers are sent in place of texts, since every call of a collective asks.
     ends = torch.tensor([number, -number], device=device())
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if ends.sum() == 0:
-        return
-    texts = gathered(call, group)
-    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+    if ends.sum() != 0:
+        check_alike(gathered(call, group))
