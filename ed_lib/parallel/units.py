@@ -64,9 +64,6 @@ class Unit:
         # autograd reads a parameter by no call that could be stopped; then it is NaN throughout
         self.nothing = self.weights.new_full((), torch.nan)
         self.classes = [type(p) for p in self.parameters]
-        for at, p in named.items():
-            error = f"{at} is used outside of its unit {name!r}; {WANTED}"
-            p.error = error  # type: ignore[attr-defined]
         self.is_here = False
         self.kept: Any = self.weights
         # those whose gradients the backward pass has not reached yet
@@ -80,7 +77,6 @@ class Unit:
 
     def part(self, flat: Tensor, wire: Wire) -> Tensor:
         """This rank's part of a vector (n,), a view."""
-        # the first parts may have one number more
         parts = flat.tensor_split(wire.size)
         return parts[wire.rank]
 
@@ -104,9 +100,11 @@ class Unit:
         self.is_here = False
         # the tensor stays: what autograd has kept of it finds its numbers once they are back
         self.weights.untyped_storage().resize_(0)
-        for p in self.parameters:
+        for at, p in self.named.items():
             p.data = self.nothing.expand(p.shape)
             p.__class__ = Away
+            error = f"{at} is used outside of its unit {self.name!r}; {WANTED}"
+            p.error = error  # type: ignore[attr-defined]
 
     def make_room(self) -> None:
         """The same memory again, with anything in it."""
