@@ -45,11 +45,9 @@ def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     what the ranks were called with differs, where they would wait for ever.
     """
     agree(f"all_reduce of {_described(tensor)}", group)
-    # On every rank alike, since they agree.
     _check_summed(tensor)
     wire = Wire(group)
     tensor = tensor.detach()
-    # The same memory, if the tensor is contiguous.
     flat = tensor.contiguous().view(-1)
     ring(flat, wire)
     if flat.data_ptr() != tensor.data_ptr():

@@ -204,7 +204,7 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
         fn, args = pickle.loads(Path(folder, "call").read_bytes())
         _enter(backend, f"file://{folder}/store", timeout)
         returned = fn(*args)
-        # None leaves while another still waits for what it has sent.
+        # No rank leaves while another still waits for what it has sent.
         dist.barrier()
         return returned
 
