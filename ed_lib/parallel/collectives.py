@@ -8,6 +8,7 @@ Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of 
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +45,9 @@ def all_reduce(tensor: torch.Tensor, group: Any = None) -> Traffic:
     what the ranks were called with differs, where they would wait for ever.
     """
     agree(f"all_reduce of {_described(tensor)}", group)
-    # On every rank alike, since they agree.
     _check_summed(tensor)
     wire = Wire(group)
     tensor = tensor.detach()
-    # The same memory, if the tensor is contiguous.
     flat = tensor.contiguous().view(-1)
     ring(flat, wire)
     if flat.data_ptr() != tensor.data_ptr():
@@ -62,10 +61,10 @@ def _described(tensor):
         return f"a {type(tensor).__name__}"
     shape = tuple(tensor.shape)
     words = f"{tensor.dtype} {shape} {tensor.device.type} {tensor.layout}"
-    return f"{words} expanded" if _is_expanded(tensor) else words
+    return f"{words} expanded" if is_expanded(tensor) else words
 
 
-def _is_expanded(tensor):
+def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several elements along an axis are one number in memory."""
     if tensor.layout is not torch.strided:
         return False
@@ -81,7 +80,7 @@ def _check_summed(tensor):
     if tensor.dtype not in SUMMED:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
         raise TypeError(f"tensor has the dtype {tensor.dtype}; wanted one of {names}")
-    if _is_expanded(tensor):
+    if is_expanded(tensor):
         came = f"tensor is expanded to {tuple(tensor.shape)}"
         raise ValueError(f"{came}; wanted memory for every element, as tensor.clone() has")
     if tensor.device.type != device().type:
@@ -163,12 +162,10 @@ def ring_all_gather(flat: torch.Tensor, wire: Wire) -> None:
 
 
 def copy_from_0(tensor: torch.Tensor, group: Any = None) -> None:
-    """Rank 0's values into the tensor of every rank: any dtype and strides, in place."""
+    """Rank 0's values into the tensor of every rank: any dtype and strides, in place, but not
+    expanded.
+    """
     tensor = tensor.detach()
-    # Of an axis that is expanded, all elements are one number in memory.
-    for axis in range(tensor.dim()):
-        if tensor.stride(axis) == 0:
-            tensor = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
     # As bytes: gloo knows few dtypes. A copy, since only what lies without gaps is bytes.
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
     sent = flat.view(torch.uint8)
@@ -184,6 +181,13 @@ def gathered(mine: Any, group: Any = None) -> list[Any]:
     return found
 
 
+def check_alike(texts: Sequence[str]) -> None:
+    """ValueError unless the texts of all ranks, by rank, are the same."""
+    if len(set(texts)) > 1:
+        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+
+
 def agree(call: str, group: Any = None) -> None:
     """ValueError, on every rank, unless all ranks of the group pass the same text. A collective
     itself.
@@ -193,8 +197,5 @@ def agree(call: str, group: Any = None) -> None:
     # Two numbers are sent in place of texts, since every call of a collective asks.
     ends = torch.tensor([number, -number], device=device())
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if ends.sum() == 0:
-        return
-    texts = gathered(call, group)
-    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-    raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+    if ends.sum() != 0:
+        check_alike(gathered(call, group))

@@ -36,23 +36,23 @@ class Machine:
             between=replace(self.between, beta=self.between.beta / links),
         )
 
-    def together(self, ranks: int, stride: int, devices: int = 0) -> int:
+    def together(self, ranks: int, stride: int, devices: int) -> int:
         """How many of so many ranks, whose numbers are ``stride`` apart, stand in one server: the
         fewest, where it is not the same in all servers and for all such groups among ``devices``.
 
-        So many links between servers serve a group at once. Without ``devices`` there are the
-        groups of the first ``ranks`` × ``stride`` alone.
+        So many links between servers serve a group at once.
         """
-        return _fewest(ranks, stride, devices or ranks * stride, self.server)
+        return _fewest(ranks, stride, devices, self.server)
 
     def all_reduce(self, bytes: float, ranks: int, each: int) -> float:
         """Seconds, ``each`` of the ranks in one server: rings inside servers, then between them."""
         servers = -(-ranks // each)
         return two_levels(bytes, servers, each, self.inside, self.between)
 
-    def link(self, span: int, devices: int = 0) -> Link:
+    def link(self, span: int, devices: int) -> Link:
         """The slowest that a ring crosses which spans so many neighbouring devices, of all such
-        rings among ``devices``: three neighbours straddle two servers of eight, the third time.
+        rings among ``devices``: of groups of three neighbours, the third lies in two servers of
+        eight.
         """
         inside = self.together(span, 1, devices) == span
         return self.inside if inside else self.between

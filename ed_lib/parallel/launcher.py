@@ -94,10 +94,12 @@ def launch(
                 process.start()
             return _results(processes, Path(folder), end, timeout)
         finally:
-            # None of them outlives this call. All are killed before one is waited for.
-            for process in processes:
+            # None of them outlives this call. All are killed before one is waited for. A start may
+            # have failed, or have been interrupted: its process has no number yet, and no kill().
+            begun = [process for process in processes if process.pid]
+            for process in begun:
                 process.kill()
-            for process in processes:
+            for process in begun:
                 process.join()
 
 
@@ -202,7 +204,7 @@ def _run(variables, folder, rank, world_size, backend, timeout, end):
         fn, args = pickle.loads(Path(folder, "call").read_bytes())
         _enter(backend, f"file://{folder}/store", timeout)
         returned = fn(*args)
-        # None leaves while another still waits for what it has sent.
+        # No rank leaves while another still waits for what it has sent.
         dist.barrier()
         return returned
 

@@ -4,7 +4,7 @@
 Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -86,14 +86,11 @@ def activations(
 def nbytes(values: Iterable) -> int:
     """The bytes of the memory that dense tensors with axes lie in, each counted once.
 
-    values: tensors, among which there may be other things; a mapping's values; or one tensor.
+    values: tensors, among which there may be other things; or one tensor.
     """
     # A tensor would be iterated to its rows, and one of numbers to tensors without axes.
     if isinstance(values, torch.Tensor):
         values = [values]
-    # And a state_dict to its names.
-    if isinstance(values, Mapping):
-        values = values.values()
     found = {}
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim() and value.layout is torch.strided:

@@ -3,7 +3,6 @@ kind a header that says what one sample is.
 """
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -15,19 +14,18 @@ KINDS = ("activation", "gradient")
 # What stages send each other has one of these dtypes; a header names it by its place here.
 SENDABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 AXES = 8  # of a sample, at most
-HEADER = 3 + AXES  # numbers: whether a part is wrong, dtype, how many axes, and their lengths
+HEADER = 2 + AXES  # numbers: dtype, how many axes, and their lengths
 
 Sample = tuple[tuple[int, ...], torch.dtype]  # the shape and the dtype of one sample
-NUMBER: Sample = ((), torch.float32)
 
 
 def channel(what: str, sender: int, receiver: int) -> Any:
     """The group in which messages of a kind travel, up or down the ranks.
 
     Between two ranks it has those of one kind and of one direction: so the n-th that is sent is
-    the n-th that is received. Tags would tell kinds apart as well, but NCCL ignores them; and it
-    does what two ranks send and receive in one group one after the other, so that with both
-    directions in one, two of them could wait for each other.
+    the n-th that is received. Tags would tell kinds apart as well, but NCCL ignores them. And
+    within one group NCCL runs the messages of two ranks one after another: with both directions in
+    one group, the two ranks could wait for each other.
     """
     return _channels(dist.group.WORLD)[what, sender < receiver]
 
@@ -51,11 +49,11 @@ def sample_of(tensor: torch.Tensor) -> Sample:
     return tuple(tensor.shape[1:]), tensor.dtype
 
 
-def header(tensor: torch.Tensor, wrong: bool) -> torch.Tensor:
-    """(HEADER,) numbers that say what one sample of a tensor is, and whether a part is wrong."""
+def header(tensor: torch.Tensor) -> torch.Tensor:
+    """(HEADER,) numbers that say what one sample of a tensor is."""
     shape, dtype = sample_of(tensor)
     # The shape comes last, and zeros after it: all headers have one length.
-    numbers = [int(wrong), SENDABLE.index(dtype), len(shape), *shape]
+    numbers = [SENDABLE.index(dtype), len(shape), *shape]
     numbers += [0] * (HEADER - len(numbers))
     return torch.tensor(numbers).to(device())
 
@@ -64,10 +62,10 @@ def empty_header() -> torch.Tensor:
     return torch.empty(HEADER, dtype=torch.int64, device=device())
 
 
-def read(header: torch.Tensor) -> tuple[Sample, bool]:
-    """What a header says: one sample, and whether a part is wrong."""
-    wrong, dtype, axes, *shape = header.tolist()
-    return (tuple(shape[:axes]), SENDABLE[dtype]), bool(wrong)
+def read(header: torch.Tensor) -> Sample:
+    """What a header says."""
+    dtype, axes, *shape = header.tolist()
+    return tuple(shape[:axes]), SENDABLE[dtype]
 
 
 def fault(y: Any, rows: int, first: Sample | None, goes_on: bool) -> str:
@@ -87,16 +85,6 @@ def fault(y: Any, rows: int, first: Sample | None, goes_on: bool) -> str:
     if first not in (None, sample_of(y)):
         return f"the shape {shape} and {y.dtype}; wanted a sample as those before it, {first}"
     return ""
-
-
-def stand_in(x: torch.Tensor, sample: Sample) -> torch.Tensor:
-    """(b, …) in place of what a wrong part gives: its gradient finds the way back to x, (b, …)."""
-    shape, dtype = sample
-    rows = len(x)
-    # In two axes, also where a sample has no numbers.
-    numbers = x.reshape(rows, math.prod(x.shape[1:])).sum(1).to(dtype)
-    axes = [1] * len(shape)
-    return numbers.view(rows, *axes).expand(rows, *shape)
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor | None:

@@ -30,15 +30,16 @@ class _InACell(Exception):
 
 
 class _Sender(pickle.Pickler):
-    """Pickles functions and classes by their names, as pickle does. But the other process would
-    miss what a cell defines, wherever in the call that is: _InACell.
+    """Pickles functions and classes by their names, as pickle does. A name that a notebook's cell
+    defines means nothing to the other process: _InACell, wherever in the call it stands.
     """
 
     def __init__(self, file, fn):
         super().__init__(file)
         self.fn = fn
 
-    def persistent_id(self, value):
+    def reducer_override(self, value):
+        """What pickle asks of each object that is no number, no text and no plain container."""
         # A notebook, and the prompt, run in a __main__ without a file.
         if not hasattr(sys.modules["__main__"], "__file__") and _is_of_main(value):
             name = value.__qualname__
@@ -48,8 +49,8 @@ class _Sender(pickle.Pickler):
                 "process can import it. Write it into a file, with `%%writefile ranks.py` at the "
                 f"top of the cell, and pass `ranks.{name}` after `import ranks`"
             )
-        # None: nothing is kept apart from the rest.
-        return None
+        # As pickle does it by itself.
+        return NotImplemented
 
 
 def _is_of_main(value):

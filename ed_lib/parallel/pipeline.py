@@ -13,13 +13,10 @@ import torch.distributed as dist
 
 from ed_lib import check
 from ed_lib.parallel import messages
-from ed_lib.parallel.collectives import Traffic, agree, gathered
+from ed_lib.parallel.collectives import Traffic, agree
 from ed_lib.parallel.launcher import device
 from ed_lib.parallel.schedules import Instruction, Schedule
 from ed_lib.parallel.simulator import check_schedule
-
-# What a stage knows that has been told of a wrong part, and not what is wrong.
-ELSEWHERE = "a part of another stage is wrong"
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,7 @@ class Pipeline:
     function of outputs and targets, the mean over the samples. shape: of a batch of inputs, (B, …).
     microbatches: m, by ``tensor_split``. Where a sample's output depends on that sample alone, the
     gradients are those of the unsplit model, however uneven the micro-batches. All ranks construct
-    it together. ValueError, on each, for a schedule that cannot run, where ranks differ, and after
-    the first batch for a part that does not keep (b, …): gradients are of no use then.
+    it together. ValueError, on each, for a schedule that cannot run and where ranks differ.
     """
 
     def __init__(
@@ -71,7 +67,11 @@ class Pipeline:
         self.program = [do for do in schedule(self.rank, stages, m) if do.op != "step"]
         self.sizes = [len(part) for part in torch.empty(self.shape[0]).tensor_split(m)]
         messages.prepare()
-        self._forget()
+        # {chunk: one sample of what it makes}, and {(what, chunk): one sample of what comes}
+        self.made: dict[int, messages.Sample] = {}
+        self.samples: dict[tuple, messages.Sample] = {}
+        # The (what, chunk) of which the receiver knows that.
+        self.told: set[tuple] = set()
 
     def run(
         self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None
@@ -79,13 +79,14 @@ class Pipeline:
         """Forward and backward for one batch → :class:`Report`; gradients are added to the
         parameters'.
 
-        inputs: (B, …), on the first stage; targets: B of them, on the last.
+        inputs: (B, …), on the first stage; targets: B of them, on the last. ValueError for a part
+        that does not keep (b, …), on the rank that has it: the others wait for its messages, until
+        :func:`.launcher.launch` ends them.
         """
         self.inputs = self._split("inputs", inputs, None) if self.rank == 0 else []
         self.targets = self._split("targets", targets, 1) if self.rank == self.last else []
         self.total: Any = 0.0
         self.most = 0
-        self.wrong = ""
         # {(micro-batch, chunk): (input, output)}: what a backward pass needs
         self.kept: dict[tuple, tuple] = {}
         # {(what, micro-batch, chunk): tensor}: received and not yet used, computed and not yet sent
@@ -98,7 +99,6 @@ class Pipeline:
             getattr(self, f"do_{do.op}")(do.microbatch, do)
         for request, _ in self.requests.values():
             request.wait()
-        self._tell()
         loss = float(self.total) if self.rank == self.last else None
         return Report(loss, self.sent, self.most)
 
@@ -116,7 +116,7 @@ class Pipeline:
         if self._ends(do):
             # The mean over a micro-batch counts by its share of the batch.
             share = self.sizes[i] / self.shape[0]
-            y = self._loss(y, self.targets[i]) * share
+            y = self.loss(y, self.targets[i]) * share
             self.total += y.detach()
         self.kept[at] = x, y
         self.most = max(self.most, len(self.kept))
@@ -135,10 +135,13 @@ class Pipeline:
         """The gradient of the stage's input, and no weight's."""
         at = i, do.chunk
         x, y = self.kept[at]
-        if not self._first(do):
+        if self._first(do):
+            return
+        # A part may give what hangs on neither its input nor its weights.
+        if y.requires_grad:
             gradient = self.arrived.get(("gradient", *at))
             torch.autograd.backward(y, gradient, inputs=[x], retain_graph=True)
-            self.ready["gradient", *at] = messages.gradient(x)
+        self.ready["gradient", *at] = messages.gradient(x)
 
     def do_backward_weight(self, i: int, do: Instruction) -> None:
         """The gradients of the weights, for which autograd walks back through the stage a second
@@ -161,8 +164,7 @@ class Pipeline:
         # The first message says how large all of them are.
         if kind not in self.told:
             self.told.add(kind)
-            header = messages.header(tensor, wrong=bool(self.wrong))
-            self._start(do, header, ("header", *kind))
+            self._start(do, messages.header(tensor), ("header", *kind))
         self._start(do, tensor, (do.what, i, do.chunk))
         route = do.what, self.rank, do.peer
         before = self.sent.get(route, Traffic())
@@ -214,58 +216,23 @@ class Pipeline:
         if kind not in self.samples:
             header = messages.empty_header()
             dist.irecv(header, do.peer, group).wait()
-            self.samples[kind], wrong = messages.read(header)
-            if wrong:
-                self.wrong = self.wrong or ELSEWHERE
+            self.samples[kind] = messages.read(header)
         shape, dtype = self.samples[kind]
         buffer = torch.empty(self.sizes[do.microbatch], *shape, dtype=dtype, device=device())
         return buffer, dist.irecv(buffer, do.peer, group)
 
-    # --- parts that do not keep (b, …)
-
     def _apply(self, part, x, do):
-        """What a part makes of x, (b, …). A stage with a wrong part must not stop, since the others
-        would wait for it: from then on a number for each sample goes through the chain, until the
-        batch is done and all ranks can be told.
-        """
-        if not self.wrong:
-            # A copy, since a part may begin in place.
-            y = part(x.clone())
-            first = self.made.get(do.chunk)
-            fault = messages.fault(y, len(x), first, goes_on=not self._ends(do))
-            if not fault:
-                self.made[do.chunk] = messages.sample_of(y)
-                return y
+        """What a part makes of x, (b, …) → (b, …)."""
+        # A copy, since a part may begin in place.
+        y = part(x.clone())
+        first = self.made.get(do.chunk)
+        fault = messages.fault(y, len(x), first, goes_on=not self._ends(do))
+        if fault:
+            # Before it is sent: a message of another size than the receiver's would abort gloo.
             number = do.chunk * (self.last + 1) + self.rank
-            self.wrong = f"parts[{number}] gives {fault}"
-        # As those before it, whose shape the receiver knows.
-        return messages.stand_in(x, self.made.setdefault(do.chunk, messages.NUMBER))
-
-    def _loss(self, y, targets):
-        return y.mean() if self.wrong else self.loss(y, targets)
-
-    def _tell(self):
-        """ValueError, on every rank, if a part was wrong in the first batch; the sizes of the later
-        ones are the same, so that only what the caller has changed since can be wrong in them.
-        """
-        found = [self.wrong] if self.tried else gathered(self.wrong)
-        self.tried = True
-        faults = [text for text in found if text]
-        if faults:
-            self._forget()
-            # The words of the stage that has the part.
-            faults.sort(key=lambda text: text == ELSEWHERE)
-            raise ValueError(faults[0])
-
-    def _forget(self):
-        """What is known of the parts and of their messages."""
-        # {chunk: one sample of what it makes}, and {(what, chunk): one sample of what comes}
-        self.made: dict[int, messages.Sample] = {}
-        self.samples: dict[tuple, messages.Sample] = {}
-        # The (what, chunk) of which the receiver knows that.
-        self.told: set[tuple] = set()
-        # Whether a batch has been through the chain.
-        self.tried = False
+            raise ValueError(f"parts[{number}] gives {fault}")
+        self.made[do.chunk] = messages.sample_of(y)
+        return y
 
     def _first(self, do):
         """Whether an instruction is of the chain's first part."""

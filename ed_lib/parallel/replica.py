@@ -122,10 +122,8 @@ class Replica:
         """The ValueErrors of :meth:`finish`."""
         # ranks that divided by different numbers would drift apart, without a word. Not by agree():
         # its all-reduce would stand in a trace among the gradients' sums
-        told = collectives.gathered(f"finish({samples!r}) after {self.calls} sums", self._group)
-        if len(set(told)) > 1:
-            listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(told))
-            raise ValueError(f"the ranks call different things; wanted the same on each. {listed}")
+        call = f"finish({samples!r}) after {self.calls} sums"
+        collectives.check_alike(collectives.gathered(call, self._group))
         check.count("samples", samples)
 
     def ready(self, parameter: torch.Tensor) -> None:

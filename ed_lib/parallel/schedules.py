@@ -92,8 +92,7 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruct
     """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage
     activations.
     """
-    # Forward passes before the first backward pass.
-    ahead = min(microbatches, stages - 1 - stage)
+    ahead = warmup(stage, stages, microbatches)
     for i in range(ahead):
         yield from forward(stage, stages, i)
     for i in range(microbatches):

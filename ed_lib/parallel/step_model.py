@@ -10,8 +10,6 @@ pipeline: stages of the chain of layers; v, chunks: parts of the chain on a devi
 of a copy in a step; n: tokens of a micro-batch on a device.
 """
 
-from dataclasses import dataclass
-
 from ed_lib.parallel import schedules
 from ed_lib.parallel.hardware import A100, H100, REACHED, Machine
 from ed_lib.parallel.workload import Layout, Model
@@ -35,8 +33,8 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
     t = layout.tensor
     c = layout.context
     n = layout.micro * model.tokens // c
-    # The backward pass is two; another one where activations are recomputed.
-    passes = 3 + layout.recompute
+    # The backward pass counts as two passes; recomputing adds one.
+    passes = FORWARD_AND_BACKWARD + layout.recompute
 
     # Few tokens take the time of reading the weights.
     computed = 2 * n * model.weights / machine.rate
@@ -122,8 +120,8 @@ def _vocabulary(model, machine, layout):
     """Seconds of the product with the vocabulary and of its logits, for a micro-batch."""
     t = layout.tensor
     n = _tokens(model, layout)
-    # Two FLOPs a number, in three passes: nothing here is computed twice.
-    product = 6 * n * model.hidden * model.vocabulary / t / machine.rate
+    # Two FLOPs a number: nothing here is recomputed.
+    product = 2 * FORWARD_AND_BACKWARD * n * model.hidden * model.vocabulary / t / machine.rate
     logits = LOGIT_MOVES * n * model.vocabulary / t / machine.memory
     return product + logits
 
@@ -141,24 +139,15 @@ def _tokens(model, layout):
     return layout.micro * model.tokens // layout.context
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A device's weights as they travel between copies: ``count`` pieces, each after (or before)
-    ``group`` micro-batches.
+def _pieces(model, layout):
+    """In how many pieces a device's weights travel between copies, and after (or before) how many
+    micro-batches each of them → (count, group).
     """
-
-    count: int
-    group: int
-
-    @classmethod
-    def of(cls, model: Model, layout: Layout) -> "Pieces":
-        """By chunks, since an interleaved pipeline takes p micro-batches through one before it
-        takes the next; or else by layers.
-        """
-        if layout.chunks > 1:
-            return cls(layout.chunks, layout.pipeline)
-        layers, _ = layout.layers(model)
-        return cls(layers, 1)
+    if layout.chunks > 1:
+        # An interleaved pipeline takes p micro-batches through a chunk before it takes the next.
+        return layout.chunks, layout.pipeline
+    layers, _ = layout.layers(model)
+    return layers, 1
 
 
 def _copies(model, machine, layout, chunk):
@@ -166,10 +155,10 @@ def _copies(model, machine, layout, chunk):
     one, for a micro-batch.
     """
     stage = layout.stage
-    pieces = Pieces.of(model, layout)
+    pieces, group = _pieces(model, layout)
     # Halves of an all-reduce of a piece: gathering weights, of two bytes, and scattering sums of
     # gradients.
-    weights = model.parameters / (layout.tensor * layout.pipeline * pieces.count)
+    weights = model.parameters / (layout.tensor * layout.pipeline * pieces)
     # Copies, and parts of a sequence, have the same weights.
     ranks = layout.data * layout.context
     in_one_server = _in_one_server(machine, layout)
@@ -188,18 +177,18 @@ def _copies(model, machine, layout, chunk):
         before_forward = gather
         after_backward = scatter
     # Stage 3 keeps no whole weights from one round to the next, and from stage 2 on no gradients.
-    rounds = layout.microbatches // pieces.group
+    rounds = layout.microbatches // group
     forward_rounds = rounds if stage == 3 else 1
     backward_rounds = rounds if stage >= 2 else 1
 
-    forward = pieces.group * chunk / (FORWARD_AND_BACKWARD + layout.recompute)
+    forward = group * chunk / (FORWARD_AND_BACKWARD + layout.recompute)
     if layout.chunks == 1:
-        forward = forward / pieces.count
+        forward = forward / pieces
     # What may travel beside the forward pass of a piece; the other passes are of the backward one.
     window = layout.overlap * forward
     other_passes = FORWARD_AND_BACKWARD - 1 + layout.recompute
-    first = exposed(before_forward, window, pieces.count * forward_rounds)
-    second = exposed(after_backward, other_passes * window, pieces.count * backward_rounds)
+    first = exposed(before_forward, window, pieces * forward_rounds)
+    second = exposed(after_backward, other_passes * window, pieces * backward_rounds)
     return first + second
 
 
@@ -237,7 +226,7 @@ def device_memory(model: Model, layout: Layout) -> dict[str, float]:
     # The first device has the embedding too.
     layers = v * count - short
     own = (layers * model.weights + model.vocabulary * model.hidden) / t
-    pieces = Pieces.of(model, layout).count
+    pieces, _ = _pieces(model, layout)
 
     def share(since):
         """Of what is sharded from this stage of ZeRO on: the device's part, and pieces at work."""
@@ -249,7 +238,6 @@ def device_memory(model: Model, layout: Layout) -> dict[str, float]:
     n = _tokens(model, layout)
     # Inputs of the two norms, which tensor parallelism alone leaves whole.
     norm = model.hidden / (t if layout.sequence else 1)
-    # Queries and attention's output; keys and values; wide products.
     attention = 2 * model.hidden + 2 * model.keys
     feed_forward = (1 + model.gated) * model.wide
     kept = norm

@@ -26,13 +26,12 @@ from torch.nn.utils import parameters_to_vector
 from ed_lib import check, data, timing
 from ed_lib.models import GPT
 from ed_lib.parallel import checkpoints, launch, zero
-from ed_lib.parallel.launcher import device
+from ed_lib.parallel.launcher import DAY, device
 from ed_lib.parallel.replica import Replica, local_rows
 
 # Four buckets, of which three can be summed while the backward pass still computes.
 SMALL_BUCKET = 2**18
 LENGTH = 64  # characters in a sequence
-DAY = 24 * 3600.0  # seconds
 
 
 def train(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ed_lib.parallel.collectives import Wire
+from ed_lib.parallel.collectives import Wire, is_expanded
 
 # What can be asked of a tensor, or told it, without reading its numbers.
 METHODS = (Tensor.dim, Tensor.numel, Tensor.untyped_storage)
@@ -64,9 +64,6 @@ class Unit:
         # autograd reads a parameter by no call that could be stopped; then it is NaN throughout
         self.nothing = self.weights.new_full((), torch.nan)
         self.classes = [type(p) for p in self.parameters]
-        for at, p in named.items():
-            error = f"{at} is used outside of its unit {name!r}; {WANTED}"
-            p.error = error  # type: ignore[attr-defined]
         self.is_here = False
         self.kept: Any = self.weights
         # those whose gradients the backward pass has not reached yet
@@ -80,7 +77,6 @@ class Unit:
 
     def part(self, flat: Tensor, wire: Wire) -> Tensor:
         """This rank's part of a vector (n,), a view."""
-        # the first parts may have one number more
         parts = flat.tensor_split(wire.size)
         return parts[wire.rank]
 
@@ -104,9 +100,11 @@ class Unit:
         self.is_here = False
         # the tensor stays: what autograd has kept of it finds its numbers once they are back
         self.weights.untyped_storage().resize_(0)
-        for p in self.parameters:
+        for at, p in self.named.items():
             p.data = self.nothing.expand(p.shape)
             p.__class__ = Away
+            error = f"{at} is used outside of its unit {self.name!r}; {WANTED}"
+            p.error = error  # type: ignore[attr-defined]
 
     def make_room(self) -> None:
         """The same memory again, with anything in it."""
@@ -181,11 +179,8 @@ def check_memory(named: Mapping[str, Tensor]) -> None:
     for name, tensor in named.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name} has the layout {tensor.layout}; wanted a dense one")
-        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            # one number stands for all of this axis
-            if stride == 0 and length > 1:
-                wanted = "wanted one with all its numbers: its clone()"
-                raise ValueError(f"{name} is expanded; {wanted}")
+        if is_expanded(tensor):
+            raise ValueError(f"{name} is expanded; wanted one with all its numbers: its clone()")
 
 
 def check_one_kind(name: str, named: Mapping[str, Tensor]) -> None:

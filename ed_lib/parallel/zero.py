@@ -69,12 +69,11 @@ class Stage0(Holdings):
         clipped.
 
         ValueError, on all ranks, if they call it with different numbers or options, or where
-        another is still at a backward pass; for less than one sample; and for a ``max_norm`` that
-        is not above 0.
+        another is still at a backward pass or has been through none; for less than one sample; and
+        for a ``max_norm`` that is not above 0. RuntimeError if no rank has been through a backward
+        pass.
         """
         self.full = self.look()
-        if not any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units):
-            raise RuntimeError("step() came before a backward pass")
         self.check_step(samples, max_norm)
         # the last first, as a backward pass comes to them
         for unit in reversed(self.units):
@@ -87,8 +86,13 @@ class Stage0(Holdings):
 
     def check_step(self, samples: int, max_norm: float | None) -> None:
         """The errors of :meth:`step`."""
-        # ranks that scaled a gradient by different numbers would drift apart, without a word
-        agree(f"step({samples!r}, {max_norm!r}) of {self.options()}", self.group)
+        has_gradients = any(gradients_of([unit.kept, *unit.parameters]) for unit in self.units)
+        # ranks that scaled a gradient by different numbers would drift apart, without a word; and
+        # a rank that raised by itself, without a backward pass, would leave the others waiting
+        gradients = "gradients" if has_gradients else "no gradients"
+        agree(f"step({samples!r}, {max_norm!r}) of {self.options()}, {gradients}", self.group)
+        if not has_gradients:
+            raise RuntimeError("step() came before a backward pass")
         check.count("samples", samples)
         if max_norm is not None:
             check.positive("max_norm", max_norm)

@@ -205,6 +205,25 @@ def unequal_passes():
     return found
 
 
+def forgotten():
+    """{stage: the error where rank 1 forgets the backward pass, "then": weights after a step}."""
+    found = {}
+    for stage in STAGES:
+        sharded = shard(Weight(0.0, 0.0), SGD, stage)
+        with pytest.raises(ValueError) as error:
+            if dist.get_rank() == 0:
+                sharded(2.0, 4.0).backward()
+            sharded.step(4)
+        found[stage] = str(error.value)
+        if stage == 0:
+            # nothing has changed: once rank 1 has its gradients too, the step is a right one
+            if dist.get_rank() == 1:
+                sharded(2.0, 4.0).backward()
+            sharded.step(4)
+            found["then"] = whole(sharded).tolist()
+    return found
+
+
 def fused():
     """{stage: weights after steps of the fused Adam in float64}."""
     found = {}

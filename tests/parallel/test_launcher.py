@@ -63,6 +63,21 @@ def test_a_rank_that_fails_is_named_and_the_others_end(how, rank, said):
     assert time.monotonic() - start < LONG  # not by its deadline
 
 
+@pytest.mark.parametrize("error", [OSError("no room for a process"), KeyboardInterrupt()])
+def test_a_start_that_fails_is_told_and_the_rank_started_before_it_ends(monkeypatch, error):
+    start = launcher.CONTEXT.Process.start
+
+    def second_fails(process):
+        if process.name == "rank 1":
+            raise error
+        start(process)
+
+    monkeypatch.setattr(launcher.CONTEXT.Process, "start", second_fails)
+    with pytest.raises(type(error)) as caught:
+        launch(ranks.spin, 3, timeout=LONG)
+    assert caught.value is error
+
+
 def test_ranks_that_hang_are_ended_in_time_and_named_with_the_place():
     for timeout in (1.0, 4.0, 16.0, 64.0):
         start = time.monotonic()

@@ -70,7 +70,7 @@ def test_bytes_are_those_of_a_memory_however_its_tensors_are_given():
     tensor = torch.ones(3)
     assert ledger.nbytes(tensor) == 12
     assert ledger.nbytes(torch.nn.Parameter(torch.ones(2, 3))) == 24
-    assert ledger.nbytes({"a": tensor, "b": torch.ones(2, dtype=torch.float64)}) == 12 + 16
+    assert ledger.nbytes([tensor, torch.ones(2, dtype=torch.float64)]) == 12 + 16
     # Views are of one memory; a number has no axes, and None no memory.
     assert ledger.nbytes([tensor, tensor[1:], torch.ones(()), None]) == 12
     assert ledger.nbytes(iter([torch.ones(5)])) == 20

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ed_lib.parallel import schedules
+from ed_lib.parallel import RankError, launch, schedules
 from ed_lib.parallel.collectives import Traffic
 from ed_lib.parallel.pipeline import Pipeline, cut
 from ed_lib.parallel.schedules import SCHEDULES, Instruction
@@ -34,7 +34,7 @@ def everything():
     if p in (2, 3):
         found["pytorch"] = beside_pytorchs()
         found["interleaved"] = by_chunks()
-        found["wrong parts"] = [told_of(*case[:3]) for case in WRONG]
+        found["odd parts"] = [live(*case[:3]) for case in ODD]
     if p == 2:
         found["errors"] = everything_wrong()
     return found
@@ -57,12 +57,13 @@ class Gives(nn.Module):
             "whole numbers": lambda: y.long(),
             "a row a sample": lambda: y[:, : len(y)],
             "nothing of x": lambda: self.layer.weight.sum() + torch.zeros_like(y),
+            "a constant": lambda: torch.zeros_like(y),
             "many axes": lambda: y.view(*y.shape, 1, 1, 1, 1, 1, 1, 1),
         }[self.how]()
 
 
 ROWS = "; wanted (2, …)"
-# The part that is wrong (−1: the last), what it gives, the schedule, and what all ranks are told.
+# The part that is wrong (−1: the last), what it gives, the schedule, and what is said of it.
 # fmt: off
 WRONG = [
     (0, "flat", "gpipe", "parts[0] gives the shape (10, 3) for 2 samples" + ROWS),
@@ -77,34 +78,66 @@ WRONG = [
     (0, "flat", "interleaved", "parts[0] gives the shape (10, 3) for 2 samples" + ROWS),
     (2, "flat", "interleaved", "parts[2] gives the shape (10, 3) for 2 samples" + ROWS),
     (-1, "a pair", "interleaved", "gives a tuple; wanted a tensor"),
-    (0, "what it should", "1f1b", "live"),
-    (1, "nothing of x", "1f1b", "live"),
 ]
 # fmt: on
+# The part that is odd, what it gives, and the schedule: nothing is wrong with it.
+ODD = [
+    (0, "what it should", "1f1b"),
+    (1, "nothing of x", "1f1b"),
+    (1, "a constant", "1f1b"),
+    (1, "a constant", "zb_h1"),
+    (1, "a constant", "interleaved"),
+]
 
 
-def told_of(wrong, how, name):
-    """What this rank is told of one wrong part, and that the group is whole afterwards."""
+def live(odd, how, name):
+    """Of a batch through parts of which one is odd, or wrong: what ``Report`` says of this rank."""
     p = dist.get_world_size()
     chunks = 2 if name == "interleaved" else 1
     schedule = schedules.interleaved(2) if chunks == 2 else SCHEDULES[name]
     parts = [Gives("what it should") for _ in range(p * chunks)]
-    parts[wrong] = Gives(how)
+    parts[odd] = Gives(how)
     m = 2 * p
     # The last micro-batch has one sample, all others two.
     x = torch.ones(2 * m - 1, 5, 3)
     worker = Pipeline(parts, lambda y, _: y.square().mean(), x.shape, m, schedule)
-    try:
-        return f"live {worker.run(x, x).live}"
-    except ValueError as error:
-        return str(error)
+    return worker.run(x, x).live
 
 
 @pytest.mark.parametrize("p", [2, 3])
-def test_a_part_that_does_not_keep_its_samples_is_an_error_on_every_rank(worlds, p):
-    for rank, found in enumerate(worlds[p]):
-        for (wrong, how, name, said), told in zip(WRONG, found["wrong parts"], strict=True):
-            assert said in told, f"rank {rank}, parts[{wrong}] gives {how}, {name}: {told}"
+def test_parts_that_use_nothing_of_their_input_or_have_no_gradient_run(worlds, p):
+    for found in worlds[p]:
+        assert len(found["odd parts"]) == len(ODD)
+        assert all(count > 0 for count in found["odd parts"])
+
+
+# Of two ranks each case; of three, where a part is in the middle, or the last.
+CASES = [(2, *case) for case in WRONG] + [(3, *case) for case in WRONG if case[0] in (1, -1)]
+
+
+@pytest.mark.parametrize("p, wrong, how, name, said", CASES)
+def test_a_part_that_does_not_keep_its_samples_is_named_with_its_rank(p, wrong, how, name, said):
+    with pytest.raises(RankError) as caught:
+        launch(live, p, wrong, how, name, timeout=60.0)
+    count = 2 * p if name == "interleaved" else p
+    assert f"ValueError: parts[{wrong % count}] gives" in str(caught.value)
+    assert said in str(caught.value)
+    assert caught.value.rank == wrong % count % p
+
+
+def flattened():
+    """A part that makes 20 rows of four samples: no message of that size may be sent."""
+    first = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 3))
+    x = torch.ones(4, 5, 3)
+    worker = Pipeline([first, nn.Linear(3, 2)], lambda y, _: y.mean(), x.shape, 1, schedules.gpipe)
+    worker.run(x, x)
+
+
+def test_a_message_of_another_size_is_an_error_of_its_sender_and_aborts_no_receiver():
+    with pytest.raises(RankError) as caught:
+        launch(flattened, 2, timeout=60.0)
+    assert "parts[0] gives the shape (20, 3) for 4 samples; wanted (4, …)" in str(caught.value)
+    assert "SIGABRT" not in str(caught.value)
 
 
 def images_model():

@@ -87,6 +87,7 @@ def on_every_rank():
         calls = [start_apart, in_turns, outside, disagree]
         calls += [sharded_ranks.tied, sharded_ranks.clipped, sharded_ranks.refused]
         calls += [sharded_ranks.unequal_passes, sharded_ranks.fused]
+        calls += [sharded_ranks.forgotten]
         found |= {call.__name__: call() for call in calls}
     return found
 
@@ -538,6 +539,18 @@ def test_ranks_in_other_stages_or_with_buffers_of_no_memory_get_an_error(found):
 def test_other_numbers_of_backward_passes_are_an_error_and_no_wait(found, stage):
     for rank in found[2]:
         assert "the ranks call different things" in rank["unequal_passes"][stage]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_pass_that_one_rank_forgot_is_an_error_on_all_and_no_wait(found, stage):
+    for rank in found[2]:
+        error = rank["forgotten"][stage]
+        assert "the ranks call different things" in error
+        # in the other stages rank 0 is stopped within its backward pass
+        if stage in (0, 1):
+            assert "], gradients; rank 1: step(4, None)" in error
+            assert error.endswith("], no gradients")
+        assert rank["forgotten"]["then"] == pytest.approx([-0.1, -0.2])
 
 
 @pytest.mark.oracle

@@ -53,13 +53,13 @@ def test_which_links_a_collective_takes():
     inside, between, n = Link(1e-6, 1e-9), Link(1e-5, 1e-8), 1e6
     machine = Machine(1, 1, 1, inside, between)
     for ranks, stride, link in ((8, 1, inside), (4, 2, inside), (16, 8, between)):
-        found = machine.all_reduce(n, ranks, machine.together(ranks, stride))
+        found = machine.all_reduce(n, ranks, machine.together(ranks, stride, ranks * stride))
         assert found == all_reduce_seconds(n, ranks, link)
     both = all_reduce_seconds(n, 8, inside) + all_reduce_seconds(n / 8, 2, between)
-    assert math.isclose(machine.all_reduce(n, 16, machine.together(16, 1)), both)
+    assert math.isclose(machine.all_reduce(n, 16, machine.together(16, 1, 16)), both)
     assert machine.all_reduce(n, 1, 1) == 0
     rack = replace(machine, server=72)
-    assert rack.all_reduce(n, 64, rack.together(64, 1)) == all_reduce_seconds(n, 64, inside)
+    assert rack.all_reduce(n, 64, rack.together(64, 1, 64)) == all_reduce_seconds(n, 64, inside)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_copy_that_straddles_servers_sends_between_them():
     """
     machine = Machine(NEVER, NEVER, 1, Link(0, 1e-9), Link(0, 1e-3), 8)
     assert machine.link(3, 24) == machine.between and machine.link(4, 24) == machine.inside
-    assert machine.link(3, 6) == machine.link(3) == machine.inside
+    assert machine.link(3, 6) == machine.link(3, 3) == machine.inside
     model = replace(SMALL, layers=9)
     for devices, link in ((24, machine.between), (6, machine.inside)):
         layout = Layout(devices, 1, 3, 8)
