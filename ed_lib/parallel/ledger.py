@@ -4,7 +4,7 @@
 Rajbhandari and others, "ZeRO" (2020), section 3; V. Korthikanti and others (2022), section 4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +86,10 @@ def activations(
 def nbytes(values: Iterable) -> int:
     """The bytes of the memory that dense tensors with axes lie in, each counted once.
 
-    values: tensors, among which there may be other things; or one tensor.
+    values: tensors, among which there may be other things; one tensor; or a ``state_dict``.
     """
+    if isinstance(values, Mapping):
+        values = values.values()
     # A tensor would be iterated to its rows, and one of numbers to tensors without axes.
     if isinstance(values, torch.Tensor):
         values = [values]

@@ -74,3 +74,7 @@ def test_bytes_are_those_of_a_memory_however_its_tensors_are_given():
     # Views are of one memory; a number has no axes, and None no memory.
     assert ledger.nbytes([tensor, tensor[1:], torch.ones(()), None]) == 12
     assert ledger.nbytes(iter([torch.ones(5)])) == 20
+
+
+def test_the_bytes_of_a_state_dict_are_those_of_its_tensors():
+    assert ledger.nbytes(torch.nn.Linear(3, 2).state_dict()) == 4 * (3 * 2 + 2)
