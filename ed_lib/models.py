@@ -129,6 +129,7 @@ class GPT(nn.Module):
         recompute: str = "none", seed: int = 0,
     ):  # fmt: skip
         super().__init__()
+        check.count("layers", layers)
         with _seeded(seed, self):
             self.tokens = nn.Embedding(vocabulary, hidden)
             self.positions = nn.Embedding(positions, hidden)
@@ -136,6 +137,11 @@ class GPT(nn.Module):
             self.norm = nn.LayerNorm(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        # One position would be taken for all: broadcast, without an error.
+        most = len(self.positions.weight)
+        if tokens.shape[1] > most:
+            came = f"tokens has the shape {tuple(tokens.shape)}"
+            raise ValueError(f"{came}; wanted (B, T) with T of at most {most}")
         # (B, T) → (B, T, H)
         places = self.positions.weight[: tokens.shape[1]]
         h = self.tokens(tokens) + places

@@ -182,6 +182,18 @@ GROUND = [
     ),
     ("encoder: layers", lambda: models.Encoder(layers=0), ValueError, "layers is 0"),
     (
+        "gpt: layers",
+        lambda: models.GPT(5, 5, layers=-1),
+        ValueError,
+        "layers is -1; wanted at least 1",
+    ),
+    (
+        "gpt: more tokens than places",
+        lambda: models.GPT(5, 1)(torch.zeros(1, 3).long()),
+        ValueError,
+        "tokens has the shape (1, 3); wanted (B, T) with T of at most 1",
+    ),
+    (
         "gpt: recompute",
         lambda: models.GPT(5, 5, recompute="some"),
         ValueError,

@@ -263,6 +263,12 @@ def optimizer(
     if steps is not None:
         check.count("steps", steps)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, steps)
+
+        def fall(*_: Any) -> None:
+            # Past its last step half a cosine would rise again.
+            if schedule.last_epoch < steps:
+                schedule.step()
+
         # With the optimizer's own step, so that whoever takes it need not know of the schedule.
-        made.register_step_post_hook(lambda *_: schedule.step())
+        made.register_step_post_hook(fall)
     return made

@@ -42,9 +42,10 @@ def keep_filters(model: nn.Module, keep: Mapping[str, Sequence[int] | Tensor]) -
             weight = inputs_of_each[:, stay].flatten(1, 2)
         had = len(weight)
         stay = torch.as_tensor(keep.get(name, range(had)), device=weight.device)
-        layer.weight = nn.Parameter(weight[stay])
+        layer.weight = nn.Parameter(weight[stay], layer.weight.requires_grad)
         if layer.bias is not None:
-            layer.bias = nn.Parameter(layer.bias.detach()[stay])
+            trained = layer.bias.requires_grad
+            layer.bias = nn.Parameter(layer.bias.detach()[stay], trained)
         # What the layer says of itself.
         outputs, inputs = layer.weight.shape[:2]
         if isinstance(layer, nn.Conv2d):

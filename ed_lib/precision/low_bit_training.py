@@ -188,7 +188,7 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
     def __init__(self, recipe: Recipe, weights: Mapping[str, Tensor], seed: int = 0):
         super().__init__()
         self.recipe = recipe
-        self.names = {id(w): name for name, w in weights.items()}
+        self.names = {id(w): (name, w) for name, w in weights.items()}  # w, or its id is free again
         self.random = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(2, (HADAMARD,), generator=self.random) * 2.0 - 1
         # {(name, role): the largest numbers of the last steps}
@@ -201,7 +201,7 @@ class low_bits(TorchFunctionMode):  # lower case, as autocast
         x, w, out = _operands(*args, **kwargs)
         if id(w) not in self.names:
             return func(*args, **kwargs)
-        name = self.names[id(w)]
+        name, _ = self.names[id(w)]
         if out is not None:
             raise ValueError(f"the product with {name} has out; wanted one without")
         return Product.apply(x, w, self, name)

@@ -187,6 +187,7 @@ def finetune(
     check.count("batch", batch)
     classes = net.classes.out_features
     n = len(train.labels)
+    check.shape("train.labels", tuple(train.labels.shape), (len(train.tokens),))
     found = {0, *train.labels.tolist()}
     least, most = min(found), max(found)
     if not 0 <= least <= most < classes:
@@ -232,6 +233,7 @@ def accuracy(
 ) -> float:
     """The share of pairs whose largest score is that of their label."""
     right = 0
+    check.shape("test.labels", tuple(test.labels.shape), (len(test.tokens),))
     for rows in alike(test.tokens, batch):
         *inputs, labels = test.batch(rows, net.classes.weight.device)
         with context():

@@ -70,8 +70,9 @@ def _squared_error(rows, scale, bits):
 
 def quantize(x: Tensor, scale: Tensor, bits: int) -> Tensor:
     """The codes, int8, of float32 numbers, the first or last one for those outside. ValueError for
-    NaN.
+    NaN, and for more bits than an int8 has.
     """
+    check.choice("bits", bits, range(2, 9))
     _check("x", x)
     return _codes(x.detach(), scale, bits).to(torch.int8)
 

@@ -193,6 +193,10 @@ class Linear4(PackedHere):
         if few.bits != 4 or few.group not in (32, 64, 128, 256) or len(few.codes) % 16:
             came = f"few has {few.bits} bits, groups of {few.group} and {len(few.codes)} rows"
             raise ValueError(f"{came}; wanted 4, of 32, 64, 128 or 256, and a multiple of 16")
+        rows, columns = few.codes.shape
+        for name, vector, wanted in (("bias", bias, rows), ("factors", factors, columns)):
+            if vector is not None:
+                check.shape(name, tuple(vector.shape), (wanted,))
         self.group = few.group
         self.bias = buffer_of(bias)
         self.factors = buffer_of(factors)

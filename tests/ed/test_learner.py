@@ -193,3 +193,13 @@ def test_one_output_learns_the_label_itself(capsys):
     assert learner.fit(net, few, few, epochs=20).accuracy[-1] > 0.99
     right = (net.forward(few[0])[:, 0] > 0.5) == few[1]
     assert learner.accuracy(net, *few, batch=7) == right.mean()
+
+
+def test_the_rate_stays_at_zero_once_it_has_fallen():
+    net = EDNetwork(3, 2, 0, backend="torch")
+    pupil = Learner(net, rate=0.1, steps=2)
+    rates = []
+    for _ in range(5):
+        rates.append(pupil.optimizer.param_groups[0]["lr"])
+        pupil.step(torch.ones(1, 3), torch.ones(1, 1))
+    assert rates == pytest.approx([0.1, 0.05, 0, 0, 0])

@@ -426,6 +426,25 @@ PRECISION = [
         ValueError,
         "few has 3 bits",
     ),
+    ("codes of nine bits", lambda: quantize(X, X, 9), ValueError, "bits is 9; wanted one of 2, 3"),
+    (
+        "Linear4 with a bias for three",
+        lambda: Linear4(weight_only.rtn(torch.ones(16, 32), 4, 32), torch.ones(3)),
+        ValueError,
+        "bias has the shape (3,); wanted (16,)",
+    ),
+    (
+        "labels in a column",
+        lambda: minilm.accuracy(SMALL, PAIRS._replace(labels=torch.zeros(2, 1).long())),
+        ValueError,
+        "test.labels has the shape (2, 1); wanted (2,)",
+    ),
+    (
+        "three labels for two pairs",
+        lambda: minilm.finetune(SMALL, PAIRS._replace(labels=torch.zeros(3).long())),
+        ValueError,
+        "train.labels has the shape (3,); wanted (2,)",
+    ),
     (
         "Linear4 of three rows",
         lambda: Linear4(weight_only.rtn(torch.ones(3, 32), 4, 32)),

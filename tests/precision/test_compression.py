@@ -191,3 +191,10 @@ def test_a_hot_softmax_matches_scores(random):
     assert off[-1] < 3e-3 and all(
         after < before / 5 for before, after in zip(off[:-1], off[1:], strict=True)
     )
+
+
+def test_what_is_frozen_stays_frozen():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
+    model[2].bias.requires_grad_(True)
+    small = keep_filters(model, {"0": [0, 2]})
+    assert [p.requires_grad for p in small.parameters()] == [False, False, False, True]

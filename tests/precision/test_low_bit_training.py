@@ -532,3 +532,15 @@ def test_a_weight_beyond_bfloat16_is_infinite_as_in_pytorch(how):
     w = trained(None, [0.195e38], start=float(torch.tensor(3.2e38).bfloat16()))
     assert w.isfinite().all() and w.bfloat16().isinf().all()
     assert torch.equal(trained(how, [0.195e38], start=3.2e38), w.bfloat16().float())
+
+
+def test_a_product_with_another_matrix_is_never_taken_for_one_of_few_bits():
+    """The name of a weight hangs on its id, which is free again once the weight is gone."""
+    draw = torch.Generator().manual_seed(0)
+    mode = low_bits(RECIPES["E4M3, per tensor"], {"w": torch.randn(4, 4, generator=draw)})
+    x = torch.randn(4, 4, generator=draw)
+    for _ in range(1000):
+        z = torch.randn(4, 4, generator=draw)
+        with mode:
+            y = x @ z
+        assert torch.equal(y, x @ z)
