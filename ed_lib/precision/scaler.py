@@ -104,11 +104,15 @@ class GradScaler:
                 "a gradient is float16, too small once unscaled; wanted float32 parameters"
             )
         inverse = self._inverse()
-        flags = [grad.isfinite().all().to(grads[0].device) for grad in grads]
+        # Three launches for a gradient; isfinite alone would be several. NaN is not below infinity.
+        # A gradient of no numbers has no largest one.
+        flags = [
+            (grad.abs().max() < math.inf).to(grads[0].device) for grad in grads if grad.numel()
+        ]
         for grad in grads:
             grad.mul_(inverse)
         finite = torch.stack(flags).all() if flags else True
-        self._progress[id(optimizer)] = Progress("unscale_()", finite, looked_at=bool(flags))
+        self._progress[id(optimizer)] = Progress("unscale_()", finite, looked_at=bool(grads))
 
     def _inverse(self):
         """1 / scale in float32, as long as that is a number."""
