@@ -83,7 +83,7 @@ def run(seed, size, *, data="mnist", task="ten classes", passes=1, searching=Fal
     """One run with one seed → {"held_out", "accuracy", "seconds"}. searching: a short one."""
     passes, few = (1, size.few) if searching else (passes, None)
     torch.set_flush_denormal(True)
-    (inputs, labels), test = images(data, task, size.offline)
+    (inputs, labels), test = images(data, task, size.whole)
     # Where there are few images, a sixth of them judges.
     out = min(size.held_out, len(labels) // 6)
     judge = inputs[-out:], labels[-out:]
@@ -124,9 +124,9 @@ def a_learner(
 
 
 @functools.cache
-def images(name, task, offline):
+def images(name, task, whole):
     """((inputs, labels), (inputs, labels)): the training and the test images of a task."""
-    pairs = harness.images(name, offline)
+    pairs = harness.images(name, whole)
     if task == "zero or one":
         return [data.pick(*pair, [0, 1]) for pair in pairs]
     return [(x, y % 2 if task == "even or odd" else y) for x, y in pairs]

@@ -58,7 +58,7 @@ def steps(size, device, optimizer):
 
 def reach(batch, rate, target, seed, optimizer, size):
     """Trains until the target is reached → {"steps", "seconds"}."""
-    (x, y), (test_x, test_y) = images("fashion-mnist", size.offline, data.tensors)
+    (x, y), (test_x, test_y) = images("fashion-mnist", size.whole, data.tensors)
     net = torch.nn.Sequential(torch.nn.Flatten(), *models.mlp(size.widths, seed))
     update = getattr(torch.optim, optimizer)(net.parameters(), rate)
     start = timing.now()

@@ -56,7 +56,7 @@ def source(size, device):
     "accuracy" at the end.
     """
     # Where the data must be downloaded, they are so once.
-    images("fashion-mnist", size.offline, data.tensors)
+    images("fashion-mnist", size.whole, data.tensors)
     for how, devices in (("simulated", 1), ("two threads", 1), ("simulated", 2), ("processes", 2)):
         if how == "processes":
             run = launch(lenets, devices, size, 1, timeout=7200.0)[0]
@@ -72,7 +72,7 @@ def lenets(size, copies):
     """The source's run on so many copies of LeNet in this process, of each rank if there are
     ranks.
     """
-    (x, y), test = images("fashion-mnist", size.offline, data.tensors)
+    (x, y), test = images("fashion-mnist", size.whole, data.tensors)
     x, y = x[: size.images], y[: size.images]
     test = [rows[: size.tests] for rows in test]
     nets = [as_the_source_starts(models.lenet()) for _ in range(copies)]
@@ -154,7 +154,7 @@ def a_problem(seed, size):
     """A network on Fashion-MNIST, what to learn from drawn by the seed, and the test images,
     labels.
     """
-    learned, test = images("fashion-mnist", size.offline)
+    learned, test = images("fashion-mnist", size.whole)
     x, labels = (torch.as_tensor(each[: size.tests]) for each in test)
     return training.TaskGradients(*learned, seed=seed), (x, labels.long())
 

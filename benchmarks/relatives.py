@@ -77,7 +77,7 @@ def split(of, searching, size):
     """What is learned from and what judges: the training images and the test images, or in
     ``searching`` the training images without the last, which are kept out, and these.
     """
-    (x, labels), test = images(of.lower(), size.offline)
+    (x, labels), test = images(of.lower(), size.whole)
     if searching:
         return (x[: -size.kept], labels[: -size.kept]), (x[-size.kept :], labels[-size.kept :])
     return (x, labels), test

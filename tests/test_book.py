@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from benchmarks.shared import quiet
-from ed_lib import data, machine
+from ed_lib import data, machine, published
 from tools import book, notebooks, page_cells
 from tools.notebooks import ROOT
 
@@ -102,7 +102,7 @@ def test_without_data_a_chapter_keeps_its_outputs_unless_it_goes_on_without(
 
 def test_what_stops_a_build_is_said_in_a_line(chapter, tmp_path, monkeypatch):
     def load(name):
-        raise data.DataError("t10k-labels is damaged")
+        raise published.DataError("t10k-labels is damaged")
 
     monkeypatch.setattr(book, "stage", lambda: pytest.fail("the build went on"))
     monkeypatch.setattr(data, "load", load)

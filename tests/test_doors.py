@@ -19,6 +19,7 @@ from ed_lib import (
     gates,
     machine,
     models,
+    published,
     roofline,
     timing,
     training,
@@ -55,7 +56,6 @@ GROUND = [
         ValueError,
         "name is 'MNIST'; wanted one of 'mnist'",
     ),
-    ("text: unknown", lambda: data.text("hamlet"), ValueError, "name is 'hamlet'; wanted one of"),
     (
         "minilm: unknown",
         lambda: data.minilm("config.json"),
@@ -64,7 +64,7 @@ GROUND = [
     ),
     (
         "published: unknown",
-        lambda: data.published("cifar", "data"),
+        lambda: published.find("cifar", "data"),
         ValueError,
         "name is 'cifar'; wanted one of 'mnist', 'fashion-mnist'",
     ),

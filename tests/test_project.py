@@ -98,7 +98,8 @@ def test_every_package_and_every_record_is_installed(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", "built"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     built = {path.relative_to(tmp_path / "built") for path in tmp_path.glob("built/**/*.*")}
-    there = {path.relative_to(ROOT) for path in ROOT.glob("ed_lib/**/*.py")}
+    files = [*ROOT.glob("ed_lib/**/*.py"), *ROOT.glob("ed_lib/samples/*")]
+    there = {path.relative_to(ROOT) for path in files}
     kept = {path.relative_to(ROOT / "records") for path in ROOT.glob("records/*/*.csv")}
     assert built == there | {"ed_lib" / Path("recorded") / path for path in kept}
 

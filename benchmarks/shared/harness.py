@@ -25,22 +25,24 @@ import torch
 from benchmarks.shared import provenance, quiet
 from ed_lib import data, gates, machine, records, roofline, timing
 
+REHEARSED = 1437, 360  # images to learn from, and to test
+
 
 class Size(SimpleNamespace):
     """What a benchmark is run at; called, another with some values changed. workers: trainings side
-    by side; None: as the machine has threads.
+    by side; None: as the machine has threads. whole: with the published images, not the samples.
     """
 
     seeds = 3
-    offline = False
+    whole = True
     workers = None
 
     def __call__(self, **changes):
         return Size(**vars(self) | changes)
 
     def rehearsal(self, **changes):
-        """A small one, of data that come with scikit-learn, in this process."""
-        return self(**{"seeds": 1, "offline": True, "workers": 1} | changes)
+        """A small one, of a few images that come with the package, in this process."""
+        return self(**{"seeds": 1, "whole": False, "workers": 1} | changes)
 
 
 @dataclass(frozen=True)
@@ -138,15 +140,16 @@ def one_thread(flush_denormal=False, threads=1):
 
 
 @functools.cache
-def images(
-    name, offline=False, convert=lambda pictures, labels: (data.as_inputs(pictures), labels)
-):
+def images(name, whole=True, convert=lambda pictures, labels: (data.as_inputs(pictures), labels)):
     """What ``convert`` makes of the training images and their labels, and of the test images and
-    theirs.
+    theirs; of a few of each unless they are ``whole``.
     """
-    found = data.load(name, offline=offline)
-    learned = convert(found.train_images, found.train_labels)
-    return learned, convert(found.test_images, found.test_labels)
+    found = data.load(name, whole=whole)
+    learned, tests = (None, None) if whole else REHEARSED
+    return (
+        convert(found.train_images[:learned], found.train_labels[:learned]),
+        convert(found.test_images[:tests], found.test_labels[:tests]),
+    )
 
 
 def run(benchmark, device, out, *, only=(), tiny=False):

@@ -22,7 +22,7 @@ LAYERS = ("0", "3", "7")
 
 def data_of(size, name="fashion-mnist"):
     """((images, labels), (images, labels)): for training, and for the test."""
-    (x, y), (tests, labels) = images(name, size.offline, data.tensors)
+    (x, y), (tests, labels) = images(name, size.whole, data.tensors)
     return (x[: size.images], y[: size.images]), (tests[: size.tests], labels[: size.tests])
 
 
