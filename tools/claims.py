@@ -5,12 +5,16 @@ import math
 import re
 from collections import Counter
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 from tools.notebooks import code_cells, tags
 from tools.sentences import sentences
 from tools.statements import COMMON, numbers, words
 
 # How near a number of the code is to the same in the text.
 NEAR = 2e-3
+# And how near, if the words agree: "some 180 times" for 177.
+ABOUT = 0.03
 # Bounds of an assert that are so near to each other tell a number as well.
 TIGHT = 1.3
 # What words that a sentence shares with a claim have to tell: two that few sentences have.
@@ -22,16 +26,19 @@ class Claim:
 
     def __init__(self, node, message):
         self.words = words(message)
-        self.told = {number.value for number in numbers(message)}
+        told = numbers(message)
+        self.told = {number.value for number in told}
+        # Whether its numbers alone tell which sentence it is about: "it doubles to 16".
+        self.tells = len(self.told) > 1 and not all(number.common for number in told)
         self.constants = _constants(node)
         bounds = [_constants(one) for one in ast.walk(node) if isinstance(one, ast.Compare)]
         self.bounds = [(min(each), max(each)) for each in bounds if len(each) > 1]
 
-    def has(self, number, told):
-        """Whether it is about this number, which stands in a sentence; ``told`` is how much the
-        words that they share tell. What is everywhere must be in the message.
+    def has(self, number, shared):
+        """Whether it is about this number, which stands in a sentence; ``shared`` is how much the
+        words that both have tell. What is everywhere must be in the message.
         """
-        near = told >= ENOUGH / 2
+        near = shared >= ENOUGH / 2
         # "A seventh" may be all that a message says.
         alone = number.unit == "part" and not self.words
         known = near or alone or (number.measured and not number.common)
@@ -39,10 +46,10 @@ class Claim:
             return True
         forms = number.in_code() if near or number.measured else set()
         forms |= number.in_ratios() if near else set()
-        return any(self._holds(form) for form in forms - COMMON)
+        return any(self._holds(form, ABOUT if near else NEAR) for form in forms - COMMON)
 
-    def _holds(self, value):
-        if any(abs(one - value) <= NEAR * abs(value) for one in self.constants):
+    def _holds(self, value, near):
+        if any(abs(one - value) <= near * abs(value) for one in self.constants):
             return True
         return any(0 < low <= value <= high <= TIGHT * low for low, high in self.bounds)
 
@@ -63,20 +70,24 @@ class Chapter:
         return sum(math.log(len(self.sentences) / (1 + self.counts[word])) for word in some)
 
     def covered(self, text):
-        """Whether a claim stands for a sentence: they share half of the measured numbers, or where
-        there are none, half of what the claim's words tell, or another number and a word.
+        """Whether a claim stands for a sentence: all numbers of its message are there, or half of
+        the measured ones that the sentence has; or where it has none, half of what the claim's
+        words tell, or another number and a word.
         """
         said = words(text)
         stated = [one for one in numbers(text) if one.unit != "count"]
         shared = [(claim, self.weight(claim.words & said)) for claim in self.claims]
+        values = {one.value for one in numbers(text)}
+        if any(claim.tells and claim.told <= values for claim in self.claims):
+            return True
         measured = [one for one in stated if one.measured]
         if measured:
-            seen = [any(claim.has(one, told) for claim, told in shared) for one in measured]
+            seen = [any(claim.has(one, weight) for claim, weight in shared) for one in measured]
             return 2 * sum(seen) >= len(seen)
-        for claim, told in shared:
-            if told >= max(ENOUGH, self.weight(claim.words) / 2):
+        for claim, weight in shared:
+            if weight >= max(ENOUGH, self.weight(claim.words) / 2):
                 return True
-        return any(claim.has(one, told) for claim, told in shared for one in stated)
+        return any(claim.has(one, weight) for claim, weight in shared for one in stated)
 
 
 def _constants(node):
@@ -92,7 +103,7 @@ def claims(nb):
     for cell in code_cells(nb):
         if "claim" not in tags(cell):
             continue
-        for node in ast.walk(ast.parse(cell.source)):
+        for node in ast.walk(ast.parse(TransformerManager().transform_cell(cell.source))):
             if isinstance(node, ast.Assert):
                 found.append(Claim(node.test, _text(node.msg)))
             elif isinstance(node, ast.keyword) and node.arg == "err_msg":

@@ -37,18 +37,21 @@ FACTOR = re.compile(rf"\b({'|'.join(FACTORS)})\b", re.I)
 
 GROWS = "fast slow larg small bigg high low long short deep wid narrow clos cheap hard strong weak"
 GROWS = f"(?:{f'{GROWS} few great coars fin light heavi simpl rar easi'.replace(' ', '|')})"
+MOST = f"(?:{GROWS}est|best|worst|most|least)"
 COMPARES = re.compile(
-    r"\b(?:more|less|better|worse|best|worst|most|least|beats?|outweighs?|wins|gains|loses|ahead of"
+    r"\b(?:more|less|better|worse|beats?|outweighs?|wins|gains|loses|ahead of"
     r"|(?:is|are|was|were|falls?|fell|far|points?|well|little) (?:ahead|behind)"
-    rf"|as (?:fast|many|much|long|large|good|small) as|{GROWS}(?:er|est))\b",
+    rf"|as (?:fast|many|much|long|large|good|small) as|{GROWS}er"
+    # "has the least work", "sends least"; but not "the slowest worker".
+    rf"|(?:is|are|was|were|has|have|\w+s) (?:still |now )?(?:the |its )?{MOST}|{MOST}(?=[.,;:)]|$))"
+    r"(?!\w)",
     re.I,
 )
 # What looks like a comparison and is none: a bound, an addition, "with a larger batch".
 NO_COMPARISON = re.compile(
     r"\bat (?:most|least|best)\b|\b(?:no|any) longer\b|\bmore or less\b|\bas \w+ as possible\b"
     r"|\b(?:no|nothing|any|once|one(?: \w+)?|two) more\b(?! than)|\bmore than one\b"
-    r"|\b(?:larg|small)est (?:absolute|number|of|one|stable|value|weight)s?\b"
-    rf"|\b(?:an?|any|at|for|in|of|on|with) {GROWS}er \w+(?! than)",
+    rf"|\b(?:an?|any|at|for|in|of|on|with) {GROWS}er \w+(?! than)|\b(?:larg|small)est (?:of|one)\b",
     re.I,
 )
 # Numbers that are everywhere.
@@ -58,8 +61,8 @@ STOP = """a about after again all also an and any are as at be been before both 
     could did do does down each even every few for from had has have here how however if in into is
     it its just last left let like made make many may more most much nearly no nor not of off on
     once only or other our out over own same so some such than that the their them then there these
-    they this those too under up was we were what when where which while who will with without would
-    yet"""
+    they this those to too under up was we were what when where which while who will with without
+    would yet"""
 STOP = {*STOP.split(), *CARDINALS}
 ENDINGS = re.compile(r"(?:’s|'s|ing|ed|es|er|est|ly|e|s)$")
 

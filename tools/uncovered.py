@@ -18,12 +18,15 @@ from tools.claims import Chapter
 from tools.notebooks import ROOT
 from tools.statements import MEASURES, compares, numbers
 
-# What asks, tells the reader to do something, says what a word or a letter is, or leaves a thing open.
+# What asks, leaves open, says what a word is, or goes on with a formula.
 ASKS = re.compile(
-    r".*\?\W*$|\W*Predict\b|(?:where|with|for) .*∎|An? \*\*"
-    r"|\W*(?:What|Whether|Why) .*(?:open|not know)|\W*(?:(?:And|So|Now|But) |If [^,]+, )?(?:add|apply|begin|choose|compare|consider|count"
-    r"|divide|double|halve|imagine|keep|let|look|make|measure|multiply|read|replace|return|say"
-    r"|start|suppose|take|undo|use|work)\b",
+    r".*\?\W*$|\W*Predict\b|\W*(?:What|Whether|Why) .*(?:open|not know)|An? \*\*|\W*[a-z]+\b"
+)
+# What tells the reader to do something.
+TELLS = re.compile(
+    r"\W*(?:(?:and|so|now|but) |if [^,]+, )?(?:add|apply|begin|choose|compare|consider|count|divide"
+    r"|double|halve|imagine|keep|let|look|make|measure|multiply|read|replace|return|say|start"
+    r"|suppose|take|undo|use|work)\b",
     re.I,
 )
 SOURCE = re.compile(
@@ -47,7 +50,7 @@ def states(text):
 def excuse(sentence, chapter):
     """Why a sentence of the chapter needs no claim, or has one; "" if it lacks one."""
     text = sentence.text
-    if ASKS.match(text):
+    if ASKS.match(text) or TELLS.match(text):
         return "asks, or tells what to do"
     if (sentence.reported or SOURCE.search(text)) and not OURS.search(text):
         return "is a source's"
