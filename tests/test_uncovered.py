@@ -136,6 +136,12 @@ def test_a_cell_is_live_if_it_shows_a_time_that_is_measured_now(code, live):
     assert (cells[1].id in timed_cells.live(new_notebook(cells=cells))) == live
 
 
+def test_a_cell_is_live_too_if_another_process_measures_for_it():
+    writes = "%%writefile {folder}/ranks.py\ndef took():\n    return time.perf_counter()"
+    cells = [new_code_cell(writes), new_code_cell("import ranks\nprint(launch(ranks.took, 2))")]
+    assert timed_cells.live(new_notebook(cells=cells)) == {cells[1].id}
+
+
 def test_every_chapter_has_its_list(chapters, capsys):
     uncovered.main([])
     told = re.findall(

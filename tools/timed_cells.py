@@ -16,7 +16,7 @@ SHOW_NOTHING = {"claim", "exercise", "exercise-check", "setup", "solution"}
 LOOPS = (ast.For, ast.comprehension)
 BLOCKS = (ast.With, ast.Try, ast.If)
 # A module that a cell writes for other processes.
-MODULE = re.compile(r"^%%writefile (\w+)\.py$", re.M)
+MODULE = re.compile(r"\b(\w+)\.py\b")
 
 
 def live(nb):
@@ -24,12 +24,14 @@ def live(nb):
     reads a record is none of them.
     """
     found = set()
-    # The names of functions that measure, and of what they gave.
+    # The names of functions that measure, and of what they gave; and of modules of such functions.
     timed = set()
+    modules = set()
     for cell in code_cells(nb):
+        if any(name in cell.source for name in (*CLOCKS, *modules)):
+            modules.update(MODULE.findall(cell.source))
+            timed |= modules
         if cell.source.startswith("%%"):
-            if any(clock in cell.source for clock in CLOCKS):
-                timed.update(MODULE.findall(cell.source))
             continue
         tree = ast.parse(TransformerManager().transform_cell(cell.source))
         for statement in _statements(tree.body):
