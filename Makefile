@@ -19,7 +19,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
 COLAB := _build/colab
 COLAB_PYTHON := $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) python3.13)
 
-.PHONY: help setup book test colab gpu records status chapter outputs lint repository clean
+.PHONY: help setup book test colab gpu records status sentences chapter outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -69,6 +69,9 @@ records: setup  ## measure this machine (NAME=lstm: that alone), write records/ 
 
 status: setup  ## list the chapters and records whose code has changed since they were made
 	@$(PY) -m tools.status
+
+sentences: setup  ## list the sentences with a number or a comparison that no claim of their chapter covers (CHAPTER=book/…: one chapter's)
+	@$(PY) -m tools.uncovered $(CHAPTER)
 
 chapter: setup  ## begin a chapter (NAME=parallel/my_question): a draft, executed, that _toc.yml takes into the book
 	@$(PY) -m tools.new_chapter "$(NAME)"
