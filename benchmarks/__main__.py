@@ -46,7 +46,9 @@ def main(arguments=None):
     if device == "auto":
         device = "cuda" if arrays.gpu_count() else "cpu"
     if device == "cuda" and not arrays.gpu_count():
-        sys.exit("--device cuda: PyTorch sees no GPU on this machine")
+        lacks = arrays.gpu_lacks()
+        wanted = f"wanted a GPU with {lacks}" if lacks else "PyTorch sees no GPU on this machine"
+        sys.exit(f"--device cuda: {wanted}")
     on_gpu = [name for name, module in known.items() if harness.tables(module, "cuda")]
     states = []
     for name in options.benchmark or (on_gpu if device == "cuda" else timed):

@@ -12,20 +12,22 @@ from time import perf_counter
 
 from benchmarks.shared.harness import Size
 from ed_lib import records
-from ed_lib.gpu_cells import MAGIC, hash_of
+from ed_lib.gpu_cells import MAGIC, hash_of, needs
 
 SIZE = TINY = Size()
 
 
 def sources_of(path):
-    """{id: source} of a notebook's code cells, up to the last one for a GPU; none without."""
+    """{id: source} of the code cells of a notebook that has some for a GPU; none of another."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    sources = [
-        (cell["id"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"
-    ]
-    while sources and not sources[-1][1].startswith(MAGIC):
-        del sources[-1]
-    return dict(sources)
+    sources = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
+    return sources if any(source.startswith(MAGIC) for source in sources.values()) else {}
+
+
+def runs_on_gpu(source):
+    """Whether a cell is for a GPU, and the one here has what it needs."""
+    first, _, _ = source.partition("\n")
+    return first.startswith(MAGIC) and needs(first.removeprefix(MAGIC)) is None
 
 
 def printed(path):
@@ -38,7 +40,7 @@ def printed(path):
     shell = InteractiveShell.instance()
     rows = []
     for cell, source in sources_of(path).items():
-        on_gpu = source.startswith(MAGIC)
+        on_gpu = runs_on_gpu(source)
         # What a GPU cell times is recorded; what the others time is not.
         if on_gpu:
             os.environ.pop("ED_QUICK", None)

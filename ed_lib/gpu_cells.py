@@ -17,21 +17,42 @@ MAGIC = "%%gpu"
 
 
 def run(line: str, cell: str) -> None:
-    """The magic ``%%gpu``: runs the cell, or says that there is no GPU to run it on, and what one
-    printed.
+    """The magic ``%%gpu``: runs the cell, or says why not here, and what a GPU printed. line: the
+    compute capability that the cell needs, such as "8.0"; "" if any GPU of the book's will do.
     """
     from IPython import get_ipython
 
-    if arrays.gpu_count():
+    needed = needs(line)
+    if needed is None:
         get_ipython().run_cell(cell).raise_error()
         return
-    print("Skipped here: this cell needs a GPU, and this machine has none.")
+    print(f"Skipped here: this cell needs {needed}.")
     code = hash_of(cell)
     for made in records.by_machine("cells").values():
         for _, row in records.rows(made, code=code).iterrows():
             # Each chapter's cells, a table of the record, have a day of their own.
             when = made.attrs["dates"][row.table]
             print(f"It printed, on an {made.attrs['device']}, {when}:\n\n{row.printed}")
+
+
+def needs(line: str) -> str | None:
+    """What a cell whose magic has this argument needs and does not find here, in words; None if it
+    finds all. ValueError for what is no compute capability.
+    """
+    asked = line.strip()
+    if asked and not re.fullmatch(r"\d+\.\d", asked):
+        raise ValueError(
+            f"the argument of {MAGIC} is {asked!r}; wanted a compute capability, such as 8.0, or "
+            "none"
+        )
+    major, _, minor = asked.partition(".")
+    capability = (int(major), int(minor)) if asked else arrays.CAPABILITY
+    if lacks := arrays.gpu_lacks(max(capability, arrays.CAPABILITY)):
+        return f"a GPU with {lacks}"
+    if not arrays.gpu_count():
+        which = f" with compute capability {asked} or more" if asked else ""
+        return f"a GPU{which}, and this machine has none"
+    return None
 
 
 def hash_of(cell: str) -> str:

@@ -26,8 +26,15 @@ PACKAGES = {
 
 
 def card() -> str:
-    """One line: the CPU, the GPU if there is one, the versions of Python and of the libraries."""
-    graphics = f"GPU: {name('cuda')}" if arrays.gpu_count() else "no GPU"
+    """One line: the CPU, the GPU if there is one that will do, the versions of Python and of the
+    libraries.
+    """
+    if lacks := arrays.gpu_lacks():
+        graphics = f"no GPU with {lacks}"
+    elif arrays.gpu_count():
+        graphics = f"GPU: {name('cuda')}"
+    else:
+        graphics = "no GPU"
     libraries = [f"{library} {version}" for library, version in versions().items()]
     return " · ".join([f"CPU: {name()}", graphics, *libraries])
 

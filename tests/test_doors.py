@@ -17,6 +17,7 @@ from ed_lib import (
     data,
     figures,
     gates,
+    gpu_cells,
     machine,
     models,
     published,
@@ -50,6 +51,13 @@ def compared_by_events_without_a_gpu():
 
 
 GROUND = [
+    (
+        "%%gpu: no capability",
+        lambda: gpu_cells.run("x", ""),
+        ValueError,
+        "the argument of %%gpu is 'x'; wanted a compute capability, such as 8.0",
+    ),
+    ("%%gpu: no decimal", lambda: gpu_cells.run("80", ""), ValueError, "%%gpu is '80'; wanted"),
     (
         "data: unknown",
         lambda: data.load("MNIST"),

@@ -171,7 +171,9 @@ def run(benchmark, device, out, *, only=(), tiny=False):
                 quiet.wait()
             with getattr(benchmark, "context", contextlib.nullcontext)():
                 rows = list(told(benchmark, table, size, device, ceilings, timed))
-                print(write(benchmark, table, rows, size, ceilings, device, out))
+                # Cells for another GPU than this one give no rows, and no record has none.
+                if rows:
+                    print(write(benchmark, table, rows, size, ceilings, device, out))
             states[table] = "done"
         # An error of a driver, of a compiler, or of ours: the other tables go on.
         except Exception as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ed_lib import check
-from ed_lib.arrays import Array, dtype_name, gpu_count
+from ed_lib.arrays import Array, dtype_name, gpu_count, gpu_lacks
 
 BACKENDS = "numpy", "torch", "cupy"
 DTYPES = "float32", "float64"
@@ -87,6 +87,8 @@ def space(backend: str = "numpy", device: str = "cpu", dtype: str = "float32") -
     wanted = "cuda" if backend == "cupy" else "cpu"
     if device != wanted:
         raise ValueError(f"device is {device!r}; wanted {wanted!r} with the backend {backend!r}")
+    if backend == "cupy" and (lacks := gpu_lacks()):
+        raise ValueError(f"backend is 'cupy'; wanted a GPU with {lacks}")
     if backend == "cupy" and not gpu_count(backend):
         how = "pip install cupy-cuda12x, or cupy-cuda13x with CUDA 13"
         raise ValueError(f"backend is 'cupy'; CuPy is not installed here ({how}), or sees no GPU")

@@ -1,5 +1,6 @@
 """The CUDA kernels against ``rules`` in float64: by CuPy, or on a CPU where there is no GPU."""
 
+import itertools
 import json
 import re
 
@@ -50,7 +51,10 @@ CELLS = ["".join(cell["source"]) for cells in CHAPTERS for cell in cells]
 SHOWN = dict(
     match for cell in CELLS for match in re.findall(r'^(\w+) = r"""(.*?)"""', cell, re.M | re.S)
 )
-SOURCES = {"forward": ed_on_gpu.FORWARD, "update": ed_on_gpu.UPDATE} | SHOWN
+OURS = {"forward": ed_on_gpu.FORWARD, "update": ed_on_gpu.UPDATE}
+SOURCES = OURS | SHOWN
+# Those that chapters show are written for one type.
+COMPILED = [*itertools.product(OURS, DTYPES), *((name, "float64") for name in SHOWN)]
 
 
 class Case:
@@ -154,13 +158,62 @@ def test_both_kernels_equal_the_rules_for_any_sizes(sizes, rule):
     assert_kernels_are_right(Case(*sizes, "float64", rule))
 
 
+def test_no_kernel_is_left_out():
+    """All of ed_lib and of the chapters are in SOURCES, by their names."""
+    modules = [path.read_text() for path in records.ROOT.glob("ed_lib/**/*.py")]
+    begun = sum(text.count('extern "C" __global__ void') for text in [*modules, *CELLS])
+    assert begun == len(SOURCES) == 4
+
+
 @pytest.mark.oracle
-@pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
+@pytest.mark.parametrize("capability", cuda.CAPABILITIES)
+@pytest.mark.parametrize("name, dtype", COMPILED)
+def test_nvrtc_compiles_the_kernels_and_those_that_chapters_show(name, dtype, capability):
+    options = ed_on_gpu.options(dtype)
+    registers, shared = cuda.compiled(SOURCES[name], capability, options)
+    assert shared == 0, "all that a block shares is asked for at its launch"
+    threads = cuda.THREADS if name in SHOWN else ed_on_gpu.BLOCK
+    assert registers * threads <= cuda.REGISTERS
+
+
+class Launches:
+    """In the place of a RawKernel: notes the threads of a block, and the bytes that they share."""
+
+    def __init__(self):
+        self.blocks = []
+
+    def __call__(self, grid, block, arguments, shared_mem=0):
+        self.blocks.append((block[0] * block[1], shared_mem))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SOURCES)
-def test_nvrtc_compiles_the_kernels_and_those_that_chapters_show(name, dtype, architecture):
-    assert "__global__" in (source := SOURCES[name])
-    assert cuda.cubin_size(source, architecture, ed_on_gpu.options(dtype)) > 1000
+def test_a_block_has_threads_and_shares_memory_as_any_gpu_allows(dtype, monkeypatch):
+    launches = Launches()
+    monkeypatch.setattr(ed_on_gpu, "kernel", lambda *name: launches)
+    for width in range(1, ed_on_gpu.BLOCK // 2 + 1):
+        states = np.empty((2, 1, 64, 2 * width), dtype)
+        weight, bias, gains = np.empty((1, 1)), np.empty((1, 1, 1, 1)), np.empty(1)
+        ed_on_gpu.forward(states, weight, bias, 0.4)
+        ed_on_gpu.update(weight, bias, states, gains, gains)
+    threads, shared = map(max, zip(*launches.blocks, strict=True))
+    assert threads == ed_on_gpu.BLOCK <= cuda.THREADS and 0 < shared <= cuda.SHARED
+
+
+def test_the_chapters_update_refuses_what_a_block_has_no_room_for():
+    launches = Launches()
+    (cell,) = (cell for cell in CELLS if "def update_all(" in cell)
+    exec(cell, there := {"np": np, "update_kernel": launches})
+    refused = set()
+    for batch, width in itertools.product((1, 23, 24, 25, 63, 64, 128), (1, 32, 48, 49, 128, 129)):
+        arrays = np.empty((1, 1)), None, np.empty((2, 2, batch, width)), None
+        try:
+            there["update_all"](*arrays)
+        except ValueError as error:
+            refused.add((batch, width))
+            assert f"B is {batch} and W {width}; wanted B * W up to 3,072" in str(error)
+    threads, shared = map(max, zip(*launches.blocks, strict=True))
+    assert (threads, shared) == (cuda.THREADS, cuda.SHARED)
+    assert {(64, 49), (128, 32), (25, 128), (1, 129)} <= refused and not {(64, 48)} & refused
 
 
 @RULES_AND_BIASES
