@@ -1,6 +1,5 @@
 """What the tests of the package, of the notebooks and of the pages share."""
 
-import functools
 import itertools
 import os
 from collections import Counter
@@ -44,13 +43,8 @@ def left_alone(path):
 
 
 def pytest_collection_modifyitems(items):
-    """Chapters that lack their data are not executed, and each says so. Long files come first, so
-    that of two processes neither ends long after the other.
-    """
+    """Long files come first, so that of two processes neither ends long after the other."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    for item in items:
-        if type(item).__name__ == "IPyNbCell" and (problem := _missing(item.parent.path)):
-            item.add_marker(pytest.mark.skip(f"{item.parent.path.stem}: {problem}"))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -65,13 +59,6 @@ def pytest_terminal_summary(terminalreporter):
             seconds[part] += report.duration
     parts = ", ".join(f"{part} {total:.0f} s" for part, total in seconds.most_common())
     terminalreporter.write_line(f"Time of each part: {parts}")
-
-
-@functools.cache
-def _missing(path):
-    from tools import notebooks  # with Jupyter's libraries, which a machine with a GPU may lack
-
-    return notebooks.missing(notebooks.read(path))
 
 
 @pytest.fixture(params=["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])

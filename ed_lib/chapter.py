@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ed_lib import gpu_cells
+from ed_lib import gpu_cells, needs
 from ed_lib.machine import card
 from ed_lib.timing import three_digits
 
 
 def setup() -> None:
-    """Starts a chapter: the figures' style, the ``%%gpu`` magic, and one printed line about the
-    machine.
+    """Starts a chapter: the figures' style, the magics ``%%gpu`` and ``%%needs``, and one printed
+    line about the machine.
     """
     from IPython import get_ipython
 
@@ -25,6 +25,7 @@ def setup() -> None:
     figures.use_style()
     if shell := get_ipython():
         shell.register_magic_function(gpu_cells.run, "cell", "gpu")
+        shell.register_magic_function(needs.run, "cell", "needs")
     print(card())
 
 

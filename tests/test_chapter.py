@@ -1,4 +1,4 @@
-"""What chapters start with: the line about the machine, exercises, cells for a GPU."""
+"""What chapters start with: the line about the machine, exercises, cells that need something."""
 
 import sys
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 from IPython import InteractiveShell
 
 from benchmarks import __main__ as benchmarks
-from ed_lib import arrays, chapter, gpu_cells, machine
+from ed_lib import arrays, chapter, gpu_cells, machine, needs, published
 from ed_lib.ed.space import space
 from tools import notebooks
 
@@ -137,6 +137,29 @@ def test_a_card_that_is_not_enough_counts_as_none_and_is_named(card):
             space("cupy", "cuda")
         with pytest.raises(SystemExit, match=f"--device cuda: wanted {OLD}"):
             benchmarks.main(["--device", "cuda"])
+
+
+@pytest.mark.parametrize("there, wanted", [
+    ({"sick", "minilm"}, "first\nlater\n"),
+    ({"minilm"}, "This part is left out here, because SICK cannot be had. No sick.\n"),
+    (set(), "This part is left out here, because SICK and MiniLM cannot be had. No sick.\n"),
+])  # fmt: skip
+def test_a_cell_runs_only_where_the_data_that_it_needs_can_be_had(
+    monkeypatch, capsys, there, wanted
+):
+    def find(name, file):
+        if name not in there:
+            raise ConnectionError(f"No {name}")
+
+    shell = InteractiveShell.instance()
+    monkeypatch.setattr(published, "find", find)
+    needs.why_not.cache_clear()
+    chapter.setup()
+    capsys.readouterr()
+    shell.run_cell("%%needs SICK MiniLM\nprint('first')").raise_error()
+    shell.run_cell("%%needs SICK MiniLM, as above\nprint('later')").raise_error()
+    needs.why_not.cache_clear()
+    assert capsys.readouterr().out == wanted
 
 
 def test_a_table_shows_texts_and_numbers_and_nothing_unescaped(monkeypatch):

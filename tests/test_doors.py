@@ -20,6 +20,7 @@ from ed_lib import (
     gpu_cells,
     machine,
     models,
+    needs,
     published,
     roofline,
     timing,
@@ -63,6 +64,13 @@ GROUND = [
         lambda: data.load("MNIST"),
         ValueError,
         "name is 'MNIST'; wanted one of 'mnist'",
+    ),
+    ("needs: none", lambda: needs.run("", ""), ValueError, "line of %%needs is empty; wanted"),
+    (
+        "needs: unknown",
+        lambda: needs.run("SICK SIKC", ""),
+        ValueError,
+        "name is 'sikc'; wanted one of 'mnist'",
     ),
     (
         "minilm: unknown",

@@ -57,6 +57,7 @@ def test_the_file_is_canonical_executed_and_of_no_machine(path, nb):
     assert made and made.machine.startswith("CPU: ") and made.versions, (
         "run python -m tools.notebooks"
     )
+    assert not notebooks.left_out(nb), "committed outputs are whole"
     for cell in code_cells(nb):
         assert cell.execution_count, f"never executed: {cell.source[:80]}"
         for output in cell.outputs:

@@ -2,7 +2,7 @@
 
 Copies of the chapters are executed (_build/executed), made into pages (_build/source) and rendered
 (_build/html). One whose code and machine are those of its last execution keeps the outputs it has
-there; one whose data cannot be had is shown with its committed outputs. `make test` only renders.
+there, if nothing was left out. `make test` only renders.
 """
 
 import argparse
@@ -17,12 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-import nbformat
 import psutil
 import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from ed_lib import figures, machine
+from ed_lib import figures, machine, needs
 from tools import api, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
@@ -34,12 +33,6 @@ PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DO
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
 # What a search for these words finds first.
 INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}
-BANNER = """\
-```{{admonition}} Not executed in this build
-:class: warning
-{problem} What its cells print and draw below came with the book: made on {executed} ({machine}).
-```
-"""
 
 
 def main(arguments=None):
@@ -47,7 +40,7 @@ def main(arguments=None):
         prog="python -m tools.book", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
-        "--need-data", action="store_true", help="stop where a chapter's data cannot be had"
+        "--need-data", action="store_true", help="stop where a page leaves out a part"
     )
     parser.add_argument(
         "--render-only", action="store_true", help="execute nothing: committed outputs"
@@ -82,18 +75,19 @@ def build(need_data, render_only):
     start = time.monotonic()
     chapters = notebooks.chapters()
     check_program()
-    problems = (notebooks.missing(notebooks.read(ROOT / path)) for path in chapters)
-    problem = next(filter(None, problems), None)
-    if need_data and problem:
-        sys.exit(f"No book: {problem}")
+    if not render_only:
+        # An ED_DATA that names no folder, or a damaged file, is told at once.
+        needs.why_not("SICK")
     stage()
-    left_out = 0
+    left_out = []
     for number, (path, done) in enumerate(prepared(chapters, render_only), 1):
-        left_out += done.startswith("not executed")
         print(f"chapter {number} of {len(chapters)}, {path.stem}: {done}", flush=True)
+        for part, why in notebooks.left_out(notebooks.read(SOURCE / path)).items():
+            left_out.append(f"{path.stem}, {part!r}: {why}")
+        if need_data and left_out:
+            sys.exit(f"No book: {left_out[0]}")
     render()
-    if left_out:
-        print(f"{left_out} of {len(chapters)} chapters were not executed here. {problem}")
+    print(*left_out, sep="\n", end="\n" * bool(left_out))
     print(
         f"The book is ready ({time.monotonic() - start:.0f} s): "
         f"{(BUILD / 'html' / 'index.html').as_uri()}"
@@ -194,16 +188,15 @@ def prepare(path, render_only=False, **environment):
     old = notebooks.read_copy(copy)
     made_on = machine.card()
     made_of = notebooks.fingerprint(nb)
-    if old and old.metadata.get("made_on") == made_on and old.metadata.ed_lib.code == made_of:
+    is_same = old and (old.metadata.get("made_on"), old.metadata.ed_lib.code) == (made_on, made_of)
+    if is_same and not notebooks.left_out(old):
         for cell, done in zip(code_cells(nb), code_cells(old), strict=True):
             cell.outputs, cell.execution_count = done.outputs, done.execution_count
         page(nb, path)
         return f"unchanged since it was executed here on {old.metadata.ed_lib.executed}"
-    problem = notebooks.missing(nb)
-    if problem or render_only:
-        why = f"This chapter needs what this machine does not have ({problem})." if problem else ""
-        page(nb, path, BANNER.format(problem=why, **nb.metadata.ed_lib))
-        return "not executed: committed outputs" if problem else "committed outputs"
+    if render_only:
+        page(nb, path)
+        return "committed outputs"
     start = time.monotonic()
     try:
         made = notebooks.execute(nb, path, **environment)
@@ -215,10 +208,8 @@ def prepare(path, render_only=False, **environment):
     return f"executed in {time.monotonic() - start:.0f} s"
 
 
-def page(nb, path, banner=None):
-    """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one, a
-    banner.
-    """
+def page(nb, path):
+    """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one."""
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             # A source with no address of its own is found on the page of references.
@@ -232,10 +223,6 @@ def page(nb, path, banner=None):
     nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-    if banner:
-        # It stands under the first screen's figure.
-        place = 1 + ("remove-input" in notebooks.tags(nb.cells[1]))
-        nb.cells.insert(place, nbformat.v4.new_markdown_cell(banner, id="banner"))
     # The search index forgets what a build does not read anew.
     if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)

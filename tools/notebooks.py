@@ -13,7 +13,6 @@ import ast
 import contextlib
 import copy
 import datetime
-import functools
 import os
 import re
 import sys
@@ -26,7 +25,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from benchmarks.shared import provenance, quiet
-from ed_lib import data, gates, machine, roofline
+from ed_lib import gates, machine, needs, roofline
 from ed_lib.gpu_cells import MAGIC
 from tools.pages import ROOT, pages
 
@@ -36,8 +35,8 @@ FOLDED = {"hide-input", "hide-cell"}
 QUIET = {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
 # Of its ceilings: what a shared machine may reach, since a page's cells check their times too
 SHARED = 0.5
-# A call that needs data, and which.
-NEEDED = re.compile(r'data\.(load|text|sick|minilm)\((?:"([\w.-]+)")?')
+# A line of a cell's text that begins a section.
+HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 # What a cell has that measures a time, judges one, or starts processes.
 TIMES = re.compile(r"\btiming\b|\bgates\.(floors|order)\(|\blaunch\(")
 # How fast one reads: words, and cells of code that are not folded.
@@ -120,22 +119,18 @@ def times_nothing(nb):
     return not any(TIMES.search(text) for text in sources if not text.startswith(MAGIC))
 
 
-def missing(nb):
-    """Why data that this notebook cannot do without cannot be had, in a line; None if they can."""
-    # A cell that catches the error goes on without them.
-    cells = (cell.source for cell in code_cells(nb) if "except OSError" not in cell.source)
-    calls = (match.groups() for source in cells for match in NEEDED.finditer(source))
-    return next(filter(None, (_why_missing(*call) for call in calls)), None)
-
-
-@functools.cache
-def _why_missing(function, name):
-    try:
-        getattr(data, function)(*[name] * bool(name))
-    except FileNotFoundError:  # ED_DATA names no folder
-        raise
-    except OSError as error:  # ConnectionError, and what requests raises
-        return str(error)
+def left_out(nb):
+    """{heading: why} of the parts of an executed notebook whose data could not be had."""
+    found = {}
+    heading = ""
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            heading = (HEADING.findall(cell.source) or [heading])[-1]
+        for output in cell.get("outputs", []):
+            for line in output.get("text", "").splitlines():
+                if line.startswith(needs.LEFT_OUT):
+                    found[heading] = line
+    return found
 
 
 def fingerprint(nb):
@@ -146,7 +141,7 @@ def fingerprint(nb):
     book's address stands in it, and changes no output.
     """
     cells = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
-    cells = [re.sub(rf"\A{MAGIC}.*\n", "", cell.source) for cell in cells]
+    cells = [re.sub(rf"\A({MAGIC}|{needs.MAGIC}).*\n", "", cell.source) for cell in cells]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
     with provenance.PARSING:
         modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
@@ -257,11 +252,12 @@ def main(arguments=None):
             raise_ceilings()
         named = [Path(name).resolve().relative_to(ROOT) for name in options.chapter]
         for path in named or chapters():
-            if problem := missing(read(ROOT / path)):
-                print(f"{path}: left as it is. {problem}", flush=True)
-                continue
             start = time.monotonic()
-            write(make(path, options.patience), ROOT / path)
+            made = make(path, options.patience)
+            if reasons := [*left_out(made).values()]:
+                print(f"{path}: left as it is. {reasons[0]}", flush=True)
+                continue
+            write(made, ROOT / path)
             print(f"{path}: outputs written after {time.monotonic() - start:.0f} s", flush=True)
     except (CellExecutionError, DeadKernelError, gates.Busy, ValueError) as error:
         sys.exit(f"\n{path} stays as it was. {plain(error)}")
