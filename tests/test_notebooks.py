@@ -212,6 +212,10 @@ def test_the_hash_sees_code_and_modules_but_neither_prose_nor_comments(tmp_path,
 
     before = code()
     same = code(prose="other"), code("from ed_lib import a  # b\n!ls"), code(b='"""B."""\nx = 1')
+    same += (
+        code("%%needs SICK\nfrom ed_lib import a\n!ls"),
+        code("%%gpu\nfrom ed_lib import a\n!ls"),
+    )
     assert {*same} == {before} and before not in (code("from ed_lib import a"), code(b="x = 2"))
 
 

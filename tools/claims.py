@@ -5,9 +5,7 @@ import math
 import re
 from collections import Counter
 
-from IPython.core.inputtransformer2 import TransformerManager
-
-from tools.notebooks import code_cells, tags
+from tools.notebooks import as_python, code_cells, tags
 from tools.sentences import sentences
 from tools.statements import COMMON, numbers, words
 
@@ -103,7 +101,7 @@ def claims(nb):
     for cell in code_cells(nb):
         if "claim" not in tags(cell):
             continue
-        for node in ast.walk(ast.parse(TransformerManager().transform_cell(cell.source))):
+        for node in ast.walk(ast.parse(as_python(cell))):
             if isinstance(node, ast.Assert):
                 found.append(Claim(node.test, _text(node.msg)))
             elif isinstance(node, ast.keyword) and node.arg == "err_msg":

@@ -97,6 +97,13 @@ def code_cells(nb):
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
 
+def as_python(cell):
+    """A code cell's source as Python, without the line of a magic that runs it as it stands."""
+    source = re.sub(rf"\A({MAGIC}|{needs.MAGIC}).*\n", "", cell.source)
+    # What is no Python, such as !ls, becomes Python.
+    return TransformerManager().transform_cell(source)
+
+
 def reading_minutes(nb):
     """The time that a chapter's box states: of its words and its cells, exercises left out, in
     steps of five minutes.
@@ -140,9 +147,7 @@ def fingerprint(nb):
     Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the
     book's address stands in it, and changes no output.
     """
-    cells = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
-    cells = [re.sub(rf"\A({MAGIC}|{needs.MAGIC}).*\n", "", cell.source) for cell in cells]
-    cells = [TransformerManager().transform_cell(cell) for cell in cells]
+    cells = [as_python(cell) for cell in code_cells(nb) if "setup" not in tags(cell)]
     with provenance.PARSING:
         modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
         own = "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
