@@ -28,6 +28,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from benchmarks.shared import provenance, quiet
 from ed_lib import data, gates, machine, roofline
 from ed_lib.gpu_cells import MAGIC
+from tools import record_reads
 from tools.pages import ROOT, pages
 
 # The tags of cells that the page shows folded.
@@ -139,19 +140,22 @@ def _why_missing(function, name):
 
 
 def fingerprint(nb):
-    """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they
-    reach.
+    """A hash of what of ours decides the outputs: the code cells, the ed_lib modules that they
+    reach, and the records that those read.
 
     Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the
     book's address stands in it, and changes no output.
     """
-    cells = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
-    cells = [re.sub(rf"\A{MAGIC}.*\n", "", cell.source) for cell in cells]
+    found = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
+    cells = [re.sub(rf"\A{MAGIC}.*\n", "", cell.source) for cell in found]
     cells = [TransformerManager().transform_cell(cell) for cell in cells]
     with provenance.PARSING:
         modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
-        own = "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
-        return provenance.code_hash(modules, ROOT, own)
+        files = [ROOT / path for path in provenance.reached(modules, ROOT)]
+        reached = [path.read_text(encoding="utf-8") for path in files]
+        read = record_reads.contents(cells, reached, {cell.id for cell in found})
+        own = [ast.unparse(ast.parse(cell)) for cell in cells]
+        return provenance.code_hash(modules, ROOT, "\0".join([*own, read]))
 
 
 def execute(nb, path, **environment):
