@@ -164,6 +164,8 @@ def execute(nb, path, **environment):
 
     Raises CellExecutionError when a cell fails, DeadKernelError when the kernel does.
     """
+    # Of now: a record may be measured again while the cells run.
+    code = fingerprint(nb)
     client = NotebookClient(
         copy.deepcopy(nb),
         # Seconds for a cell; generous, for a machine that is busy.
@@ -185,7 +187,7 @@ def execute(nb, path, **environment):
         "executed": datetime.date.today().isoformat(),
         "machine": " · ".join(machine.card().split(" · ")[:2]),
         "versions": machine.versions(),
-        "code": fingerprint(nb),
+        "code": code,
     }
     # Once the table of contents holds it, a draft is one no more.
     if is_draft(nb) and path not in chapters():
