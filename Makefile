@@ -42,7 +42,9 @@ colab: $(COLAB)/ready  ## execute every chapter in Colab's versions, as Colab wo
 	@rm -rf $(COLAB)/content && mkdir $(COLAB)/content
 	@for chapter in book/*/$(or $(CHAPTER),*).ipynb; do \
 		if grep -q '"draft": true' $$chapter && ! grep -q "$${chapter%.ipynb}$$" _toc.yml; then continue; fi; \
-		sed -e 's|REPOSITORY = \\"[^\\]*|REPOSITORY = \\"$(CURDIR)|' $$chapter > $(COLAB)/content/$$(basename $$chapter); done
+		sed -e 's|REPOSITORY = \\"[^\\]*|REPOSITORY = \\"file://$(CURDIR)|' \
+			-e 's|VERSION = \\"[^\\]*|VERSION = \\"$(shell git rev-parse HEAD)|' \
+			$$chapter > $(COLAB)/content/$$(basename $$chapter); done
 	@$(COLAB)/env/bin/python -m pip uninstall --quiet --yes ed_lib 2> /dev/null
 	@$(COLAB)/env/bin/python -m pip freeze > $(COLAB)/before
 	@cp tools/usage_errors.py $(COLAB)/content/conftest.py

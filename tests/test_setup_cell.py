@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import ed_lib
 from conftest import ROOT
@@ -78,6 +79,8 @@ def test_it_installs_the_package_and_moves_nothing_that_colab_holds(
     asked = [colab[0], "-m", "pip", "download", "--no-deps", "-q", "-d", str(tmp_path), "pooch"]
     if subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
+    # What the caches of an earlier one, uninstalled, leave behind.
+    (Path(colab[1]) / "ed_lib" / "__pycache__").mkdir(parents=True)
     code = REPOSITORY.sub(f'REPOSITORY = "{repository.as_uri()}"', cell)
     code += "\nfrom ed_lib import records\nprint(len(records.by_machine('ed')), 'records', ed_lib.__file__)"
     said = run(colab, code, tmp_path)
@@ -107,6 +110,24 @@ def test_with_no_address_or_no_such_tag_it_says_what_to_do(
     told = " ".join(run(colab, hidden + code, tmp_path).split())
     assert said in told and "a tag or branch that is there (main) into VERSION" in told
     assert ("git checkout" in told) == ("OWNER" not in address), "whether pip was asked"
+
+
+@pytest.mark.parametrize("version", ["2.8.0+cu126", "2.9.0+cpu", "2.10.0"])
+def test_a_runtime_that_is_too_old_is_told_which_to_choose_before_anything_is_installed(
+    version, cell, tmp_path
+):
+    """Of Colab's past runtimes 2025.10 has PyTorch 2.8, and 2026.01 has 2.9."""
+    (tmp_path / "torch.dist-info").mkdir()
+    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+    (tmp_path / "torch.dist-info" / "METADATA").write_text(about)
+    first = f"import sys; sys.modules['ed_lib'] = None; sys.path.insert(0, {str(tmp_path)!r})\n"
+    told = run(
+        (sys.executable,), first + REPOSITORY.sub('REPOSITORY = "file:///none"', cell), tmp_path
+    )
+    (bound,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    old = Version(version) < Version(bound)
+    assert ("PyTorch is too old. In Colab: Runtime, Change runtime type, 2026.01" in told) == old
+    assert ("git clone" in told) != old, "whether pip was asked"
 
 
 def test_this_environment_needs_nothing_installed(cell, tmp_path):

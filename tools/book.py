@@ -1,8 +1,8 @@
 """`make book`: executes every chapter on this machine, renders the book, and says where it is.
 
 Copies of the chapters are executed (_build/executed), made into pages (_build/source) and rendered
-(_build/html). One whose code and machine are those of its last execution keeps the outputs it has
-there, if nothing was left out. `make test` only renders.
+(_build/html). One whose code, records and machine are those of its last execution keeps the outputs
+it has there, if nothing was left out. `make test` only renders.
 """
 
 import argparse

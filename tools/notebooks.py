@@ -27,6 +27,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from benchmarks.shared import provenance, quiet
 from ed_lib import gates, machine, needs, roofline
 from ed_lib.gpu_cells import MAGIC
+from tools import record_reads
 from tools.pages import ROOT, pages
 
 # The tags of cells that the page shows folded.
@@ -141,17 +142,21 @@ def left_out(nb):
 
 
 def fingerprint(nb):
-    """A hash of what of ours decides the outputs: the code cells, and the ed_lib modules that they
-    reach.
+    """A hash of what of ours decides the outputs: the code cells, the ed_lib modules that they
+    reach, and the records that those read.
 
     Comments and docstrings do not count (as in provenance.code_hash), nor does the set-up cell: the
     book's address stands in it, and changes no output.
     """
-    cells = [as_python(cell) for cell in code_cells(nb) if "setup" not in tags(cell)]
+    found = [cell for cell in code_cells(nb) if "setup" not in tags(cell)]
+    cells = [as_python(cell) for cell in found]
     with provenance.PARSING:
         modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
-        own = "\0".join(ast.unparse(ast.parse(cell)) for cell in cells)
-        return provenance.code_hash(modules, ROOT, own)
+        files = [ROOT / path for path in provenance.reached(modules, ROOT)]
+        reached = [path.read_text(encoding="utf-8") for path in files]
+        read = record_reads.contents(cells, reached, {cell.id for cell in found})
+        own = [ast.unparse(ast.parse(cell)) for cell in cells]
+        return provenance.code_hash(modules, ROOT, "\0".join([*own, read]))
 
 
 def execute(nb, path, **environment):
@@ -160,6 +165,8 @@ def execute(nb, path, **environment):
 
     Raises CellExecutionError when a cell fails, DeadKernelError when the kernel does.
     """
+    # Of now: a record may be measured again while the cells run.
+    code = fingerprint(nb)
     client = NotebookClient(
         copy.deepcopy(nb),
         # Seconds for a cell; generous, for a machine that is busy.
@@ -181,7 +188,7 @@ def execute(nb, path, **environment):
         "executed": datetime.date.today().isoformat(),
         "machine": " · ".join(machine.card().split(" · ")[:2]),
         "versions": machine.versions(),
-        "code": fingerprint(nb),
+        "code": code,
     }
     # Once the table of contents holds it, a draft is one no more.
     if is_draft(nb) and path not in chapters():

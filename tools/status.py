@@ -1,5 +1,6 @@
-"""`make status`: how long and how dense the code is; the drafts; and the chapters, the tables of
-records and the GPU cells whose code has changed since they were made. It is information, no fault.
+"""`make status`: how long and how dense the code is; the drafts; the chapters, tables of records
+and GPU cells whose code has changed since they were made; and the chapters whose records have. It
+is information, no fault.
 """
 
 from benchmarks.shared import provenance
@@ -12,7 +13,9 @@ FOLDERS += "benchmarks", "tools", "tests"
 
 
 def chapters():
-    """(chapter, the day of its outputs) for each whose code has changed since."""
+    """(chapter, the day of its outputs) for each whose code, or a record that it reads, has changed
+    since.
+    """
     for path in notebooks.chapters():
         nb = notebooks.read(ROOT / path)
         made = nb.metadata.get("ed_lib", {})
@@ -53,7 +56,7 @@ if __name__ == "__main__":
         print(readability.densities(ROOT / folder))
     for what, found in (
         ("drafts of chapters", drafts()),
-        ("chapters have outputs that were made by other code", [*chapters()]),
+        ("chapters have outputs that were made by other code, or of other records", [*chapters()]),
         ("records have tables that were measured by other code", [*tables()]),
         ("GPU cells were recorded with other code", [*cells()]),
     ):

@@ -4,6 +4,7 @@ written.
 
 import ast
 import csv
+import functools
 import hashlib
 import json
 import os
@@ -98,15 +99,23 @@ def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") 
     """
     digest = hashlib.sha256(begun.encode())
     for path in reached(names, root):
-        tree = ast.parse((root / path).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            if documented and ast.get_docstring(node):
-                node.body = node.body[1:]
-        digest.update(f"{path.as_posix()}\0{ast.unparse(tree)}\0".encode())
+        code = _code((root / path).read_text(encoding="utf-8"))
+        digest.update(f"{path.as_posix()}\0{code}\0".encode())
     return digest.hexdigest()
 
 
+@functools.cache
+def _code(source):
+    """Python source without docstrings and comments."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.unparse(tree)
+
+
+@functools.cache
 def imported(source: str) -> set[str]:
     """The names of ours that Python source imports."""
     names = set()
