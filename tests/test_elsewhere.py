@@ -43,11 +43,12 @@ def test_each_claim_that_fails_is_listed_and_the_cells_after_it_run():
         ("assert capability == 'all', 'it has all instructions'", True),
         ("print('These times say little: a took 2 s.')", True),
         ("later = len(capability)", False),
-        ("assert later == 4, 'its name is that of AVX2'", True),
+        ("assert later == 4, 'its name is that of AVX2\\nin letters'", True),
+        ("if capability == 'all': raise TypeError", True),
     )
     doubt = "cell cell2: These times say little: a took 2 s."
     here = elsewhere.failed(nb, MADE_UP, "here")
-    assert here == (["cell cell4: its name is that of AVX2"], [doubt])
+    assert here == (["cell cell4: its name is that of AVX2", "cell cell5: TypeError"], [doubt])
     avx2 = elsewhere.failed(nb, MADE_UP, "avx2")
     assert avx2 == (["cell cell1: it has all instructions"], [doubt])
     assert all("raises-exception" not in cell.metadata.tags for cell in nb.cells), "a copy"

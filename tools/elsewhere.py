@@ -70,7 +70,9 @@ def failed(nb: nbformat.NotebookNode, path: Path, way: str) -> tuple[list[str], 
     for cell in code_cells(nb):
         for output in cell.outputs:
             if output.output_type == "error":
-                claims.append(f"cell {cell.id}: {output.evalue or output.ename}")
+                # A compiler's error goes on for pages.
+                said, *_ = (output.evalue or output.ename).splitlines()
+                claims.append(f"cell {cell.id}: {said}")
             elif DOUBT in output.get("text", ""):
                 said = output.text.splitlines()
                 doubts += [f"cell {cell.id}: {line}" for line in said if line.startswith(DOUBT)]
