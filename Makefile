@@ -19,7 +19,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
 COLAB := _build/colab
 COLAB_PYTHON := $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) python3.13)
 
-.PHONY: help setup book test colab gpu records status sentences chapter outputs lint repository clean
+.PHONY: help setup book test colab elsewhere gpu records status sentences chapter outputs lint repository clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -58,6 +58,9 @@ $(COLAB)/ready: constraints-colab.txt
 	$(COLAB_PYTHON) -m venv --clear $(COLAB)/env
 	$(COLAB)/env/bin/python -m pip install $(QUIET) -r constraints-colab.txt
 	@touch $@
+
+elsewhere: setup  ## execute the chapters as other processors do, and list the claims that fail (CHAPTER=book/... WAY="avx2 one-thread")
+	@$(PY) -m tools.elsewhere $(CHAPTER) $(if $(WAY),--way $(WAY))
 
 gpu:  ## on a machine with a GPU: the tests marked gpu, then its records (NAME=lstm ONLY=ladder: that table)
 	@PY="$(PYTHON)"; [ -x $(PY) ] && [ "$(origin PYTHON)" = file ] && PY=$(PY); \

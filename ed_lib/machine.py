@@ -17,6 +17,8 @@ CPUINFO = Path("/proc/cpuinfo")
 # What decides how fast a processor multiplies: our word, and Linux's
 FLAGS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni avx_vnni"}
 FLAGS |= {"bf16": "avx512_bf16", "amx": "amx_tile"}
+# Which are left where the environment holds PyTorch to less (`make elsewhere`)
+HELD = {"avx2": {"avx2"}, "default": set[str]()}
 PACKAGES = {
     "NumPy": "numpy",
     "PyTorch": "torch",
@@ -80,9 +82,12 @@ def slug(device: str = "cpu") -> str:
 
 
 def flags() -> list[str]:
-    """Which of FLAGS this processor has, AVX2 only without AVX-512; none where /proc is silent."""
+    """Which of FLAGS this processor has, AVX2 only without AVX-512; none where /proc is silent, nor
+    what ATEN_CPU_CAPABILITY takes away.
+    """
     there = set(_processor().get("flags", "").split())
-    found = [flag for flag, words in FLAGS.items() if there & {*words.split()}]
+    left = HELD.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), FLAGS.keys())
+    found = [flag for flag, words in FLAGS.items() if flag in left and there & {*words.split()}]
     # Whoever has AVX-512 has AVX2 as well.
     if "avx512" in found and "avx2" in found:
         found.remove("avx2")

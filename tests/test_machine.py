@@ -22,6 +22,7 @@ def proc(tmp_path, monkeypatch):
     threads.
     """
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     monkeypatch.setattr(machine, "threads", lambda: 2)
     monkeypatch.setattr(sys, "platform", "linux")
     return (tmp_path / "cpuinfo").write_text
@@ -51,6 +52,15 @@ def test_a_processor_that_nobody_describes_has_a_plain_name(proc, monkeypatch):
     said = SimpleNamespace(stdout="Apple M1 (TM) CPU\n")
     monkeypatch.setattr(subprocess, "run", lambda *command, **options: said)
     assert machine.slug() == "apple-m1-2-threads"
+
+
+@pytest.mark.parametrize("held, left", [
+    ("", ["avx512", "vnni"]), ("avx512", ["avx512", "vnni"]), ("avx2", ["avx2"]), ("default", []),
+])  # fmt: skip
+def test_a_processor_that_is_held_to_less_has_no_more(proc, monkeypatch, held, left):
+    proc(CPU.format("GenuineIntel", 6, 85, "Xeon", "avx2 avx512f avx512_vnni"))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", held)
+    assert machine.flags() == left
 
 
 @pytest.mark.oracle
