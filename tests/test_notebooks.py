@@ -1,5 +1,6 @@
 """The chapters as files: clean JSON, the manner of the book, figures, exercises that work."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -237,3 +238,12 @@ def test_a_notebook_is_canonical_and_written_whole_or_not_at_all(tmp_path, monke
     with pytest.raises(pytest.fail.Exception):
         notebooks.write(nb, path)
     assert notebooks.read(path) == made
+
+
+@chapters
+def test_every_claim_names_its_sentence(nb):
+    """So that a record, or a machine, that contradicts the text says which sentence."""
+    for cell in code_cells(nb):
+        if "claim" in tags(cell):
+            for node in ast.walk(ast.parse(notebooks.as_python(cell))):
+                assert not isinstance(node, ast.Assert) or node.msg, ast.unparse(node)
