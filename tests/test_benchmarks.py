@@ -214,7 +214,7 @@ def test_each_benchmark_declares_which_of_its_tables_are_about_a_gpu(monkeypatch
 
 
 def test_searching_never_sees_the_test_images():
-    (x, _), (tests, _) = harness.images("mnist", True)
+    (x, _), (tests, _) = harness.images("mnist", whole=False)
     size, whole = relatives.TINY, len(x)
     for searching, learned, judge in (
         (True, whole - size.kept, x[-size.kept :]),
@@ -231,7 +231,7 @@ def test_the_steps_are_those_after_which_the_target_is_reached():
     size = critical_batch.TINY
     row = next(row for row in critical_batch.steps(size, "cpu", "SGD") if all(row["steps"]))
     for seed, steps in enumerate(row["steps"]):
-        (x, y), (test_x, test_y) = harness.images("fashion-mnist", True, data.tensors)
+        (x, y), (test_x, test_y) = harness.images("fashion-mnist", False, data.tensors)
         x, test_x, net = x.flatten(1), test_x.flatten(1), models.mlp(size.widths, seed)
         order = [
             rows

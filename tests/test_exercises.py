@@ -85,19 +85,37 @@ def mutants(body):
     """The statements with one operation, or one whole number by one, changed: at most MUTANTS of
     them.
     """
+    tree = ast.Module(body, [])
+    places = [place for place, node in enumerate(ast.walk(tree)) if can_change(node)]
     found = []
-    for place, node in enumerate(ast.walk(tree := ast.Module(body, []))):
-        at = [*ast.walk(new := copy.deepcopy(tree))][place]
-        if type(getattr(node, "op", None)).__name__ in SWAPS:
-            at.op = SWAPS[type(node.op).__name__]()
-        elif isinstance(node, ast.Compare) and type(node.ops[0]).__name__ in SWAPS:
-            at.ops[0] = SWAPS[type(node.ops[0]).__name__]()
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
-            at.value += 1
-        else:
-            continue
+    for place in places[:: max(1, -(-len(places) // MUTANTS))]:
+        new = copy.deepcopy(tree)
+        change([*ast.walk(new)][place])
         found.append(ast.fix_missing_locations(new))
-    return found[:: -(-len(found) // MUTANTS)] if found else []
+    return found
+
+
+def operation(node):
+    """The operation of a node, of a comparison its first; None where it has none."""
+    return node.ops[0] if isinstance(node, ast.Compare) else getattr(node, "op", None)
+
+
+def is_whole_number(node):
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def can_change(node):
+    return type(operation(node)).__name__ in SWAPS or is_whole_number(node)
+
+
+def change(node):
+    """One operation for another, or a whole number for the next."""
+    if is_whole_number(node):
+        node.value += 1
+    elif isinstance(node, ast.Compare):
+        node.ops[0] = SWAPS[type(node.ops[0]).__name__]()
+    else:
+        node.op = SWAPS[type(node.op).__name__]()
 
 
 def said(function, *arguments, seconds=SECONDS):
