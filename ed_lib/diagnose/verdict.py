@@ -1,0 +1,112 @@
+"""What a step waits for: its time, divided into parts that add up to it."""
+
+from dataclasses import dataclass, field
+
+from ed_lib.diagnose.compilation import Compilation
+from ed_lib.diagnose.operators import Operator, Prices
+from ed_lib.diagnose.profiled import Profiled
+from ed_lib.diagnose.watching import Call
+from ed_lib.timing import Timing
+
+DATA = "data"
+SYNCHRONISATION = "synchronisation"
+COPIES = "copies"
+CALLS = "calls"
+MEMORY = "memory traffic"
+ARITHMETIC = "arithmetic"
+ABOVE = "kernels above their floors"
+RANKS = "other ranks"
+REST = "not explained"
+PARTS = (DATA, SYNCHRONISATION, COPIES, CALLS, MEMORY, ARITHMETIC, ABOVE, RANKS, REST)
+ABOUT_EQUAL = 0.8  # of the largest part: the second is named as well
+
+
+@dataclass
+class Held:
+    """Bytes of memory: ``peak`` of the step, and what explains it. ``reserved``: what PyTorch keeps
+    of a GPU and no tensor uses.
+    """
+
+    peak: int = 0
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    reserved: int = 0
+
+
+@dataclass
+class Measured:
+    """All that was measured of a step. ``timing`` is that of the whole step, with ``waited``
+    seconds for its batch and ``optimizing`` seconds in its optimizers; ``steps``: how many were trained.
+    """
+
+    timing: Timing
+    waited: float
+    optimizing: float
+    calls: list[Call]
+    operators: list[Operator]
+    price: Prices
+    profile: Profiled
+    held: Held
+    steps: int
+    compilation: Compilation | None = None
+    batches: bool = False
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The median time of a step."""
+        return self.timing.median
+
+    def seconds_of_calls(self, phases=("forward", "backward", "optimizer")) -> float:
+        """What the calls of some phases cost, their work apart."""
+        each = {"optimizer": self.price.costs.plain}
+        usual = self.price.costs.differentiated
+        return sum(
+            one.calls * each.get(one.phase, usual) for one in self.operators if one.phase in phases
+        )
+
+
+def divide(measured: Measured) -> dict[str, float]:
+    """{part: seconds}, which add up to the time of the step."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts[DATA] = measured.waited
+    parts[RANKS] = measured.profile.messages
+    # The device was idle after the host had waited for it: the profiled step tells the share.
+    if measured.profile.span:
+        share = measured.profile.after_waits / measured.profile.span
+        parts[SYNCHRONISATION] = share * measured.seconds
+    for operator in measured.operators:
+        # An operator that was faster than its floor had its data nearer than we thought.
+        share = min(1.0, operator.seconds / operator.floor) if operator.floor else 0.0
+        parts[MEMORY] += share * operator.memory
+        parts[ARITHMETIC] += share * operator.arithmetic
+        parts[COPIES if operator.copies else ABOVE] += operator.above
+    parts[CALLS] = measured.seconds_of_calls()
+    return _adding_up(parts, measured.seconds)
+
+
+def _adding_up(parts, seconds):
+    """With what is not explained; if more is explained than there is, less of it."""
+    rest = seconds - sum(parts.values())
+    # Under the watcher kernels take longer than alone, and calls of small operators overlap with
+    # them: these two give way.
+    for name in (ABOVE, CALLS):
+        if rest < 0:
+            less = min(parts[name], -rest)
+            parts[name] -= less
+            rest += less
+    if rest < 0:
+        shrink = seconds / (seconds - rest)
+        parts = {name: part * shrink for name, part in parts.items()}
+        rest = 0.0
+    return parts | {REST: rest}
+
+
+def verdict(parts: dict[str, float]) -> str:
+    """The name of the largest part, and of the second if it is about as large."""
+    first, second = sorted(parts, key=lambda name: -parts[name])[:2]
+    if parts[second] > ABOUT_EQUAL * parts[first]:
+        return f"{first} and {second}"
+    return first
