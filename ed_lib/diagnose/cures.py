@@ -5,6 +5,7 @@ promise.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
 from ed_lib import machine
@@ -46,7 +47,7 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "loader workers and pinned memory", parts[verdict.DATA], "the wait for batches"
     waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
     yield "no synchronisation", waits, "waits of the device for the host"
-    yield "less work outside PyTorch", parts[verdict.REST], "Python and other libraries"
+    yield "less work outside PyTorch", parts[verdict.OUTSIDE], "Python and other libraries"
     yield "a larger batch", _of_a_larger_batch(measured), "calls, optimizer, weights, per example"
     if measured.profile.compiled is None:
         yield "torch.compile", _of_compiling(measured), "calls, pointwise traffic, layouts"
@@ -72,24 +73,38 @@ def _multiplies(operator: Operator) -> bool:
 
 
 def _of_a_larger_batch(measured):
-    """What does not grow with the batch. A product of more rows can come near its arithmetic."""
-    fixed = measured.seconds_of_calls(("forward", "backward")) + measured.parts[verdict.REST]
+    """What does not grow with the batch: calls, Python, the optimizer, and the time of products
+    that wait for their weights.
+    """
+    fixed = sum(measured.parts[name] for name in (verdict.CALLS, verdict.OUTSIDE, verdict.REST))
     products = [one for one in _in_passes(measured) if _multiplies(one)]
-    rate = measured.price.rate
-    idle = sum(max(0.0, one.seconds - one.flops / rate(one.dtype)) for one in products)
-    return fixed + idle + measured.optimizing
+    waiting = sum(one.seconds * one.memory / one.floor for one in products if one.floor)
+    optimizing = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
+    return fixed + waiting + optimizing
 
 
 def _of_compiling(measured):
-    """Of forward and backward pass: the calls, all but the products' work, Python, and for a
-    convolution the copies into the layout that it likes.
+    """Of forward and backward pass: the calls, Python, and for a convolution the copies into the
+    layout that it likes. Of all that stands between two products, one pass over the largest
+    operator's data is left.
     """
-    passes = _in_passes(measured)
-    calls = measured.seconds_of_calls(("forward", "backward"))
-    pointwise = sum(one.seconds for one in passes if not _multiplies(one))
-    bandwidth = measured.price.bandwidth
-    layouts = sum(one.bytes for one in passes if one.name in CONVOLUTIONS) / bandwidth
-    return calls + pointwise + layouts + measured.parts[verdict.REST]
+    calls = [call for call in measured.calls if call.phase != "optimizer"]
+    saved = 0.0
+    for multiplies, run in groupby(calls, key=lambda call: call.flops > 0):
+        members = list(run)
+        if not multiplies:
+            once = max(measured.price.memory(call) for call in members)
+            saved += max(0.0, sum(call.own for call in members) - once)
+    convolutions = [one for one in _in_passes(measured) if one.name in CONVOLUTIONS]
+    layouts = sum(one.bytes for one in convolutions) / measured.price.bandwidth
+    return saved + layouts + _around_the_passes(measured)
+
+
+def _around_the_passes(measured):
+    """Seconds of the host for calls and Python, the optimizer's apart."""
+    host = measured.parts[verdict.CALLS] + measured.parts[verdict.REST]
+    own = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
+    return max(0.0, host - max(0.0, measured.optimizing - own))
 
 
 def _of_a_fused_optimizer(measured):
@@ -132,7 +147,7 @@ def _of_fused_attention(measured):
     saved = 0.0
     for call in measured.calls:
         if any(prod(shape) in squares and len(shape) > 1 for shape in call.shapes):
-            saved += max(0.0, measured.price.own(call) - measured.price.arithmetic(call))
+            saved += max(0.0, call.own - measured.price.arithmetic(call))
     return saved
 
 
@@ -162,11 +177,10 @@ def _of_one_call(measured):
     price = measured.price
     times = Counter((call.operator, call.shapes) for call in passes)
     members = [call for call in passes if times[call.operator, call.shapes] >= turns // 2]
-    took = sum(price.own(call) for call in members)
+    took = sum(call.own for call in members)
     least = sum(price.arithmetic(call) for call in members)
     share = len(members) / len(passes)
-    around = measured.seconds_of_calls(("forward", "backward")) + measured.parts[verdict.REST]
-    return took - least + share * around
+    return took - least + share * _around_the_passes(measured)
 
 
 def _turns(passes: list[Call]) -> int:

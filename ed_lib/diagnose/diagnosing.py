@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -63,25 +64,26 @@ def _measured(step, batches, device) -> Measured:
     for _ in range(WARM_UP + runner.prefetched):
         runner.run()
     taken, waited, optimizing = _timed(runner)
-    calls, saved, peak = _watched(runner)
+    calls, watch, saved = _watched(runner)
     profile = Profiled()
     if is_needed(device):
         names = {call.operator for call in calls}
         profile = profiled(runner.run_on(runner.next()), names, device)
+    price.set_own(calls, at_most=float(np.median(taken) - np.median(waited)))
     grouped = _with_seconds(operators.grouped(calls, price), profile, device)
-    q1, median, q3 = np.percentile(taken, [25, 50, 75])
+    q1, middle, q3 = np.percentile(taken, [25, 50, 75])
     return Measured(
-        timing=timing.Timing(float(median), float(q1), float(q3), len(taken)),
+        timing=timing.Timing(float(middle), float(q1), float(q3), len(taken)),
         waited=float(np.median(waited)),
         optimizing=float(np.median(optimizing)),
         calls=calls,
         operators=grouped,
         price=price,
         profile=profile,
-        held=_held(runner, saved, peak, device),
+        held=_held(runner, saved, watch.peak, device),
         steps=runner.steps,
         compilation=compilation(),
-        batches=batches is not None,
+        tail=watch.tail,
     )
 
 
@@ -162,10 +164,9 @@ def _timed(runner):
     return taken, waited, optimizing
 
 
-def _watched(runner) -> tuple[list[Call], int, int]:
-    """The calls of one step, each with the shortest time of the watched steps; the bytes that the
-    forward pass keeps for the backward pass; and those that the step holds at its peak, above what
-    was there before it.
+def _watched(runner) -> tuple[list[Call], Watch, int]:
+    """The calls of one step, each with its median time in the watched steps; who watched them;
+    and the bytes that the forward pass keeps for the backward pass.
     """
     watch = Watch()
     runs = []
@@ -182,12 +183,12 @@ def _watched(runner) -> tuple[list[Call], int, int]:
     for each in later:
         _check_same(first, each)
     last = later[-1]
-    for run in later[:-1]:
-        # A step may leave its optimizer out now and then: then its calls cannot be paired.
-        if len(run) == len(last):
-            for call, other in zip(last, run, strict=True):
-                call.seconds = min(call.seconds, other.seconds)
-    return last, saved.bytes, watch.peak
+    # A step may leave its optimizer out now and then: such a run's calls cannot be paired.
+    alike = [run for run in runs if len(run) == len(last)]
+    for same in zip(*alike, strict=True):
+        same[-1].seconds = median(call.seconds for call in same)
+        same[-1].outside = median(call.outside for call in same)
+    return last, watch, saved.bytes
 
 
 def _check_same(first, other):

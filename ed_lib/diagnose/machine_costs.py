@@ -3,6 +3,7 @@ in half a second, once a process.
 """
 
 import functools
+import statistics
 from bisect import bisect_left
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,7 +14,7 @@ from ed_lib import roofline, timing
 from ed_lib.diagnose.watching import Call, Watch
 
 CALLS = 300  # of a block
-BLOCKS = 5  # of which the fastest counts
+BLOCKS = 5  # of which the median counts
 KIB = 2**10
 # Bytes of a working set, from what a core's own cache holds to what no cache holds
 WORKING_SETS = tuple(256 * KIB * 4**n for n in range(5))
@@ -72,8 +73,8 @@ def call_costs(device: str, threads: int) -> CallCosts:
     with Watch() as watch:
         forward_and_backward()
     # The gradient of ``w`` is added up: these operators are of the same kind.
-    each = _fastest(forward_and_backward, CALLS // CHAIN) / len(watch.calls)
-    plain = _fastest(lambda: x.mul_(1.0), CALLS)
+    each = _median(forward_and_backward, CALLS // CHAIN) / len(watch.calls)
+    plain = _median(lambda: x.mul_(1.0), CALLS)
     seen = Watch()
     with seen:
         for _ in range(CALLS):
@@ -82,7 +83,7 @@ def call_costs(device: str, threads: int) -> CallCosts:
     return CallCosts(plain, max(plain, each), watched)
 
 
-def _fastest(function, times):
+def _median(function, times):
     found = []
     function()
     for _ in range(BLOCKS):
@@ -93,7 +94,7 @@ def _fastest(function, times):
         # Until the call returns: what a launch costs the host.
         found.append((perf_counter() - start) / times)
     timing.synchronize()
-    return min(found)
+    return statistics.median(found)
 
 
 @functools.cache

@@ -77,9 +77,16 @@ class Prices:
         """Seconds for the FLOPs of a call."""
         return call.flops / self.rate(call.dtype) if call.flops else 0.0
 
-    def own(self, call: Call) -> float:
-        """Seconds of a call without what any call takes."""
-        return max(0.0, call.seconds - self.costs.watched)
+    def set_own(self, calls: list[Call], at_most: float) -> None:
+        """Sets each call's ``own`` seconds: without what any call takes. The watcher may slow a
+        step down, so that all are shortened alike if they take longer than the step, ``at_most``.
+        """
+        for call in calls:
+            call.own = max(0.0, call.seconds - self.costs.watched)
+        together = sum(call.own for call in calls)
+        if together > at_most:
+            for call in calls:
+                call.own *= at_most / together
 
 
 def prices(device: str) -> Prices:
@@ -103,5 +110,5 @@ def grouped(calls: Iterable[Call], price: Prices) -> list[Operator]:
             operator.arithmetic += computing
         else:
             operator.memory += moving
-        operator.seconds += price.own(call)
+        operator.seconds += call.own
     return sorted(found.values(), key=lambda one: -one.seconds)

@@ -112,7 +112,7 @@ class Report:
         for call in calls:
             outside[call.place] += max(0.0, call.outside - usual)
         clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
-        if clearly and self.parts[verdict.REST] > CLEARLY * self.seconds:
+        if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
             told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
             lines.append(f"outside PyTorch's operators, before these lines' next: {told}")
         return lines

@@ -16,8 +16,10 @@ MEMORY = "memory traffic"
 ARITHMETIC = "arithmetic"
 ABOVE = "kernels above their floors"
 RANKS = "other ranks"
+OUTSIDE = "outside PyTorch"
 REST = "not explained"
-PARTS = (DATA, SYNCHRONISATION, COPIES, CALLS, MEMORY, ARITHMETIC, ABOVE, RANKS, REST)
+PARTS = (DATA, SYNCHRONISATION, COPIES, CALLS, MEMORY, ARITHMETIC, ABOVE, RANKS, OUTSIDE, REST)
+MANY_TIMES = 10  # the cost of a call by itself: what a call in a step may cost, with its Python
 ABOUT_EQUAL = 0.8  # of the largest part: the second is named as well
 
 
@@ -38,7 +40,8 @@ class Held:
 @dataclass
 class Measured:
     """All that was measured of a step. ``timing`` is that of the whole step, with ``waited``
-    seconds for its batch and ``optimizing`` seconds in its optimizers; ``steps``: how many were trained.
+    seconds for its batch and ``optimizing`` seconds in its optimizers; ``steps``: how many were trained; ``tail``: seconds from the last
+    operator to the end.
     """
 
     timing: Timing
@@ -51,7 +54,7 @@ class Measured:
     held: Held
     steps: int
     compilation: Compilation | None = None
-    batches: bool = False
+    tail: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -59,12 +62,17 @@ class Measured:
         """The median time of a step."""
         return self.timing.median
 
-    def seconds_of_calls(self, phases=("forward", "backward", "optimizer")) -> float:
-        """What the calls of some phases cost, their work apart."""
-        each = {"optimizer": self.price.costs.plain}
-        usual = self.price.costs.differentiated
+    @property
+    def most_of_calls(self) -> float:
+        """Seconds that all calls can cost at the most, their work apart."""
+        return len(self.calls) * MANY_TIMES * self.price.costs.differentiated
+
+    @property
+    def outside(self) -> float:
+        """Seconds between two operators in which the host did more than to call the next."""
+        usual = MANY_TIMES * self.price.costs.differentiated
         return sum(
-            one.calls * each.get(one.phase, usual) for one in self.operators if one.phase in phases
+            gap for gap in (self.tail, *(call.outside for call in self.calls)) if gap > usual
         )
 
 
@@ -83,25 +91,13 @@ def divide(measured: Measured) -> dict[str, float]:
         parts[MEMORY] += share * operator.memory
         parts[ARITHMETIC] += share * operator.arithmetic
         parts[COPIES if operator.copies else ABOVE] += operator.above
-    parts[CALLS] = measured.seconds_of_calls()
-    return _adding_up(parts, measured.seconds)
-
-
-def _adding_up(parts, seconds):
-    """With what is not explained; if more is explained than there is, less of it."""
-    rest = seconds - sum(parts.values())
-    # Under the watcher kernels take longer than alone, and calls of small operators overlap with
-    # them: these two give way.
-    for name in (ABOVE, CALLS):
-        if rest < 0:
-            less = min(parts[name], -rest)
-            parts[name] -= less
-            rest += less
-    if rest < 0:
-        shrink = seconds / (seconds - rest)
-        parts = {name: part * shrink for name, part in parts.items()}
-        rest = 0.0
-    return parts | {REST: rest}
+    # What is left is the host's: it calls operators, and does other things between them.
+    left = max(0.0, measured.seconds - sum(parts.values()))
+    parts[OUTSIDE] = min(left, measured.outside)
+    parts[CALLS] = min(left - parts[OUTSIDE], measured.most_of_calls)
+    parts[REST] = left - parts[OUTSIDE] - parts[CALLS]
+    shrink = measured.seconds / sum(parts.values())
+    return {name: part * shrink for name, part in parts.items()}
 
 
 def verdict(parts: dict[str, float]) -> str:

@@ -64,6 +64,7 @@ class Call:
     reads: tuple[int, ...]  # addresses of the memory of what it reads
     touches: list[Touch] = field(default_factory=list)
     moves_between: bool = False  # host and device
+    own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
 
     @property
     def bytes(self) -> int:
@@ -96,6 +97,7 @@ class Watch(TorchDispatchMode):
         self._optimizing = False
         self._hooks: list = []
         self.peak = 0  # bytes of all that was made since the watch began and lived at one time
+        self.tail = 0.0  # seconds from the last operator to the end
         self._held = 0
         self._alive: set[int] = set()  # addresses
         self._returned = perf_counter()  # when it had dealt with the operator before
@@ -111,6 +113,7 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error):
         for hook in self._hooks:
             hook.remove()
+        self.tail = perf_counter() - self._returned
         # A step that raised in its optimizer had no post hook.
         self._optimizing = False
         return super().__exit__(*error)
