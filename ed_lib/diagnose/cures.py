@@ -109,9 +109,9 @@ def _around_the_passes(measured):
 
 def _of_a_fused_optimizer(measured):
     """One pass has to read every number of parameters, gradients and state once."""
-    calls = [call for call in measured.calls if call.phase == "optimizer"]
-    if not calls or any("fused" in call.operator for call in calls):
+    if not measured.can_fuse:
         return 0.0
+    calls = [call for call in measured.calls if call.phase == "optimizer"]
     sizes: dict[int, int] = {}
     for call in calls:
         for address, touch in zip(call.reads, call.touches, strict=False):

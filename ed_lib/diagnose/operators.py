@@ -11,6 +11,9 @@ from ed_lib import roofline
 from ed_lib.diagnose import machine_costs
 from ed_lib.diagnose.watching import Call
 
+# The libraries of collectives: of torch.distributed, and its functional ones
+MESSAGES = ("c10d::", "_c10d_functional::")
+
 
 @dataclass
 class Operator:
@@ -31,6 +34,11 @@ class Operator:
     arithmetic: float = 0.0
     seconds: float = 0.0
     copies: bool = False  # between host and device
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a collective, which waits for other ranks."""
+        return self.name.startswith(MESSAGES)
 
     @property
     def floor(self) -> float:
@@ -56,9 +64,15 @@ class Prices:
         return machine_costs.call_costs(self.device, self.threads)
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s in a format; in one that was not measured, float32's."""
-        known = dtype if dtype in roofline.DTYPES else "float32"
-        return roofline.ceilings(self.device, known, threads=self.threads).rate
+        """FLOP/s in a format; in one that was not measured, float32's. A processor that has no
+        16-bit products converts them, and comes no nearer than float32's rate.
+        """
+        formats = {"float32", dtype if dtype in roofline.DTYPES else "float32"}
+        if dtype == "float64":
+            formats = {dtype}
+        return max(
+            roofline.ceilings(self.device, each, threads=self.threads).rate for each in formats
+        )
 
     def memory(self, call: Call) -> float:
         """Seconds for the bytes of a call, from memory or from a cache."""
@@ -77,16 +91,23 @@ class Prices:
         """Seconds for the FLOPs of a call."""
         return call.flops / self.rate(call.dtype) if call.flops else 0.0
 
-    def set_own(self, calls: list[Call], at_most: float) -> None:
-        """Sets each call's ``own`` seconds: without what any call takes. The watcher may slow a
-        step down, so that all are shortened alike if they take longer than the step, ``at_most``.
-        """
+    def set_own(self, calls: list[Call]) -> None:
+        """Sets each call's ``own`` seconds: without what any call takes."""
         for call in calls:
             call.own = max(0.0, call.seconds - self.costs.watched)
-        together = sum(call.own for call in calls)
-        if together > at_most:
-            for call in calls:
-                call.own *= at_most / together
+
+
+def shorten(operators: list[Operator], calls: list[Call], at_most: float) -> None:
+    """Makes all times shorter alike, where they are together longer than the step, ``at_most``:
+    who watches slows down.
+    """
+    together = sum(one.seconds for one in operators)
+    if together > at_most:
+        share = at_most / together
+        for operator in operators:
+            operator.seconds *= share
+        for call in calls:
+            call.own *= share
 
 
 def prices(device: str) -> Prices:

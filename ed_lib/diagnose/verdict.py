@@ -40,8 +40,8 @@ class Held:
 @dataclass
 class Measured:
     """All that was measured of a step. ``timing`` is that of the whole step, with ``waited``
-    seconds for its batch and ``optimizing`` seconds in its optimizers; ``steps``: how many were trained; ``tail``: seconds from the last
-    operator to the end.
+    seconds for its batch and ``optimizing`` seconds in its optimizers. ``steps``: how many were
+    trained. ``tail``: seconds from the last operator to the end.
     """
 
     timing: Timing
@@ -55,6 +55,7 @@ class Measured:
     steps: int
     compilation: Compilation | None = None
     tail: float = 0.0
+    can_fuse: bool = False  # an optimizer that has a fused kernel and does not use it
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -80,12 +81,15 @@ def divide(measured: Measured) -> dict[str, float]:
     """{part: seconds}, which add up to the time of the step."""
     parts = dict.fromkeys(PARTS, 0.0)
     parts[DATA] = measured.waited
-    parts[RANKS] = measured.profile.messages
+    collectives = sum(one.seconds for one in measured.operators if one.sends)
+    parts[RANKS] = max(measured.profile.messages, collectives)
     # The device was idle after the host had waited for it: the profiled step tells the share.
     if measured.profile.span:
         share = measured.profile.after_waits / measured.profile.span
         parts[SYNCHRONISATION] = share * measured.seconds
     for operator in measured.operators:
+        if operator.sends:
+            continue
         # An operator that was faster than its floor had its data nearer than we thought.
         share = min(1.0, operator.seconds / operator.floor) if operator.floor else 0.0
         parts[MEMORY] += share * operator.memory

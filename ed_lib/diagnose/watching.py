@@ -122,10 +122,10 @@ class Watch(TorchDispatchMode):
         self._optimizing = now
 
     def _phase(self):
-        if self._optimizing:
-            return "optimizer"
-        node = torch._C._current_autograd_node()  # noqa: SLF001
-        return "forward" if node is None else "backward"
+        if torch._C._current_autograd_node() is not None:  # noqa: SLF001
+            return "backward"
+        # An optimizer that is given a closure runs forward passes inside its step.
+        return "optimizer" if self._optimizing and not torch.is_grad_enabled() else "forward"
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
