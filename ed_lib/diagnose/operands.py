@@ -7,6 +7,14 @@ from torch.utils._pytree import tree_leaves
 GATHERS = {"embedding", "index_select", "gather", "index", "take"}
 # Of what these change, the rows that are named are read and written.
 SCATTERS = {"index_put_", "index_add_", "scatter_add_", "scatter_", "index_copy_"}
+# A gather as well: of each row the one number that the target names
+LOSSES = {"nll_loss_forward", "nll_loss2d_forward"}
+# What these change they overwrite, without reading it.
+OVERWRITES = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}
+OVERWRITES |= {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_"}
+# These ask the argument ``self`` for its shape alone: they, "zeros_like" and "new_zeros".
+SHAPED = {"nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward"}
+SHAPED |= {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward"}
 
 
 def bytes_by_rows(name: str, read: list, written: list) -> list[tuple[str, torch.Tensor, int]]:
@@ -17,6 +25,9 @@ def bytes_by_rows(name: str, read: list, written: list) -> list[tuple[str, torch
         out = sum(addressed(tensor) for tensor in written)
         kind, table, size = sizes[0]
         sizes[0] = (kind, table, min(size, out))
+    elif name in LOSSES:
+        kind, table, size = sizes[0]
+        sizes[0] = (kind, table, min(size, read[1].numel() * table.element_size()))
     elif name in SCATTERS:
         changed = {id(tensor) for tensor in written}
         rows = max(
@@ -32,28 +43,32 @@ def addressed(tensor: torch.Tensor) -> int:
     numbers = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers *= size if stride or not size else 1
-    return numbers * tensor.element_size()
+    # Windows that overlap share their numbers.
+    return min(numbers * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def read_and_written(function, args: tuple, kwargs: dict, result) -> tuple[list, list]:
     """The tensors that an operator reads and those it writes, by its schema. An argument that is
     changed in place is both; one that is only written stands among the keywords, as ``out`` does,
-    or is the target of a copy.
+    or is overwritten, as the target of a copy is.
     """
     read: list = []
     written: list = []
-    is_copy = function.name().startswith(("aten::copy_", "aten::zero_", "aten::fill_"))
+    name = function.name().removeprefix("aten::").partition(".")[0]
+    asks_for_shape = name in SHAPED or name.endswith("_like") or name.startswith("new_")
     for n, argument in enumerate(function._schema.arguments):
         given = args[n] if n < len(args) else kwargs.get(argument.name)
         tensors = tree_leaves(given)
         is_changed = argument.alias_info is not None and argument.alias_info.is_write
-        is_only_written = is_changed and (argument.kwarg_only or is_copy)
+        is_only_written = is_changed and (argument.kwarg_only or name in OVERWRITES)
+        is_shape = asks_for_shape and argument.name == "self"
         if is_changed:
             written += tensors
-        if not is_only_written:
+        if not is_only_written and not is_shape:
             read += tensors
-    # What changes no argument writes its result.
-    written = written or tree_leaves(result)
+    # In place the result is the argument that was changed.
+    changed = {id(tensor) for tensor in written}
+    written += [value for value in tree_leaves(result) if id(value) not in changed]
     return strided(read), strided(written)
 
 

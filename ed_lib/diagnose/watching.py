@@ -23,8 +23,8 @@ from ed_lib.diagnose import operands, operator_flops
 
 # Memory, and no work. Views are free as well.
 FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-# These two are views, though PyTorch does not say so of them.
-FREE |= {"_unsafe_view", "lift_fresh"}
+# These are views, though PyTorch does not say so of them.
+FREE |= {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "lift_fresh"}
 # Marks that PyTorch leaves for its own profiler
 MARKS = "profiler::"
 # What hands a number to the host: on a GPU the host waits for it.
