@@ -2,9 +2,9 @@
 trace.
 """
 
+import contextlib
 import copy
 import random
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,7 @@ class Kept:
                     f"restore[{n}] is of {type(one).__name__}; wanted a model, an optimizer or "
                     "what else has a state_dict"
                 )
-        self._modules = [_Module(one) for one in objects if isinstance(one, nn.Module)]
-        others = [one for one in objects if not isinstance(one, nn.Module)]
-        self._others: list[tuple[Any, dict]] = [
-            (one, copy.deepcopy(one.state_dict())) for one in others
-        ]
+        self._kept = [_keeper(one) for one in objects]
         # NumPy's old generator is the one that training loops share.
         of_numpy = np.random.get_state()  # noqa: NPY002
         self._random = (random.getstate(), of_numpy, torch.get_rng_state())
@@ -40,16 +36,22 @@ class Kept:
 
     def put_back(self) -> None:
         """Makes everything what it was."""
-        for module in self._modules:
-            module.put_back()
-        for one, state in self._others:
-            one.load_state_dict(state)
+        for one in self._kept:
+            one.put_back()
         for_python, for_numpy, for_torch = self._random
         random.setstate(for_python)
         np.random.set_state(for_numpy)  # noqa: NPY002
         torch.set_rng_state(for_torch)
         if self._random_of_gpus:
             torch.cuda.set_rng_state_all(self._random_of_gpus)
+
+
+def _keeper(one):
+    if isinstance(one, nn.Module):
+        return _Module(one)
+    if isinstance(one, torch.optim.Optimizer):
+        return _Optimizer(one)
+    return _Other(one)
 
 
 class _Module:
@@ -66,9 +68,15 @@ class _Module:
             for each, grad in gradients
         ]
         self._modes = [(part, part.training) for part in module.modules()]
+        # A forward pass may assign a new tensor to a buffer, in place of changing the old one.
+        owned = [each for part in module.modules() for each in (part._parameters, part._buffers)]
+        self._owned = [(names, dict(names)) for names in owned]
 
     @torch.no_grad()
     def put_back(self):
+        for names, tensors in self._owned:
+            names.clear()
+            names.update(tensors)
         for tensor, value in self._values:
             tensor.copy_(value)
         for parameter, gradient, value in self._gradients:
@@ -78,3 +86,41 @@ class _Module:
                 parameter.grad = value
         for part, training in self._modes:
             part.training = training
+
+
+class _Optimizer:
+    """An optimizer's state and the options of its groups. Its own ``load_state_dict`` would turn a
+    float32 state of a bfloat16 parameter into bfloat16.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._state = {key: copy.deepcopy(state) for key, state in optimizer.state.items()}
+        self._groups = [
+            (group, {name: copy.deepcopy(v) for name, v in group.items() if name != "params"})
+            for group in optimizer.param_groups
+        ]
+
+    def put_back(self):
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+        for group, options in self._groups:
+            parameters = group["params"]
+            group.clear()
+            group.update(params=parameters, **options)
+
+
+class _Other:
+    """A scheduler, a GradScaler, and what else has a state_dict."""
+
+    def __init__(self, one):
+        self._one = one
+        self._state = copy.deepcopy(one.state_dict())
+
+    def put_back(self):
+        if isinstance(self._one, torch.amp.GradScaler):
+            # Where a step raised, it remembers that the gradients are unscaled; only update()
+            # forgets that. One that has scaled nothing yet has nothing to forget, and says so.
+            with contextlib.suppress(AssertionError):
+                self._one.update(self._one.get_scale())
+        self._one.load_state_dict(self._state)
