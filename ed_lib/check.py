@@ -2,7 +2,7 @@
 what came and what was wanted. Inside, nothing is checked twice.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,15 @@ def function(name: str, value: Any) -> None:
     """TypeError unless ``value`` can be called: ``f()`` is a slip for ``f``."""
     if not callable(value):
         raise TypeError(f"{name} is a {type(value).__name__}; wanted a function to call")
+
+
+def iterator(name: str, value: Any, example: str) -> Iterator:
+    """``iter(value)``. TypeError for what cannot be iterated; ``example`` is what can."""
+    try:
+        return iter(value)
+    except TypeError as error:
+        kind = type(value).__name__
+        raise TypeError(f"{name} is a {kind}; wanted several, such as {example}") from error
 
 
 def shape(name: str, shape: Sequence[int], wanted: Sequence[int | str]) -> None:

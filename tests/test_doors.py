@@ -28,6 +28,7 @@ from ed_lib import (
     transformer,
 )
 from ed_lib.roofline import Ceilings
+from tests.diagnose.doors import DIAGNOSE
 from tests.ed.doors import ED
 from tests.lstm.doors import LSTM
 from tests.parallel.doors import PARALLEL
@@ -334,7 +335,7 @@ TOOLS = [
     for url in URLS
 ]
 
-DOORS = [*GROUND, *MEASURE, *ED, *PARALLEL, *PRECISION, *LSTM, *TOOLS]
+DOORS = [*GROUND, *DIAGNOSE, *MEASURE, *ED, *PARALLEL, *PRECISION, *LSTM, *TOOLS]
 
 
 @pytest.mark.parametrize("what, call, error, words", DOORS, ids=[door[0] for door in DOORS])

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ed_lib import check, timing
+from ed_lib import check, machine, timing
 from ed_lib.diagnose import operators, verdict
 from ed_lib.diagnose.compilation import compilation
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
@@ -44,22 +44,25 @@ def step(
     scalers that the step changes: they, and the random generators, are afterwards bit for bit what
     they were.
 
-    TypeError for a step that cannot be called and for a state that cannot be kept; ValueError for a
-    step that runs no operator, one whose work changes from run to run, and batches that end. What
-    the step itself raises is raised; in every case what ``restore`` names is put back.
+    TypeError for a step that cannot be called, batches that yield nothing, and a state that cannot
+    be kept; ValueError for a device that is not there, a step that runs no operator, one whose work
+    changes from run to run, and batches that end. What the step itself raises is raised; in every
+    case what ``restore`` names is put back.
     """
     check.function("step", step)
-    kept = Kept(list(restore))
+    device = str(device)  # of a torch.device too
+    machine.gpu(device)
+    runner = _Runner(step, batches)
+    kept = Kept(restore)
     try:
-        measured = _measured(step, batches, device)
+        measured = _measured(runner, device)
     finally:
         kept.put_back()
     measured.parts = verdict.divide(measured)
     return Report(measured)
 
 
-def _measured(step, batches, device) -> Measured:
-    runner = _Runner(step, batches)
+def _measured(runner, device) -> Measured:
     price = operators.prices(device)
     for _ in range(WARM_UP + runner.prefetched):
         runner.run()
@@ -98,7 +101,9 @@ class _Runner:
 
     def __init__(self, step, batches):
         self._step = step
-        self._batches: Iterator | None = None if batches is None else iter(batches)
+        self._batches: Iterator | None = None
+        if batches is not None:
+            self._batches = check.iterator("batches", batches, "a loader")
         self.steps = 0
         # A loader's workers are ahead by so many batches, which the first steps need not wait for.
         workers = getattr(batches, "num_workers", 0) or 0

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ed_lib import check
+
 # What an object needs to be kept: a model, an optimizer, a scheduler, a GradScaler have both.
 METHODS = ("state_dict", "load_state_dict")
 
@@ -18,12 +20,13 @@ class Kept:
     """The state of models, optimizers, schedulers and scalers, and of the random generators of
     Python, NumPy and PyTorch.
 
-    TypeError for what has no ``state_dict``.
+    TypeError for what has no ``state_dict``, and for a model that stands in no list.
     """
 
     def __init__(self, objects):
+        objects = list(check.iterator("restore", objects, "[model, optimizer]"))
         for n, one in enumerate(objects):
-            if not all(hasattr(one, method) for method in METHODS):
+            if isinstance(one, type) or not all(hasattr(one, method) for method in METHODS):
                 raise TypeError(
                     f"restore[{n}] is of {type(one).__name__}; wanted a model, an optimizer or "
                     "what else has a state_dict"
@@ -118,9 +121,9 @@ class _Other:
         self._state = copy.deepcopy(one.state_dict())
 
     def put_back(self):
-        if isinstance(self._one, torch.amp.GradScaler):
-            # Where a step raised, it remembers that the gradients are unscaled; only update()
+        if hasattr(self._one, "get_scale"):
+            # Where a step raised, a scaler remembers that the gradients are unscaled; only update()
             # forgets that. One that has scaled nothing yet has nothing to forget, and says so.
-            with contextlib.suppress(AssertionError):
+            with contextlib.suppress(AssertionError, RuntimeError):
                 self._one.update(self._one.get_scale())
         self._one.load_state_dict(self._state)
