@@ -94,7 +94,7 @@ class Watch(TorchDispatchMode):
         self._touched_at: dict[int, int] = {}  # address → bytes moved so far
         self._optimizing = False
         self._hooks: list = []
-        self.peak = 0  # bytes of all that was made since the watch began and lived at one time
+        self.peak = 0  # bytes of all that was seen and lived at one time
         self.tail = 0.0  # seconds from the last operator to the end
         self._held = 0
         self._alive: set[int] = set()  # addresses
@@ -163,21 +163,19 @@ class Watch(TorchDispatchMode):
         return result
 
     def _hold(self, args, kwargs, result):
-        """Counts the memory that a result has of its own, until nothing holds it any more."""
-        given = {
-            operands.address_of(tensor) for tensor in operands.strided(tree_leaves((args, kwargs)))
-        }
-        for tensor in operands.strided(tree_leaves(result)):
+        """Counts the memory of all that is seen, until nothing holds it any more."""
+        for tensor in operands.strided(tree_leaves((args, kwargs, result))):
             storage = tensor.untyped_storage()
-            address = storage.data_ptr()
-            if address in given or address in self._alive:
-                continue
-            self._alive.add(address)
-            self._held += storage.nbytes()
-            weakref.finalize(storage, self._free, address, storage.nbytes())
+            address, size = storage.data_ptr(), storage.nbytes()
+            if size and address not in self._alive:
+                self._alive.add(address)
+                self._held += size
+                # A parameter outlives its watcher, and must not keep it.
+                weakref.finalize(storage, _free, weakref.ref(self), address, size)
         self.peak = max(self.peak, self._held)
 
-    def _free(self, address, size):
+    def free(self, address: int, size: int) -> None:
+        """Nothing holds this memory any more."""
         self._alive.discard(address)
         self._freed[address] += 1
         self._held -= size
@@ -228,6 +226,11 @@ class Watch(TorchDispatchMode):
             self._touched_at[operands.address_of(tensor)] = moved
         self._moved = moved
         return found
+
+
+def _free(watch, address, size):
+    if (watcher := watch()) is not None:
+        watcher.free(address, size)
 
 
 def _place():
