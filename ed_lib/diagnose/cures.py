@@ -92,7 +92,8 @@ def _of_compiling(measured):
     layout that it likes. Of all that stands between two products, one pass over the largest
     operator's data is left.
     """
-    calls = [call for call in measured.calls if call.phase != "optimizer"]
+    passes = [call for call in measured.calls if call.phase != "optimizer"]
+    calls = [call for call in passes if not call.sends and not call.moves_between]
     saved = 0.0
     for multiplies, run in groupby(calls, key=lambda call: call.flops > 0):
         members = list(run)
@@ -100,7 +101,8 @@ def _of_compiling(measured):
             once = max(measured.price.memory(call) for call in members)
             saved += max(0.0, sum(call.own for call in members) - once)
     convolutions = [one for one in _in_passes(measured) if one.name in CONVOLUTIONS]
-    layouts = sum(one.bytes for one in convolutions) / measured.price.bandwidth
+    bandwidth = measured.price.bandwidth
+    layouts = sum(min(one.above, one.bytes / bandwidth) for one in convolutions)
     return saved + layouts + _around_the_passes(measured)
 
 
@@ -145,7 +147,7 @@ def _of_bfloat16(measured):
     if ratio >= 1:
         return 0.0
     products = sum(one.seconds for one in passes if _multiplies(one) and one.dtype == "float32")
-    others = sum(one.seconds for one in passes if not _multiplies(one))
+    others = sum(one.seconds for one in passes if not _multiplies(one) and one.dtype == "float32")
     casts = 2 * measured.held.parameters / 4 * 6 / measured.price.bandwidth
     return (1 - ratio) * products + others / 2 - casts
 
@@ -176,13 +178,14 @@ def _of_channels_last(measured):
 def _of_more_threads(measured):
     there = machine.threads()
     used = measured.price.threads
-    work = sum(one.seconds for one in measured.operators)
+    computing = [one for one in measured.operators if not one.sends and not one.copies]
+    work = sum(one.seconds for one in computing)
     return work * (1 - used / there) if used < there else 0.0
 
 
 def _of_computing_once(measured):
     """(seconds, the line where most of them go): what was computed before in this step, from the
-    same numbers; about twice as much again goes into its backward pass.
+    same numbers; twice as much again may go into its backward pass.
     """
     seen = set()
     again: dict[str, float] = {}
@@ -192,7 +195,11 @@ def _of_computing_once(measured):
             again[call.place] = again.get(call.place, 0.0) + more
             seen.add(call.value)
     place, _ = max(again.items(), key=lambda item: item[1], default=("", 0.0))
-    return (1 + BACKWARD) * sum(again.values()), place
+    passes = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+    for call in measured.calls:
+        passes[call.phase] += call.own
+    backward = passes["backward"] / passes["forward"] if passes["forward"] else 0.0
+    return (1 + min(BACKWARD, backward)) * sum(again.values()), place
 
 
 def _of_one_call(measured):

@@ -9,10 +9,7 @@ import torch
 
 from ed_lib import roofline
 from ed_lib.diagnose import machine_costs
-from ed_lib.diagnose.watching import Call
-
-# The libraries of collectives: of torch.distributed, and its functional ones
-MESSAGES = ("c10d::", "_c10d_functional::")
+from ed_lib.diagnose.watching import MESSAGES, Call
 
 
 @dataclass

@@ -29,6 +29,8 @@ FREE |= {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "lift_fresh"
 MARKS = "profiler::"
 # What hands a number to the host: on a GPU the host waits for it.
 SYNCHRONISING = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "_unique2"}
+# The libraries of collectives: of torch.distributed, and its functional ones
+MESSAGES = ("c10d::", "_c10d_functional::")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -71,6 +73,11 @@ class Call:
     @property
     def synchronises(self) -> bool:
         return self.operator in SYNCHRONISING
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a collective, which waits for other ranks."""
+        return self.operator.startswith(MESSAGES)
 
 
 def watch(function: Callable) -> list[Call]:

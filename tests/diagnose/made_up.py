@@ -1,5 +1,7 @@
 """A machine with round numbers, and measurements of steps that nobody has run."""
 
+import itertools
+
 from ed_lib.diagnose import machine_costs, operators, verdict
 from ed_lib.diagnose.profiled import Profiled
 from ed_lib.diagnose.verdict import Held, Measured
@@ -43,6 +45,9 @@ def prices(device="cpu", threads=1):
     return Prices(device, threads)
 
 
+NUMBERS = itertools.count()
+
+
 def call(operator="mul", bytes=0, flops=0, seconds=0.0, **change):
     """A call that takes ``seconds`` for its work, whose bytes come from memory."""
     values = {
@@ -53,6 +58,7 @@ def call(operator="mul", bytes=0, flops=0, seconds=0.0, **change):
         "place": "train.py:1",
         "device": "cpu",
         "reads": (),
+        "value": next(NUMBERS),
         "touches": [Touch(bytes, None)] if bytes else [],
         "own": seconds,
     }
