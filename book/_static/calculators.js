@@ -156,7 +156,7 @@ const shows = {
       ? "Your step is below its floor. That cannot be: a count is too high, or the clock does not wait for the GPU."
       : `Your step takes <b>${ratio} times</b> its floor. As long as these three stay what they are, no cure makes the
          step more than ${ratio} times as fast.`;
-    return `<p>The step takes <b>${time(floor)}</b> at the least: so long take its ${bound}.${kernels}</p>
+    return `<p>The step's floor is <b>${time(floor)}</b>, the time of its ${bound}.${kernels}</p>
       <table>${rows.join("")}</table><p>${said}</p>`;
   },
   memory(bytes) {
