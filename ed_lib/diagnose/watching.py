@@ -1,0 +1,247 @@
+"""Every operator that a function runs, forward and backward pass and optimizer, watched at
+PyTorch's dispatcher: the bytes that it touches, its FLOPs, the host's seconds, the line it came
+from. Counted from no formula of a network.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ed_lib.diagnose import operands, operator_flops
+
+# Memory, and no work. Views are free as well.
+FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+# These two are views, though PyTorch does not say so of them.
+FREE |= {"_unsafe_view", "lift_fresh"}
+# Marks that PyTorch leaves for its own profiler
+MARKS = "profiler::"
+# What hands a number to the host: on a GPU the host waits for it.
+SYNCHRONISING = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "_unique2"}
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@dataclass
+class Touch:
+    """``bytes`` that an operator reads or writes, and how many bytes the step has moved since it
+    touched them last: as much as a cache has to hold for them to be in it. None: never touched.
+    """
+
+    bytes: int
+    distance: int | None
+
+
+@dataclass
+class Call:
+    """One call of an operator. ``shapes`` are those of its tensors, ``dtype`` the format in which
+    it computes; ``seconds`` are the host's, and ``outside`` those since the operator before it;
+    ``place`` is the line of the caller that led to it.
+    """
+
+    phase: str
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    flops: int
+    seconds: float
+    outside: float
+    place: str
+    device: str
+    reads: tuple[int, ...]  # addresses of the memory of what it reads
+    value: int  # two calls with one value computed the same from the same
+    touches: list[Touch] = field(default_factory=list)
+    moves_between: bool = False  # host and device
+    own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
+
+    @property
+    def bytes(self) -> int:
+        return sum(touch.bytes for touch in self.touches)
+
+    @property
+    def synchronises(self) -> bool:
+        return self.operator in SYNCHRONISING
+
+
+def watch(function: Callable) -> list[Call]:
+    """The :class:`Call` s of ``function()``, in their order, without views and allocations."""
+    with Watch() as watching:
+        function()
+    return watching.calls
+
+
+class Watch(TorchDispatchMode):
+    """Keeps a :class:`Call` for each operator that runs while it is entered.
+
+    What it has seen is used to tell how long ago memory was touched: to see that of a step's first
+    operators, watch two steps by one ``Watch``.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[Call] = []
+        self._moved = 0
+        self._touched_at: dict[int, int] = {}  # address → bytes moved so far
+        self._optimizing = False
+        self._hooks: list = []
+        self.peak = 0  # bytes of all that was made since the watch began and lived at one time
+        self.tail = 0.0  # seconds from the last operator to the end
+        self._held = 0
+        self._alive: set[int] = set()  # addresses
+        self._freed: Counter = Counter()  # how often memory at an address was freed
+        self._values: dict[tuple, int] = {}  # a tensor's state → the value of what made it
+        self._returned = perf_counter()  # when it had dealt with the operator before
+
+    def __enter__(self):
+        self._returned = perf_counter()
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)),
+            register_optimizer_step_post_hook(lambda *_: self._set_optimizing(False)),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for hook in self._hooks:
+            hook.remove()
+        self.tail = perf_counter() - self._returned
+        # A step that raised in its optimizer had no post hook.
+        self._optimizing = False
+        return super().__exit__(*error)
+
+    def _set_optimizing(self, now):
+        self._optimizing = now
+
+    def _phase(self):
+        if torch._C._current_autograd_node() is not None:  # noqa: SLF001
+            return "backward"
+        # An optimizer that is given a closure runs forward passes inside its step.
+        return "optimizer" if self._optimizing and not torch.is_grad_enabled() else "forward"
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        start = perf_counter()
+        result = function(*args, **kwargs)
+        seconds = perf_counter() - start
+        # "aten::mm.out" → "mm"
+        library, name = function.name().split("::")
+        name = name.split(".")[0]
+        self._hold(args, kwargs, result)
+        if name in FREE or function.is_view or function.name().startswith(MARKS):
+            self._returned = perf_counter()
+            return result
+        read, written = operands.read_and_written(function, args, kwargs, result)
+        devices = {tensor.device for tensor in read + written}
+        made = written or read
+        call = Call(
+            phase=self._phase(),
+            operator=name if library == "aten" else f"{library}::{name}",
+            shapes=tuple(tuple(tensor.shape) for tensor in read),
+            dtype=operands.dtype_of(written + read),
+            flops=operator_flops.count(function, name, args, kwargs, result),
+            seconds=seconds,
+            outside=start - self._returned,
+            place=_place(),
+            device=made[0].device.type if made else "cpu",
+            reads=tuple(operands.address_of(tensor) for tensor in read),
+            value=self._number(function, args, kwargs, result),
+            moves_between=len({device.type for device in devices}) > 1
+            and name in {"copy_", "_to_copy"},
+        )
+        call.touches = self._touches(name, read, written)
+        self.calls.append(call)
+        self._returned = perf_counter()
+        return result
+
+    def _hold(self, args, kwargs, result):
+        """Counts the memory that a result has of its own, until nothing holds it any more."""
+        given = {
+            operands.address_of(tensor) for tensor in operands.strided(tree_leaves((args, kwargs)))
+        }
+        for tensor in operands.strided(tree_leaves(result)):
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if address in given or address in self._alive:
+                continue
+            self._alive.add(address)
+            self._held += storage.nbytes()
+            weakref.finalize(storage, self._free, address, storage.nbytes())
+        self.peak = max(self.peak, self._held)
+
+    def _free(self, address, size):
+        self._alive.discard(address)
+        self._freed[address] += 1
+        self._held -= size
+
+    def _number(self, function, args, kwargs, result):
+        """A number for what an operator computes, the same for the same operator on the same
+        inputs: as a compiler finds common subexpressions.
+        """
+        inputs = []
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+                state = self._state(given)
+                where = (given.storage_offset(), given.shape, given.stride())
+                inputs.append((self._values.get(state, state), where))
+            else:
+                inputs.append(str(given))
+        value = hash((function, tuple(inputs)))
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            value = hash((value, len(self.calls)))
+        for tensor in operands.strided(tree_leaves(result)):
+            self._values[self._state(tensor)] = value
+        return value
+
+    def _state(self, tensor):
+        """What is the same for two tensors only if their memory has the same numbers."""
+        address = operands.address_of(tensor)
+        version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+        return address, self._freed[address], version
+
+    def _touches(self, name, read, written):
+        """What an operator reads and writes, each with its distance; tensors that are read twice by
+        one operator are read once.
+        """
+        found = []
+        seen = set()
+        sizes = operands.bytes_by_rows(name, read, written)
+        moved = self._moved + sum(size for _, _, size in sizes)
+        for kind, tensor, size in sizes:
+            address = operands.address_of(tensor)
+            key = (kind, address, tensor.storage_offset(), tensor.shape, tensor.stride())
+            if key in seen or not size:
+                continue
+            seen.add(key)
+            before = self._touched_at.get(address)
+            # What this very operator touches has to fit too.
+            found.append(Touch(size, None if before is None else moved - before))
+        for _, tensor, _ in sizes:
+            self._touched_at[operands.address_of(tensor)] = moved
+        self._moved = moved
+        return found
+
+
+def _place():
+    """ "train.py:41", the innermost line that is not PyTorch's nor ours; of a backward pass, the
+    line that asked for it.
+    """
+    frame = sys._getframe(2)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _short(file):
+    # IPython names a cell by a temporary file, or by its number.
+    return "a cell" if "ipykernel" in file or file.startswith("<") else Path(file).name
