@@ -254,7 +254,8 @@ def _place():
 
 def _short(file):
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
-        # ("Cell", "In[5]") for a cell, None for a file
-        if cell := shell.compile.format_code_name(file):
-            return cell[1]
+        # ("Cell", "In[5]") for a cell, None for a file; IPython 7, which Colab has, cannot tell.
+        named = getattr(shell.compile, "format_code_name", lambda _: None)(file)
+        if named or "ipykernel" in file or file.startswith("<"):
+            return named[1] if named else "a cell"
     return Path(file).name
