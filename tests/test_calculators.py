@@ -6,13 +6,25 @@ import random
 
 import pytest
 
-from ed_lib.parallel import ledger, links, schedules
+from benchmarks import precision
+from ed_lib import records
+from ed_lib.lstm.counters import count_work
+from ed_lib.parallel import hardware, ledger, links, schedules
 from ed_lib.parallel.simulator import simulate
 from ed_lib.roofline import Ceilings
 from tests import pages
 
 browser, site, tab = pages.browser, pages.site, pages.tab
 N = 500
+H100 = "nvidia-h100-80gb-hbm3"
+
+
+def step(flops, bytes, calls, rate, bandwidth, each, measured):
+    device = Ceilings("any", "float32", bandwidth, rate).floor(bytes, flops)
+    host = calls * each
+    parts = {"memory traffic": bytes / bandwidth, "arithmetic": flops / rate}
+    floor, apart = max(host, device), max(host, sum(parts.values()))
+    return parts | {"calls": host, "floor": floor, "apart": apart, "times": measured / floor}
 
 
 def memory(parameters, format, devices, stage, layers, hidden, heads, tokens, sequences, recompute):
@@ -72,6 +84,15 @@ def drawn(name, at):
             "chunks": v,
             "microbatches": at.randint(1, 4) * p if kind == "interleaved" else at.randint(1, 20),
         },
+        "step": {
+            "flops": size(0, 18),
+            "bytes": size(0, 15),
+            "calls": at.randint(1, 10**5),
+            "rate": size(9, 16),
+            "bandwidth": size(9, 13),
+            "each": size(-7, -3),
+            "measured": size(-6, 3),
+        },
         "roofline": {
             "bytes": size(0, 15),
             "flops": size(0, 18),
@@ -99,7 +120,7 @@ def page(tab, site):
 
 
 @pytest.mark.parametrize(
-    "formula", [memory, pipeline, roofline, traffic], ids=lambda formula: formula.__name__
+    "formula", [step, memory, pipeline, roofline, traffic], ids=lambda formula: formula.__name__
 )
 def test_the_page_computes_what_the_package_does(page, formula):
     name, at = formula.__name__, random.Random(0)
@@ -120,7 +141,8 @@ def test_the_page_computes_what_the_package_does(page, formula):
      ("memory", "layers", "2.5", "whole number"), ("memory", "heads", "7", "divisor of 4096"),
      ("memory", "parameters", "1e300", "at most"), ("pipeline", "devices", "-4", "Wanted 1 or more"),
      ("pipeline", "microbatches", "1e18", "256 at most"), ("roofline", "rate", "", "Wanted a number"),
-     ("traffic", "server", "9", "divisor of 64")],
+     ("traffic", "server", "9", "divisor of 64"), ("step", "calls", "0", "Wanted 1 or more"),
+     ("step", "each", "-1", "Wanted 1e-9 or more"), ("step", "measured", "fast", "Wanted a number")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_said_beside_the_field(page, formula, field, typed, said):
     form = page.locator(f"form[data-formula={formula}]")
@@ -146,3 +168,52 @@ def test_by_keyboard_alone_and_with_the_largest_numbers(page):
         in page.locator("form[data-formula=roofline] output").inner_text()
     )
     assert "NaN" not in page.locator("article").inner_text()
+
+
+def test_the_cards_are_those_of_the_data_sheets_and_of_the_records(page):
+    cards = {
+        name: tuple(map(float, numbers.split())) for name, numbers in page.evaluate("CARDS").items()
+    }
+    for name, known in (("H100", hardware.H100), ("A100", hardware.A100)):
+        sheets = [n for n in cards if n.startswith(name) and n.endswith("(data sheet)")]
+        assert len(sheets) == 3 and {cards[n][0] for n in sheets} == {known.memory}
+    attrs = records.by_machine("precision")[H100].attrs["ceilings"]
+    measured = {c["dtype"]: (c["bandwidth"], c["rate"]) for c in attrs}
+    for dtype in ("bfloat16", "float32"):
+        assert cards[f"H100 SXM, {dtype} (measured)"] == pytest.approx(measured[dtype], rel=5e-3)
+        sheet = cards[f"H100 SXM, {dtype} (data sheet)"]
+        assert all(most > one for most, one in zip(sheet, measured[dtype], strict=True))
+    for form in ("step", "roofline"):
+        listed = page.locator(f"form[data-formula={form}] [name=machine] option")
+        assert listed.all_inner_texts() == ["choose", *cards]
+
+
+def test_the_example_is_the_records(page):
+    """A step of BERT-base in bfloat16: calls do not depend on widths, so they are counted of a
+    narrow one.
+    """
+    rows = records.rows(records.of("precision", H100), model="encoder", format="bfloat16")
+    rows = rows.set_index("batch")
+    row, alone = rows.loc[64], rows.loc[1]
+    narrow = precision.BERT | {"hidden": 24, "vocabulary": 50, "positions": 16}
+    (subject, *_) = precision.subjects(precision.CPU(bert=narrow, tokens=8, encoder=(2,)))
+    run = precision.Run(subject, "bfloat16", subject.make(), "cpu")
+    batch = subject.batch(2, "cpu")
+    run.step(*batch)
+    calls = count_work(lambda: run.step(*batch)).launches
+    expected = {
+        "flops": row["floor_flops"], "bytes": row["floor_bytes"], "calls": calls,
+        "each": alone["seconds"] / calls, "measured": row["seconds"],
+    }  # fmt: skip
+    form = page.locator("form[data-formula=step]")
+    shown = {name: form.locator(f"[name={name}]").evaluate("read") for name in expected}
+    assert shown == pytest.approx(expected, rel=0.02)
+    said = form.locator("output").inner_text()
+    assert "the time of its calls" in said and "arithmetic" in said and "1.17 times" in said
+    assert f"its {shown['calls']} calls" in page.locator("article").inner_text()
+
+
+def test_a_step_below_its_floor_is_no_good_news(page):
+    form = page.locator("form[data-formula=step]")
+    form.locator("[name=measured]").fill("1e-6")
+    assert "below its floor" in form.locator("output").inner_text()

@@ -32,7 +32,11 @@ PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DO
 # Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
 # What a search for these words finds first.
-INDEX = {"when_it_does_not_fit": "! ZeRO, ! FSDP", "mixed_precision": "! bf16"}
+INDEX = {
+    "your_own_step": "! slow",
+    "when_it_does_not_fit": "! ZeRO, ! FSDP, ! OOM, ! CUDA out of memory",
+    "mixed_precision": "! bf16",
+}
 
 
 def main(arguments=None):

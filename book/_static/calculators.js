@@ -49,6 +49,15 @@ const formulas = {
     return { seconds, busy: work / (devices * seconds), live, events };
   },
 
+  /* ed_lib.roofline.Ceilings.floor of a whole step, beside which the host makes its calls. Kernels run one after
+     another, so their own floors add up to something between "floor" and "apart". */
+  step({ flops, bytes, calls, rate, bandwidth, each, measured }) {
+    const parts = { calls: calls * each, "memory traffic": bytes / bandwidth, arithmetic: flops / rate };
+    const floor = Math.max(...Object.values(parts));
+    const apart = Math.max(parts.calls, parts["memory traffic"] + parts.arithmetic);
+    return { ...parts, floor, apart, times: measured / floor };
+  },
+
   /* ed_lib.roofline.Ceilings.floor */
   roofline({ bytes, flops, bandwidth, rate }) {
     return { moving: bytes / bandwidth, computing: flops / rate, seconds: Math.max(bytes / bandwidth, flops / rate) };
@@ -91,6 +100,25 @@ function program(schedule, stage, p, m, chunks) {
   return steps;
 }
 
+/* Bytes a second to memory, and FLOP a second. Measured: the ceilings of the book's records. Data sheets without
+   sparsity. */
+const CARDS = {
+  "H100 SXM, bfloat16 (data sheet)": "3.35e12 989e12",
+  "H100 SXM, TF32 (data sheet)": "3.35e12 495e12",
+  "H100 SXM, float32 (data sheet)": "3.35e12 67e12",
+  "H100 SXM, bfloat16 (measured)": "3.00e12 844e12",
+  "H100 SXM, float32 (measured)": "3.01e12 51.8e12",
+  "H200 SXM, bfloat16 (data sheet)": "4.8e12 989e12",
+  "H200 SXM, TF32 (data sheet)": "4.8e12 495e12",
+  "A100 80 GB, bfloat16 (data sheet)": "2.039e12 312e12",
+  "A100 80 GB, TF32 (data sheet)": "2.039e12 156e12",
+  "A100 80 GB, float32 (data sheet)": "2.039e12 19.5e12",
+  "T4, float16 (data sheet)": "320e9 65e12",
+  "T4, float32 (data sheet)": "320e9 8.1e12",
+  "RTX 3070, float32 (data sheet)": "448e9 20.3e12",
+  "RTX 3070, float64 (data sheet)": "448e9 0.317e12",
+};
+
 /* From here on: what is typed, and what is shown. */
 const PREFIXES = { "": 1, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15 };
 
@@ -117,6 +145,20 @@ const time = value => (value >= 1 ? `${(+value.toPrecision(3)).toLocaleString("e
 const COLOURS = { forward: "#2f8fd0", backward: "#dc7a12", backward_input: "#dc7a12", backward_weight: "#8a9099" };
 
 const shows = {
+  step({ floor, apart, times, ...parts }) {
+    const bound = Object.keys(parts).find(name => parts[name] === floor);
+    const rows = Object.entries(parts).map(([name, part]) => `<tr><th scope="row">${name}</th><td><meter min="0" max="1"
+      value="${part / floor}" aria-label="${name}, as a share of the floor"></meter> ${time(part)}</td></tr>`);
+    const kernels = apart > floor
+      ? ` Its kernels run one after another, so their own floors may add up to as much as ${time(apart)}.` : "";
+    const ratio = (+times.toPrecision(3)).toLocaleString("en");
+    const said = times < 1
+      ? "Your step is below its floor. That cannot be: a count is too high, or the clock does not wait for the GPU."
+      : `Your step takes <b>${ratio} times</b> its floor. As long as these three stay what they are, no cure makes the
+         step more than ${ratio} times as fast.`;
+    return `<p>The step's floor is <b>${time(floor)}</b>, the time of its ${bound}.${kernels}</p>
+      <table>${rows.join("")}</table><p>${said}</p>`;
+  },
   memory(bytes) {
     const whole = Object.values(bytes).reduce((sum, part) => sum + part, 0);
     const parts = Object.entries(bytes).map(([name, part]) => `${name} ${scaled(part, "B")}`).join(", ");
@@ -159,6 +201,7 @@ const rules = {
     : microbatches % devices && ["microbatches", `Interleaved wants a multiple of ${devices}, the devices.`]),
   traffic: ({ devices, server }) => devices % server && ["server", `Wanted a divisor of ${devices}, the devices.`],
   roofline: () => null,
+  step: () => null,
 };
 
 function answer(form) {
@@ -184,9 +227,11 @@ for (const form of document.querySelectorAll("form[data-formula]")) {
     const words = Object.assign(document.createElement("small"), { id: `${form.dataset.formula}-${field.name}-wrong` });
     field.setAttribute("aria-describedby", words.id);
     field.closest("label").append(words);
-    if (field.dataset.sets) // a machine fills in its numbers
+    if (field.dataset.sets) { // a machine fills in its numbers
+      Object.entries(CARDS).forEach(([name, numbers]) => field.add(new Option(name, numbers)));
       field.addEventListener("change", () => field.value && field.dataset.sets.split(" ").forEach(
         (name, n) => { form.elements[name].value = field.value.split(" ")[n]; }));
+    }
   }
   form.addEventListener("submit", event => event.preventDefault());
   form.addEventListener("input", () => answer(form));

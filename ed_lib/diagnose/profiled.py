@@ -104,9 +104,12 @@ def of_the_device(found: Profiled, on_device, events) -> None:
     """Fills in what the device's clock tells: its busy time, and the gaps that follow a wait of the
     host.
     """
-    kernels = [_interval(e) for e in on_device if not e.is_user_annotation]
-    messages = [_interval(e) for e in on_device if e.name.startswith(MESSAGES)]
-    rest = [moment for moment in kernels if moment not in messages]
+    ran = [event for event in on_device if not event.is_user_annotation]
+    if not ran:
+        return
+    kernels = [_interval(event) for event in ran]
+    messages = [_interval(event) for event in ran if event.name.startswith(MESSAGES)]
+    rest = [_interval(event) for event in ran if not event.name.startswith(MESSAGES)]
     found.kernels = len(kernels)
     found.busy = intervals.length(rest) * MICRO
     found.messages = intervals.without(messages, rest) * MICRO

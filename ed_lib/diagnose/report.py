@@ -18,7 +18,9 @@ GIGA = 1e9
 HEAVIEST = 6  # operators that are printed
 OFFERED = 6  # cures
 PLACES = 3  # lines of the reader's code
+REASONS = 2  # why the compiler broke off, and why it compiled again
 SHORT = {"forward": "→", "backward": "←", "optimizer": "⟳"}  # of the phases
+PLACE = 18  # letters of a line's file and number: its end
 SMALL = 0.005  # of a step: a part below is not printed
 CLEARLY = 0.1  # of a step: what is waited for at one line, to be told
 WIDEST = 88  # letters of a line
@@ -45,7 +47,7 @@ class Report:
             self._places(),
             self._compiled(),
         ]
-        return "\n".join(line for block in blocks for line in block)
+        return "\n".join(_cut(line) for block in blocks for line in block)
 
     def _repr_html_(self):
         import html
@@ -80,15 +82,15 @@ class Report:
         return lines
 
     def _heaviest(self):
-        head = f"  {'operator':34}{'calls':>6}{'MB':>8}{'GFLOP':>7}{'time':>9}{'÷ floor':>8}  line"
+        head = f"  {'operator':28}{'calls':>6}{'MB':>8}{'GFLOP':>7}{'time':>9}{'÷ floor':>8}  line"
         lines = ["", head]
         for one in self.operators[:HEAVIEST]:
             name = f"{SHORT[one.phase]} {one.name}"
             if one.dtype != "float32":
                 name += f" {one.dtype}"
             lines.append(
-                f"  {name[:33]:34}{one.calls:6}{one.bytes / MEGA:8.1f}{one.flops / GIGA:7.2f}"
-                f"{tell(one.seconds):>9}{_times(one):>8}  {one.place}"
+                f"  {name[:27]:28}{one.calls:6}{one.bytes / MEGA:8.1f}{one.flops / GIGA:7.2f}"
+                f"{tell(one.seconds):>9}{_times(one):>8}  {one.place[-PLACE:]}"
             )
         return lines
 
@@ -103,7 +105,8 @@ class Report:
         told = ", ".join(f"{name} {three_digits(size / MEGA)}" for name, size in parts.items())
         peak = f"peak of a step {three_digits(held.peak / MEGA)}"
         reserved = f", reserved and unused {three_digits(held.reserved / MEGA)}"
-        return ["", f"memory in MB: {told}; {peak}{reserved if held.reserved else ''}"]
+        # On two lines, since large numbers are long.
+        return ["", f"memory in MB: {told};", f"  {peak}{reserved if held.reserved else ''}"]
 
     def _places(self):
         """Where the host hands numbers over, and where it does other things for long."""
@@ -112,14 +115,13 @@ class Report:
             call.place for call in calls if call.synchronises and call.phase != "optimizer"
         )
         lines = [f"hands numbers to the host: {_listed(waits)}"] if waits else []
-        usual = self.measured.price.costs.watched
-        outside: Counter = Counter()
+        outside: Counter = Counter({"the step's end": self.measured.tail})
         for call in calls:
-            outside[call.place] += max(0.0, call.outside - usual)
+            outside[call.place] += call.outside
         clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
         if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
             told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
-            lines.append(f"outside PyTorch's operators, before these lines' next: {told}")
+            lines.append(f"outside PyTorch, before the operators of these lines: {told}")
         return lines
 
     def _compiled(self):
@@ -127,8 +129,8 @@ class Report:
         if made is None or self.measured.profile.compiled is None:
             return []
         lines = [f"torch.compile: {made.graphs} graphs, {sum(made.breaks.values())} breaks"]
-        lines += [f"  break: {why}"[:WIDEST] for why in made.breaks]
-        lines += [f"  compiled again: {why}"[:WIDEST] for why in made.recompilations]
+        lines += _first("break", made.breaks)
+        lines += _first("compiled again", made.recompilations)
         return lines
 
     @property
@@ -177,9 +179,22 @@ class Report:
         return roofline(self)
 
 
+def _cut(line):
+    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+
+
 def _times(operator):
     # Below a microsecond a floor is no measure.
     return f"{operator.seconds / operator.floor:.1f}" if operator.floor > 1e-6 else ""
+
+
+def _first(what, reasons):
+    """A line for each of the most frequent reasons, and one for how many more there are."""
+    most = sorted(reasons, key=lambda why: -reasons[why])
+    lines = [f"  {what}: {why}" for why in most[:REASONS]]
+    if len(most) > REASONS:
+        lines[-1:] = [f"  {what}: for {len(most) - REASONS + 1} reasons more"]
+    return lines
 
 
 def _listed(places):

@@ -62,7 +62,11 @@ def test_a_gap_after_a_wait_of_the_host_is_idle_time_of_it():
 
 @pytest.mark.parametrize(
     "wait",
-    [("cudaStreamSynchronize", 2, 8), ("cudaStreamSynchronize", 40, 50), ("cudaLaunchKernel", 5, 12)],
+    [
+        ("cudaStreamSynchronize", 2, 8),
+        ("cudaStreamSynchronize", 40, 50),
+        ("cudaLaunchKernel", 5, 12),
+    ],
     ids=["while busy", "after the last", "no wait"],
 )
 def test_a_wait_that_left_no_gap_costs_nothing(wait):
@@ -110,7 +114,9 @@ def test_an_operators_time_has_what_it_calls_inside(on_gpu, wanted):
 
 def test_an_operator_of_another_library_has_its_own_name():
     events = [event("ours::cell", 0, 5), event("ours::cell", 10, 12)]
-    assert profiled.of_operators(events, {"ours::cell"}, False) == {"ours::cell": pytest.approx(7e-6)}
+    assert profiled.of_operators(events, {"ours::cell"}, False) == {
+        "ours::cell": pytest.approx(7e-6)
+    }
 
 
 def test_a_profiled_step_on_a_processor_tells_its_operators(monkeypatch):
