@@ -1,0 +1,158 @@
+"""A reader's own step: what ``ed_lib.diagnose`` promises of a cure, and what the cure gains.
+
+A row is a pair of training step and cure. The plain step and its cures first train a few times from
+the same weights, and their losses are compared with those of the plain step in float64; what
+deviates by more than its format explains is not timed. All versions of one step take turns.
+"""
+
+from functools import partial
+
+import torch
+
+from benchmarks.shared import formats, harness, steps
+from benchmarks.shared.cures import (
+    NAMES,
+    autocast,
+    channels_last,
+    compiled,
+    fused_attention,
+    fused_optimizer,
+    lacks,
+    larger_batch,
+    loader_workers,
+    one_call,
+)
+from benchmarks.shared.harness import Size
+
+# Losses that are compared: the second shows the first update, and the third what an optimizer
+# remembers of it.
+LOSSES = 3
+# A rate so small that repetitions leave the network as it was: one that has learned its batch by
+# heart has gradients that are denormal, and some processors take far longer for them.
+RATE = 1e-12
+
+# {step: (what makes it, the cures that are tried)}
+STEPS = {
+    "LeNet, d2l's, batch 8": (
+        partial(steps.lenet_of_d2l, images=0),
+        [larger_batch, compiled, fused_optimizer],
+    ),
+    "LeNet, d2l's, batch 512": (
+        partial(steps.lenet_of_d2l, images=2),
+        [larger_batch, compiled, channels_last],
+    ),
+    "LeNet, ReLU, batch 128": (steps.lenet, [compiled, channels_last, fused_optimizer, autocast]),
+    "encoder, attention by hand": (
+        partial(steps.encoder, attention="eager"),
+        [fused_attention, compiled, fused_optimizer, autocast],
+    ),
+    "encoder, fused attention": (
+        partial(steps.encoder, attention="sdpa"),
+        [compiled, larger_batch, autocast],
+    ),
+    "GPT-2": (steps.gpt2, [compiled, fused_optimizer, autocast]),
+    "BERT": (steps.bert, [fused_attention, compiled, fused_optimizer, autocast]),
+    "ResNet-18": (steps.resnet, [channels_last, compiled, fused_optimizer, larger_batch, autocast]),
+    "LSTM cell by cell, batch 1": (partial(steps.cells, B=1), [one_call, larger_batch]),
+    "LSTM cell by cell, batch 32": (partial(steps.cells, B=32), [one_call, larger_batch]),
+    "MLP, 32 layers of 64": (steps.deep_mlp, [fused_optimizer, larger_batch, compiled]),
+    "LeNet, slow loader": (steps.slow_loader, [loader_workers, fused_optimizer]),
+    "scale, shift and GELU": (steps.pointwise, [compiled]),
+}
+# images: of a batch, few, some, many; loaded: batches of a pass through the loader; cells: time
+# steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the pointwise chain.
+SIZE = Size(
+    seconds=2.0, rounds=5, images=(8, 128, 512), loaded=16, side=64, channels=[64, 128, 256, 512],
+    texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
+    cells=100, deep=32, narrow=64, rows=2**15,
+)  # fmt: skip
+TINY = SIZE(
+    seconds=0.001, rounds=1, images=(2, 3, 4), loaded=2, side=8, channels=[4, 4],
+    texts=2, tokens=4, hidden=8, layers=1, heads=2, words=20, gpt2_words=20,
+    cells=3, deep=2, narrow=8, rows=8,
+)  # fmt: skip
+
+
+def as_it_is(plain):
+    """No cure."""
+    return plain
+
+
+def made(make, size, cure=as_it_is):
+    """The training, from the same weights and the same batch each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plain = make(size)
+    return cure(plain)
+
+
+def losses(one):
+    """Of the first steps. Floating-point inputs get the type of the model's parameters."""
+    kind = next(one.model.parameters()).dtype
+    found = []
+    for _, batch in zip(range(LOSSES), one.loader or LOSSES * [one.batch], strict=False):
+        typed = [each.to(kind) if each.is_floating_point() else each for each in batch]
+        found.append(one(typed).item())
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def exactly(make, size):
+    """The losses of the plain step in float64."""
+    plain = made(make, size)
+    plain.model.double()
+    return losses(plain)
+
+
+def version(name, make, size, cure, exact):
+    """A step with a cure as the harness times it, compared with the ``exact`` losses."""
+    one = made(make, size, cure)
+    error = formats.deviation([losses(one)], [exact])
+    for group in one.optimizer.param_groups:
+        group["lr"] = RATE
+    format = "bfloat16" if cure is autocast else "float32"
+    case = {"step": name, "cure": NAMES.get(cure)}
+    # Examples of what is timed, to compare a larger batch with a smaller one.
+    results = {"steps": one.steps, "examples": one.steps * len(one.batch[0])}
+    return harness.Version(
+        case, one.go, error=error, tolerance=formats.TOLERANCE[format], results=results
+    )
+
+
+def gains(size, device, name):
+    """A row for each cure of a step: the seconds of the plain step, and how many times as fast it
+    is with the cure, per example; with the quartiles that lie furthest apart, the "least" and the
+    "most".
+    """
+    make, tried = STEPS[name]
+    exact = exactly(make, size)
+    versions = [version(name, make, size, as_it_is, exact)]
+    for cure in tried:
+        if lacking := lacks(cure):
+            print(f"{name}, {NAMES[cure]}: left out, since this machine lacks {lacking}")
+        else:
+            versions.append(version(name, make, size, cure, exact))
+    plain, *cured = harness.measure(versions, device, size.seconds, rounds=size.rounds)
+    for row in cured:
+        seconds = {key: plain[key] / plain["steps"] for key in ("seconds", "q1", "q3")}
+        many = row["examples"] / plain["examples"]
+        yield {
+            "step": name,
+            "cure": row["cure"],
+            **seconds,
+            "n": plain["n"],
+            "cured": row["seconds"] / row["steps"],
+            "gained": many * plain["seconds"] / row["seconds"],
+            "least": many * plain["q1"] / row["q3"],
+            "most": many * plain["q3"] / row["q1"],
+            "error": row["error"],
+        }
+
+
+def pairs(size, device):
+    for name in STEPS:
+        yield from gains(size, device, name)
+
+
+TABLES = {"pairs": pairs}
+TIMED = True
+context = formats.restored
