@@ -120,8 +120,7 @@ def version(name, make, size, cure, exact):
 
 def gains(size, device, name):
     """A row for each cure of a step: the seconds of the plain step, and how many times as fast it
-    is with the cure, per example; with the quartiles that lie furthest apart, the "least" and the
-    "most".
+    is with the cure, per example; from quartile to quartile, "at least" and "at most".
     """
     make, tried = STEPS[name]
     exact = exactly(make, size)
@@ -132,18 +131,17 @@ def gains(size, device, name):
         else:
             versions.append(version(name, make, size, cure, exact))
     plain, *cured = harness.measure(versions, device, size.seconds, rounds=size.rounds)
+    per_step = {key: plain[key] / plain["steps"] for key in ("seconds", "q1", "q3")}
     for row in cured:
-        seconds = {key: plain[key] / plain["steps"] for key in ("seconds", "q1", "q3")}
-        many = row["examples"] / plain["examples"]
+        times = row["examples"] / plain["examples"]
         yield {
             "step": name,
             "cure": row["cure"],
-            **seconds,
+            **per_step,
             "n": plain["n"],
-            "cured": row["seconds"] / row["steps"],
-            "gained": many * plain["seconds"] / row["seconds"],
-            "least": many * plain["q1"] / row["q3"],
-            "most": many * plain["q3"] / row["q1"],
+            "gained": times * plain["seconds"] / row["seconds"],
+            "at least": times * plain["q1"] / row["q3"],
+            "at most": times * plain["q3"] / row["q1"],
             "error": row["error"],
         }
 
