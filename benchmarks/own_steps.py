@@ -34,11 +34,11 @@ RATE = 1e-12
 # {step: (what makes it, the cures that are tried)}
 STEPS = {
     "LeNet, d2l's, batch 8": (
-        partial(steps.lenet_of_d2l, images=0),
+        partial(steps.lenet_of_d2l, images="few"),
         [larger_batch, compiled, fused_optimizer],
     ),
     "LeNet, d2l's, batch 512": (
-        partial(steps.lenet_of_d2l, images=2),
+        partial(steps.lenet_of_d2l, images="many"),
         [larger_batch, compiled, channels_last],
     ),
     "LeNet, ReLU, batch 128": (steps.lenet, [compiled, channels_last, fused_optimizer, autocast]),
@@ -59,15 +59,18 @@ STEPS = {
     "LeNet, slow loader": (steps.slow_loader, [loader_workers, fused_optimizer]),
     "scale, shift and GELU": (steps.pointwise, [compiled]),
 }
-# images: of a batch, few, some, many; loaded: batches of a pass through the loader; cells: time
-# steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the pointwise chain.
+# images: of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch;
+# cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
+# pointwise chain.
 SIZE = Size(
-    seconds=2.0, rounds=5, images=(8, 128, 512), loaded=16, side=64, channels=[64, 128, 256, 512],
+    seconds=2.0, rounds=5,
+    images={"few": 8, "some": 128, "many": 512}, loaded=16, side=64, channels=[64, 128, 256, 512],
     texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
     cells=100, deep=32, narrow=64, rows=2**15,
 )  # fmt: skip
 TINY = SIZE(
-    seconds=0.001, rounds=1, images=(2, 3, 4), loaded=2, side=8, channels=[4, 4],
+    seconds=0.001, rounds=1,
+    images={"few": 2, "some": 3, "many": 4}, loaded=2, side=8, channels=[4, 4],
     texts=2, tokens=4, hidden=8, layers=1, heads=2, words=20, gpt2_words=20,
     cells=3, deep=2, narrow=8, rows=8,
 )  # fmt: skip

@@ -4,6 +4,7 @@ Letters: B examples in a batch, T tokens or time steps, H numbers for each.
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +50,8 @@ class Training:
         return loss.detach()
 
     def go(self):
-        """What is timed: a step, or a pass through the loader. Nothing is loaded before it, or left
-        loaded after it, so versions that take turns do not load for each other.
+        """What is timed: a step, or a pass through the loader. A pass begins with nothing loaded
+        and uses up all that it loads, so workers load nothing in another version's turn.
         """
         for batch in self.loader or [self.batch]:
             self(batch)
@@ -66,7 +67,7 @@ def pictures(B, channels, side):
 
 
 def lenet_of_d2l(size, images):
-    """d2l's LeNet, of section 7.6, on batches of so many images."""
+    """d2l's LeNet, of section 7.6. images: whether a batch has "few" or "many"."""
     model = nn.Sequential(
         # (B, 1, 28, 28) → (B, 6, 14, 14) → (B, 16, 5, 5)
         nn.Conv2d(1, 6, 5, padding=2), nn.Sigmoid(), nn.AvgPool2d(2),
@@ -79,7 +80,7 @@ def lenet_of_d2l(size, images):
 
 def lenet(size):
     """A LeNet of today, with ReLU and Adam."""
-    return Training(models.lenet(), pictures(size.images[1], 1, 28), torch.optim.Adam)
+    return Training(models.lenet(), pictures(size.images["some"], 1, 28), torch.optim.Adam)
 
 
 def by_hand(q, k, v):
@@ -120,7 +121,7 @@ class Encoder(nn.Module):
         self.set_attn_implementation(attention)
 
     def set_attn_implementation(self, name):
-        """ "eager" or "sdpa", as the models of transformers have it."""
+        """name: "eager" or "sdpa". The method is called as in transformers."""
         for layer in self.layers:
             layer.core = CORES[name]
 
@@ -222,7 +223,7 @@ class Turned(Dataset):
 
 def slow_loader(size):
     """A small network whose images are turned, one by one, while it waits."""
-    loader = DataLoader(Turned(size.loaded * size.images[1]), size.images[1])
+    loader = DataLoader(Turned(size.loaded * size.images["some"]), size.images["some"])
     return Training(models.lenet(), next(iter(loader)), torch.optim.Adam, loader=loader)
 
 
@@ -236,7 +237,7 @@ class Pointwise(nn.Module):
 
     def forward(self, x):
         h = x * self.scale + self.shift
-        return 0.5 * h * (1 + torch.tanh(0.79788456 * (h + 0.044715 * h**3)))
+        return 0.5 * h * (1 + torch.tanh((2 / math.pi) ** 0.5 * (h + 0.044715 * h**3)))
 
 
 def squared(model, inputs, targets):
