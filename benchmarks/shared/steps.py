@@ -213,9 +213,11 @@ class Turned(Dataset):
 
     def __getitem__(self, i):
         angle = torch.rand(1, generator=torch.Generator().manual_seed(i)) - 0.5
-        cos, sin, zero = angle.cos(), angle.sin(), torch.zeros(1)
+        zero = torch.zeros(1)
+        first = torch.stack([angle.cos(), -angle.sin(), zero])
+        second = torch.stack([angle.sin(), angle.cos(), zero])
         # (1, 2, 3), a rotation without a shift
-        turn = torch.stack([cos, -sin, zero, sin, cos, zero]).view(1, 2, 3)
+        turn = torch.stack([first, second]).view(1, 2, 3)
         image = self.images[i][None]
         grid = F.affine_grid(turn, image.shape, align_corners=False)
         return F.grid_sample(image, grid, align_corners=False)[0], self.labels[i]
