@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -65,20 +65,30 @@ class Ceilings:
         return timing.floor(bytes, flops, bandwidth=self.bandwidth, rate=self.rate)
 
 
-def ceilings(device: str = "cpu", dtype: str = "float32") -> Ceilings:
+def ceilings(
+    device: str = "cpu", dtype: str = "float32", *, threads: int | None = None
+) -> Ceilings:
     """The :class:`Ceilings` of "cpu" or "cuda:1", measured once, so that all pages print the same,
-    and kept in the user's cache or in the file that ED_CEILINGS names. ``dtype``: one of DTYPES.
-    ValueError for another one, and for a device that is not there.
+    and kept in the user's cache or in the file that ED_CEILINGS names. ``dtype``: one of DTYPES;
+    ``threads``: of the processor, None for all. ValueError for another dtype, and for a device that
+    is not there.
     """
-    return _kept().get(_key(device, dtype)) or raised(device, dtype)
+    kept = _kept().get(_key(device, dtype, threads))
+    return kept or raised(device, dtype, threads=threads)
 
 
-def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0) -> Ceilings:
+def raised(
+    device: str = "cpu",
+    dtype: str = "float32",
+    *,
+    seconds: float = 4.0,
+    threads: int | None = None,
+) -> Ceilings:
     """Measures a device once more, for about ``seconds``, and keeps the highest ever seen. Errors
     as :func:`ceilings`'.
     """
-    key = _key(device, dtype)
-    found = probe(device, dtype, seconds=seconds)
+    key = _key(device, dtype, threads)
+    found = probe(device, dtype, seconds=seconds, threads=threads)
     # Read after the measurement: another process may have written meanwhile.
     kept = _kept()
     old = kept.get(key, found)
@@ -93,9 +103,15 @@ def raised(device: str = "cpu", dtype: str = "float32", *, seconds: float = 4.0)
     return highest
 
 
-def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) -> Ceilings:
-    """The :class:`Ceilings` of "cpu", with all threads, or "cuda:1", measured in about ``seconds``:
-    of the fastest run, since a ceiling is what has been reached.
+def probe(
+    device: str = "cpu",
+    dtype: str = "float32",
+    *,
+    seconds: float = 2.0,
+    threads: int | None = None,
+) -> Ceilings:
+    """The :class:`Ceilings` of "cpu", with so many threads or all, or of "cuda:1", measured in about
+    ``seconds``: of the fastest run, since a ceiling is what has been reached.
 
     Bandwidth: of a copy, a scaling in place and a sum of large arrays; bytes read and written, as
     STREAM has it. Rate: of square products by PyTorch (MKL, oneDNN for 16 bits), NumPy (OpenBLAS),
@@ -108,14 +124,15 @@ def probe(device: str = "cpu", dtype: str = "float32", *, seconds: float = 2.0) 
     # Three ways to move bytes get a share each, and the products as much as all three.
     share = check.positive("seconds", seconds) / 6
     name = machine.name(device)
-    threads = torch.get_num_threads()
-    with true_float32(), torch.no_grad(), threadpool_limits(machine.threads(), "blas"):
-        torch.set_num_threads(machine.threads())
+    before = torch.get_num_threads()
+    threads = threads or machine.threads()
+    with true_float32(), torch.no_grad(), threadpool_limits(threads, "blas"):
+        torch.set_num_threads(threads)
         try:
             bandwidth, reading = _bandwidth(device, share)
             rate, library = _rate(device, dtype, 3 * share)
         finally:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(before)
     return Ceilings(name, dtype, bandwidth, rate, reading, library)
 
 
@@ -127,16 +144,19 @@ def _bandwidth(device, seconds):
     # Of ones: a system may give a page of zeros no memory before it is written.
     x = torch.ones(int(size) // 4, device=device)
     y = torch.empty_like(x)
-    copying = _best(lambda: y.copy_(x), seconds, device)
-    scaling = _best(lambda: x.mul_(-1), seconds, device)
-    reading = x.nbytes / _best(x.sum, seconds, device)
+    copying = fastest(lambda: y.copy_(x), seconds, device)
+    scaling = fastest(lambda: x.mul_(-1), seconds, device)
+    reading = x.nbytes / fastest(x.sum, seconds, device)
     # A copy and a scaling each read x and write as much.
     both = 2 * x.nbytes / min(copying, scaling)
     return max(both, reading), reading
 
 
-def _key(device, dtype):
-    return f"{machine.slug(device)}, {dtype}"
+def _key(device, dtype, threads):
+    key = f"{machine.slug(device)}, {dtype}"
+    # On a GPU the processor's threads change nothing.
+    fewer = device == "cpu" and threads not in (None, machine.threads())
+    return f"{key}, {threads} of them" if fewer else key
 
 
 def _kept():
@@ -182,7 +202,7 @@ def _rate(device, dtype, seconds):
         if best[0] and flops / best[0] > share:
             continue
         for library, product in products.items():
-            best = max(best, (flops / _best(product, share, device), library))
+            best = max(best, (flops / fastest(product, share, device), library))
     return best
 
 
@@ -212,7 +232,7 @@ def _products(n, device, dtype):
     return found
 
 
-def _best(function, seconds, device):
+def fastest(function: Callable, seconds: float, device: str) -> float:
     """Seconds of the fastest of the runs that fit into ``seconds``, at least three; on a GPU by its
     clock.
     """

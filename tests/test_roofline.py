@@ -27,7 +27,7 @@ def kept(monkeypatch, tmp_path):
     file, found = tmp_path / "cache" / "ceilings.json", []
     monkeypatch.setenv("ED_CEILINGS", str(file))
 
-    def made(device, dtype, seconds):
+    def made(device, dtype, seconds, threads):
         return roofline.Ceilings("a machine", dtype, *found.pop(0))
 
     monkeypatch.setattr(roofline, "probe", made)
@@ -106,7 +106,7 @@ def test_a_byte_that_is_read_and_written_counts_twice_and_the_best_access_is_tak
     small, monkeypatch, copy, scale, read, moved
 ):
     runs = iter([copy, scale, read])
-    monkeypatch.setattr(roofline, "_best", lambda function, limit, device: next(runs))
+    monkeypatch.setattr(roofline, "fastest", lambda function, limit, device: next(runs))
     monkeypatch.setattr(roofline, "_rate", lambda *arguments: (1.0, "any"))
     found = roofline.probe(seconds=1.0)
     assert found.bandwidth == moved * 2**16 and found.reading == 2**16 / read
@@ -119,7 +119,7 @@ def test_a_square_product_counts_2n3_and_the_best_size_and_library_are_taken(mon
     monkeypatch.setattr(roofline, "MATRIX_SIZES", {"cpu": (*seconds,)})
     monkeypatch.setattr(roofline, "_products", lambda n, device, dtype: {"a": (n, 1), "b": (n, 2)})
     best = lambda of, limit, device: begun.append(of[0]) or seconds[of[0]] / of[1]  # noqa: E731
-    monkeypatch.setattr(roofline, "_best", best)
+    monkeypatch.setattr(roofline, "fastest", best)
     assert roofline._rate("cpu", "float32", 60) == (2 * 20**3 / 2, "b") and begun == [
         10,
         10,
@@ -143,7 +143,7 @@ def test_the_products_of_all_libraries_are_right(dtype, at_least):
 def test_the_fastest_run_is_taken(monkeypatch):
     now, lengths = [0.0], iter([5, 2, 3, 4])
     monkeypatch.setattr(roofline, "perf_counter", lambda: now[0])
-    assert roofline._best(lambda: now.__setitem__(0, now[0] + next(lengths)), 12, "cpu") == 2
+    assert roofline.fastest(lambda: now.__setitem__(0, now[0] + next(lengths)), 12, "cpu") == 2
     assert next(lengths, None) is None
 
 
@@ -168,7 +168,7 @@ def precision(request):
 def test_tf32_is_off_while_measuring_and_afterwards_as_before(small, precision, monkeypatch):
     during = []
     monkeypatch.setattr(
-        roofline, "_best", lambda function, limit, device: during.append(settings()) or 1.0
+        roofline, "fastest", lambda function, limit, device: during.append(settings()) or 1.0
     )
     roofline.probe(seconds=1000)
     assert settings() == precision and not {"tf32", "bf16"} & set(during[-1])

@@ -83,7 +83,8 @@ MANY_A, MANY_B, MANY_C = torch.ones(5, 2, 3), torch.ones(5, 3, 4), torch.ones(5,
         (lambda: A.t()[1:].view(-1, 2), Counts()),
         (lambda: torch.empty(3), Counts()),
         (lambda: A.clone().add_(A), Counts(0, 2, 4 * (12 + 18))),
-        (lambda: torch.add(A, A), Counts(0, 1, 4 * 18)),
+        # What an operator is given twice comes from memory once.
+        (lambda: torch.add(A, A), Counts(0, 1, 4 * 12)),
         (lambda: torch.empty(2, 3).copy_(A), Counts(0, 1, 4 * 12)),
         (lambda: torch.mm(A, B, out=torch.empty(2, 4)), Counts(1, 0, 4 * (6 + 12 + 8))),
         # Five products at once are one launch; what they are added to is read as well.

@@ -1,0 +1,194 @@
+"""What each cure may gain at the most: Amdahl's law over what was counted. A bound is no
+promise.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+
+from ed_lib import machine
+from ed_lib.diagnose import verdict
+from ed_lib.diagnose.operators import Operator
+from ed_lib.diagnose.verdict import Measured
+from ed_lib.diagnose.watching import Call
+
+MOST = 0.99  # of a step that a cure may save
+LEAST = 1.02  # times: a bound below is not offered
+MANY = 8  # equal products with one weight are a loop
+CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution")
+RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
+
+
+@dataclass(frozen=True)
+class Cure:
+    """``bound``: at most so many times as fast; ``why``: what it would save."""
+
+    name: str
+    bound: float
+    why: str
+
+
+def cures(measured: Measured) -> list[Cure]:
+    """The cures that may gain something, the largest bound first."""
+    found = []
+    for name, saved, why in _savings(measured):
+        bound = measured.seconds / (measured.seconds - min(saved, MOST * measured.seconds))
+        if bound >= LEAST:
+            found.append(Cure(name, bound, why))
+    return sorted(found, key=lambda cure: -cure.bound)
+
+
+def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
+    """(cure, seconds that it saves at the most, what these are)."""
+    parts = measured.parts
+    on_gpu = measured.price.device != "cpu"
+    yield "loader workers and pinned memory", parts[verdict.DATA], "the wait for batches"
+    waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
+    yield "no synchronisation", waits, "waits of the device for the host"
+    yield "less work outside PyTorch", parts[verdict.OUTSIDE], "Python and other libraries"
+    yield "a larger batch", _of_a_larger_batch(measured), "calls, optimizer, weights, per example"
+    if measured.profile.compiled is None:
+        yield "torch.compile", _of_compiling(measured), "calls, pointwise traffic, layouts"
+        yield "one call in place of many", _of_one_call(measured), "a loop over one weight"
+    if on_gpu:
+        graphs = parts[verdict.CALLS] + parts[verdict.REST]
+        yield "CUDA graphs", graphs, "the host's time for launches"
+    yield "a fused optimizer", _of_a_fused_optimizer(measured), "all but one pass over its state"
+    yield "bfloat16", _of_bfloat16(measured), "faster products, half the bytes, casts paid"
+    yield "a fused attention", _of_fused_attention(measured), "traffic of the T × T scores"
+    yield "channels last", _of_channels_last(measured), "convolutions above their floors"
+    if not on_gpu:
+        yield "more threads", _of_more_threads(measured), "kernels on one core each"
+
+
+def _in_passes(measured):
+    """The operators of forward and backward pass."""
+    return [one for one in measured.operators if one.phase != "optimizer"]
+
+
+def _multiplies(operator: Operator) -> bool:
+    return operator.flops > 0
+
+
+def _of_a_larger_batch(measured):
+    """What does not grow with the batch: calls, Python, the optimizer, and the time of products
+    that wait for their weights.
+    """
+    fixed = sum(measured.parts[name] for name in (verdict.CALLS, verdict.OUTSIDE, verdict.REST))
+    products = [one for one in _in_passes(measured) if _multiplies(one)]
+    waiting = sum(one.seconds * one.memory / one.floor for one in products if one.floor)
+    optimizing = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
+    return fixed + waiting + optimizing
+
+
+def _of_compiling(measured):
+    """Of forward and backward pass: the calls, Python, and for a convolution the copies into the
+    layout that it likes. Of all that stands between two products, one pass over the largest
+    operator's data is left.
+    """
+    calls = [call for call in measured.calls if call.phase != "optimizer"]
+    saved = 0.0
+    for multiplies, run in groupby(calls, key=lambda call: call.flops > 0):
+        members = list(run)
+        if not multiplies:
+            once = max(measured.price.memory(call) for call in members)
+            saved += max(0.0, sum(call.own for call in members) - once)
+    convolutions = [one for one in _in_passes(measured) if one.name in CONVOLUTIONS]
+    layouts = sum(one.bytes for one in convolutions) / measured.price.bandwidth
+    return saved + layouts + _around_the_passes(measured)
+
+
+def _around_the_passes(measured):
+    """Seconds of the host for calls and Python, the optimizer's apart."""
+    host = measured.parts[verdict.CALLS] + measured.parts[verdict.REST]
+    own = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
+    return max(0.0, host - max(0.0, measured.optimizing - own))
+
+
+def _of_a_fused_optimizer(measured):
+    """One pass has to read every number of parameters, gradients and state once."""
+    if not measured.can_fuse:
+        return 0.0
+    calls = [call for call in measured.calls if call.phase == "optimizer"]
+    sizes: dict[int, int] = {}
+    for call in calls:
+        for address, touch in zip(call.reads, call.touches, strict=False):
+            sizes[address] = max(sizes.get(address, 0), touch.bytes)
+    all_bytes = sum(sizes.values())
+    return measured.optimizing - all_bytes / measured.price.speed(all_bytes)
+
+
+def _of_bfloat16(measured):
+    """Products at bfloat16's rate in place of their own, other traffic halved; the weights are
+    cast, and their gradients are cast back: each is read and written, 6 bytes a number.
+    """
+    passes = _in_passes(measured)
+    if not any(_multiplies(one) and one.dtype == "float32" for one in passes):
+        return 0.0
+    ratio = measured.price.rate("float32") / measured.price.rate("bfloat16")
+    if ratio >= 1:
+        return 0.0
+    products = sum(one.seconds for one in passes if _multiplies(one) and one.dtype == "float32")
+    others = sum(one.seconds for one in passes if not _multiplies(one))
+    casts = 2 * measured.held.parameters / 4 * 6 / measured.price.bandwidth
+    return (1 - ratio) * products + others / 2 - casts
+
+
+def _of_fused_attention(measured):
+    """The traffic of all that has as many numbers as the scores: their scale, mask, softmax and
+    dropout, and their gradients. Products that read them are above their arithmetic for it.
+    """
+    scores = [call for call in measured.calls if call.operator in ("_softmax", "_safe_softmax")]
+    squares = {prod(call.shapes[0]) for call in scores if _is_square(call.shapes[0])}
+    if not squares:
+        return 0.0
+    saved = 0.0
+    for call in measured.calls:
+        if any(prod(shape) in squares and len(shape) > 1 for shape in call.shapes):
+            saved += max(0.0, call.own - measured.price.arithmetic(call))
+    return saved
+
+
+def _is_square(shape):
+    return len(shape) > 2 and shape[-1] == shape[-2]
+
+
+def _of_channels_last(measured):
+    return sum(one.above for one in measured.operators if one.name in CONVOLUTIONS)
+
+
+def _of_more_threads(measured):
+    there = machine.threads()
+    used = measured.price.threads
+    work = sum(one.seconds for one in measured.operators)
+    return work * (1 - used / there) if used < there else 0.0
+
+
+def _of_one_call(measured):
+    """A loop meets the same weight in each turn. In one call its products read the weight once, and
+    its gradient is not added up turn by turn; what else the loop calls is done for all turns.
+    """
+    passes = [call for call in measured.calls if call.phase != "optimizer"]
+    turns = _turns(passes)
+    if turns < MANY:
+        return 0.0
+    price = measured.price
+    times = Counter((call.operator, call.shapes) for call in passes)
+    members = [call for call in passes if times[call.operator, call.shapes] >= turns // 2]
+    took = sum(call.own for call in members)
+    least = sum(price.arithmetic(call) for call in members)
+    share = len(members) / len(passes)
+    return took - least + share * _around_the_passes(measured)
+
+
+def _turns(passes: list[Call]) -> int:
+    """How often the most repeated product meets one and the same weight."""
+    products = Counter(
+        (call.operator, call.shapes, address)
+        for call in passes
+        if call.flops
+        for address in set(call.reads)
+    )
+    return max(products.values(), default=0)

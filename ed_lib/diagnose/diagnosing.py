@@ -1,0 +1,287 @@
+"""``diagnose.step``: what is a training step waiting for?"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ed_lib import check, timing
+from ed_lib.diagnose import operators, verdict
+from ed_lib.diagnose.compilation import compilation
+from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
+from ed_lib.diagnose.report import Report
+from ed_lib.diagnose.restoring import Kept
+from ed_lib.diagnose.verdict import Held, Measured
+from ed_lib.diagnose.watching import Call, Watch
+
+WARM_UP = 2  # steps: the first makes gradients and state, and compiles
+TIMED = 4  # steps, at least
+SECONDS = 0.6  # of timing, for short steps
+WATCHED = 3  # steps, of which the first shows the second what its caches hold
+MOST_STEPS = 1000
+
+
+def step(
+    step: Callable,
+    *,
+    batches: Iterable | None = None,
+    device: str = "cpu",
+    restore: Iterable = (),
+) -> Report:
+    """Runs ``step()`` some ten times, or as often as 0.6 s allow, and reports what it waits for.
+
+    step: a function that trains once, forward pass, backward pass and optimizer. batches: what
+    yields its batches; then ``step(batch)`` is called, and the wait for a batch is measured.
+    device: where the step computes, "cpu" or "cuda:0". restore: models, optimizers, schedulers,
+    scalers that the step changes: they, and the random generators, are afterwards bit for bit what
+    they were.
+
+    TypeError for a step that cannot be called and for a state that cannot be kept; ValueError for a
+    step that runs no operator, one whose work changes from run to run, and batches that end. What
+    the step itself raises is raised; in every case what ``restore`` names is put back.
+    """
+    check.function("step", step)
+    kept = Kept(list(restore))
+    try:
+        measured = _measured(step, batches, device)
+    finally:
+        kept.put_back()
+    measured.parts = verdict.divide(measured)
+    return Report(measured)
+
+
+def _measured(step, batches, device) -> Measured:
+    runner = _Runner(step, batches)
+    price = operators.prices(device)
+    for _ in range(WARM_UP + runner.prefetched):
+        runner.run()
+    taken, waited, optimizing = _timed(runner, device)
+    calls, watch, saved = _watched(runner)
+    profile = Profiled()
+    if is_needed(device):
+        names = {call.operator for call in calls}
+        profile = profiled(runner.run_on(runner.next()), names, device)
+    if profile.compiled is not None:
+        # What was watched between its operators is Python that the compiled step does not run.
+        for call in calls:
+            call.outside *= call.phase == "optimizer"
+    price.set_own(calls)
+    grouped = _with_seconds(operators.grouped(calls, price), profile, device)
+    operators.shorten(grouped, calls, at_most=float(np.median(taken) - np.median(waited)))
+    q1, middle, q3 = np.percentile(taken, [25, 50, 75])
+    return Measured(
+        timing=timing.Timing(float(middle), float(q1), float(q3), len(taken)),
+        waited=float(np.median(waited)),
+        optimizing=float(np.median(optimizing)),
+        calls=calls,
+        operators=grouped,
+        price=price,
+        profile=profile,
+        held=_held(runner, saved, watch.peak, device),
+        steps=runner.steps,
+        compilation=compilation(),
+        tail=watch.tail,
+        can_fuse=runner.can_fuse,
+    )
+
+
+class _Runner:
+    """Calls the step, with the next batch if there are batches, and counts."""
+
+    def __init__(self, step, batches):
+        self._step = step
+        self._batches: Iterator | None = None if batches is None else iter(batches)
+        self.steps = 0
+        # A loader's workers are ahead by so many batches, which the first steps need not wait for.
+        workers = getattr(batches, "num_workers", 0) or 0
+        self.prefetched = workers * (getattr(batches, "prefetch_factor", 0) or 0)
+        self.optimizers: list[torch.optim.Optimizer] = []
+
+    def next(self) -> tuple:
+        """The arguments of the next step."""
+        if self._batches is None:
+            return ()
+        try:
+            return (next(self._batches),)
+        except StopIteration:
+            raise ValueError(
+                f"batches ended after {self.steps}; wanted at least "
+                f"{WARM_UP + self.prefetched + TIMED + WATCHED + 1}"
+            ) from None
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether an optimizer has a fused kernel and does not use it."""
+        return any("fused" in one.defaults and not one.defaults["fused"] for one in self.optimizers)
+
+    def run_on(self, batch: tuple) -> Callable:
+        """A function that runs one step on this batch."""
+
+        def run():
+            self._step(*batch)
+            self.steps += 1
+
+        return run
+
+    def run(self) -> None:
+        """One step on the next batch."""
+        self.run_on(self.next())()
+
+    @contextlib.contextmanager
+    def optimizer_clock(self) -> Iterator[list[float]]:
+        """Meanwhile each step of an optimizer adds its seconds to the list."""
+        found: list[float] = []
+        began: list[float] = []
+
+        def before(optimizer, *_):
+            if optimizer not in self.optimizers:
+                self.optimizers.append(optimizer)
+            began.append(timing.now())
+
+        def after(*_):
+            found.append(timing.now() - began.pop())
+
+        hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _timed(runner, device):
+    """[seconds of a step], of them the wait for its batch, and those in optimizers."""
+    taken: list[float] = []
+    waited: list[float] = []
+    optimizing: list[float] = []
+    while len(taken) < TIMED or (sum(taken) < SECONDS and len(taken) < MOST_STEPS):
+        # The optimizer's clock waits for a GPU, so there it runs in one step alone, the first.
+        is_clocked = device == "cpu" or not taken
+        with runner.optimizer_clock() if is_clocked else contextlib.nullcontext([]) as spans:
+            start = timing.now()
+            batch = runner.next()
+            waited.append(perf_counter() - start)
+            runner.run_on(batch)()
+            taken.append(timing.now() - start)
+        if is_clocked:
+            optimizing.append(sum(spans))
+    return taken, waited, optimizing
+
+
+def _watched(runner) -> tuple[list[Call], Watch, int]:
+    """The calls of one step, each with its median time in the watched steps; who watched them;
+    and the bytes that the forward pass keeps for the backward pass.
+    """
+    watch = Watch()
+    runs = []
+    saved = _Saved()
+    for n in range(WATCHED):
+        begin = len(watch.calls)
+        run = runner.run_on(runner.next())
+        with watch, saved.counting() if n == WATCHED - 1 else contextlib.nullcontext():
+            run()
+        runs.append(watch.calls[begin:])
+    first, *later = runs
+    if not first:
+        raise ValueError("step ran no operator of PyTorch's; wanted a function that trains once")
+    for each in later:
+        _check_same(first, each)
+    last = later[-1]
+    # A step may leave its optimizer out now and then: such a run's calls cannot be paired.
+    alike = [run for run in runs if len(run) == len(last)]
+    for same in zip(*alike, strict=True):
+        same[-1].seconds = median(call.seconds for call in same)
+        same[-1].outside = median(call.outside for call in same)
+    return last, watch, saved.bytes
+
+
+def _check_same(first, other):
+    """ValueError for a step that multiplies other matrices than the run before."""
+    flops = [
+        sum(call.flops for call in calls if call.phase != "optimizer") for calls in (first, other)
+    ]
+    if flops[0] != flops[1]:
+        raise ValueError(
+            f"step did {flops[0]:,} FLOPs in one run and {flops[1]:,} in another; wanted the same "
+            "work each time, such as one batch again and again"
+        )
+
+
+class _Saved:
+    """Bytes of the different tensors that autograd keeps for the backward pass; not a model's
+    parameters, nor what only looks at them.
+    """
+
+    def __init__(self):
+        self.bytes = 0
+
+    def counting(self):
+        """A context in which they are counted."""
+        seen = set()
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            is_parameter = tensor.requires_grad and tensor.is_leaf
+            base = tensor._base  # noqa: SLF001
+            looks_at_one = base is not None and base.is_leaf and base.requires_grad
+            if storage.data_ptr() not in seen and not is_parameter and not looks_at_one:
+                seen.add(storage.data_ptr())
+                self.bytes += storage.nbytes()
+            return tensor
+
+        return saved_tensors_hooks(keep, lambda tensor: tensor)
+
+
+def _with_seconds(found, profile: Profiled, device):
+    """The operators with the profiler's seconds, where the host's clock does not see their work: on
+    a GPU, and in a compiled step.
+    """
+    if device == "cpu" and profile.compiled is None:
+        return found
+    for name, seconds in profile.operators.items():
+        ones = [one for one in found if one.name == name]
+        floors = sum(one.floor for one in ones)
+        for one in ones:
+            one.seconds = seconds * (one.floor / floors if floors else 1 / len(ones))
+    if profile.compiled is None:
+        return found
+    # What was compiled away is one operator now; what is left runs by itself.
+    alone = [one for one in found if one.phase == "optimizer" or one.name in profile.operators]
+    code = operators.Operator("forward", "compiled code", calls=1, memory=profile.compiled)
+    code.seconds = profile.compiled
+    return sorted([*alone, code], key=lambda one: -one.seconds)
+
+
+def _held(runner, saved, peak, device) -> Held:
+    groups = [group for each in runner.optimizers for group in each.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    states = [
+        value
+        for each in runner.optimizers
+        for state in each.state.values()
+        for value in state.values()
+    ]
+    held = Held(
+        peak=peak,
+        parameters=_bytes(parameters),
+        gradients=_bytes(gradients),
+        optimizer=_bytes(states),
+        activations=saved,
+    )
+    if device != "cpu":
+        held.peak = torch.cuda.max_memory_allocated(device)
+        held.reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return held
+
+
+def _bytes(values):
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

@@ -1,0 +1,135 @@
+"""The operators of a step, each with its floor: what moving its bytes and doing its FLOPs take at
+the least on this machine, in its own format.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ed_lib import roofline
+from ed_lib.diagnose import machine_costs
+from ed_lib.diagnose.watching import Call
+
+# The libraries of collectives: of torch.distributed, and its functional ones
+MESSAGES = ("c10d::", "_c10d_functional::")
+
+
+@dataclass
+class Operator:
+    """All calls of one operator in one phase of a step ("forward", "backward", "optimizer").
+
+    ``memory`` and ``arithmetic``: seconds of the floors of those calls that wait for bytes, and of
+    those that wait for FLOPs. ``seconds``: what the calls took, without what a call costs by
+    itself.
+    """
+
+    phase: str
+    name: str
+    dtype: str = "float32"
+    calls: int = 0
+    bytes: int = 0
+    flops: int = 0
+    memory: float = 0.0
+    arithmetic: float = 0.0
+    seconds: float = 0.0
+    copies: bool = False  # between host and device
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a collective, which waits for other ranks."""
+        return self.name.startswith(MESSAGES)
+
+    @property
+    def floor(self) -> float:
+        """Seconds, at the least, of all its calls."""
+        return self.memory + self.arithmetic
+
+    @property
+    def above(self) -> float:
+        """Seconds above the floor."""
+        return max(0.0, self.seconds - self.floor)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a machine takes at the least: for a call, and for a call's work."""
+
+    device: str
+    threads: int
+
+    @property
+    def costs(self) -> machine_costs.CallCosts:
+        """What a call costs here."""
+        return machine_costs.call_costs(self.device, self.threads)
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s in a format; in one that was not measured, float32's. A processor that has no
+        16-bit products converts them, and comes no nearer than float32's rate.
+        """
+        formats = {"float32", dtype if dtype in roofline.DTYPES else "float32"}
+        if dtype == "float64":
+            formats = {dtype}
+        return max(
+            roofline.ceilings(self.device, each, threads=self.threads).rate for each in formats
+        )
+
+    def memory(self, call: Call) -> float:
+        """Seconds for the bytes of a call, from memory or from a cache."""
+        return machine_costs.memory(self.device, self.threads).seconds(call)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of memory."""
+        return machine_costs.memory(self.device, self.threads).bandwidth
+
+    def speed(self, bytes: int) -> float:
+        """Bytes/s of a set of so many bytes that is used again and again."""
+        return machine_costs.memory(self.device, self.threads).speed(bytes)
+
+    def arithmetic(self, call: Call) -> float:
+        """Seconds for the FLOPs of a call."""
+        return call.flops / self.rate(call.dtype) if call.flops else 0.0
+
+    def set_own(self, calls: list[Call]) -> None:
+        """Sets each call's ``own`` seconds: without what any call takes."""
+        for call in calls:
+            call.own = max(0.0, call.seconds - self.costs.watched)
+
+
+def shorten(operators: list[Operator], calls: list[Call], at_most: float) -> None:
+    """Makes all times shorter alike, where they are together longer than the step, ``at_most``:
+    who watches slows down.
+    """
+    together = sum(one.seconds for one in operators)
+    if together > at_most:
+        share = at_most / together
+        for operator in operators:
+            operator.seconds *= share
+        for call in calls:
+            call.own *= share
+
+
+def prices(device: str) -> Prices:
+    """The :class:`Prices` of a device, with the threads that this process uses."""
+    return Prices(device, torch.get_num_threads())
+
+
+def grouped(calls: Iterable[Call], price: Prices) -> list[Operator]:
+    """The calls as :class:`Operator` s, those that took longest first."""
+    found: dict[tuple[str, str, str], Operator] = {}
+    for call in calls:
+        key = (call.phase, call.operator, call.dtype)
+        operator = found.setdefault(key, Operator(*key))
+        operator.calls += 1
+        operator.bytes += call.bytes
+        operator.flops += call.flops
+        operator.copies |= call.moves_between
+        moving = price.memory(call)
+        computing = price.arithmetic(call)
+        if computing > moving:
+            operator.arithmetic += computing
+        else:
+            operator.memory += moving
+        operator.seconds += call.own
+    return sorted(found.values(), key=lambda one: -one.seconds)

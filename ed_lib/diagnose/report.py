@@ -1,0 +1,183 @@
+"""The report of a diagnosis: one screen of text, a table, a roofline, and two of them compared."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ed_lib.diagnose import verdict
+from ed_lib.diagnose.cures import Cure, cures
+from ed_lib.diagnose.operators import Operator
+from ed_lib.diagnose.verdict import Measured
+from ed_lib.timing import tell, three_digits
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MEGA = 1e6
+GIGA = 1e9
+HEAVIEST = 6  # operators that are printed
+OFFERED = 6  # cures
+PLACES = 3  # lines of the reader's code
+SMALL = 0.005  # of a step: a part below is not printed
+CLEARLY = 0.1  # of a step: what is waited for at one line, to be told
+WIDEST = 88  # letters of a line
+
+
+class Report:
+    """What a step waits for. ``print(report)`` fits one screen."""
+
+    def __init__(self, measured: Measured):
+        self.measured = measured
+        self.parts: dict[str, float] = measured.parts
+        self.seconds: float = measured.seconds
+        self.verdict: str = verdict.verdict(measured.parts)
+        self.cures: list[Cure] = cures(measured)
+        self.operators: list[Operator] = measured.operators
+
+    def __str__(self):
+        blocks = [
+            self._headline(),
+            self._parts(),
+            self._cures(),
+            self._heaviest(),
+            self._memory(),
+            self._places(),
+            self._compiled(),
+        ]
+        return "\n".join(line for block in blocks for line in block)
+
+    def _repr_html_(self):
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _headline(self):
+        counted = self.measured
+        flops = sum(one.flops for one in self.operators)
+        moved = sum(one.bytes for one in self.operators)
+        calls = sum(one.calls for one in self.operators)
+        return [
+            f"The step waits most for: {self.verdict}",
+            f"{tell(self.seconds)} (quartiles {tell(counted.timing.q1)} to "
+            f"{tell(counted.timing.q3)}, n = {counted.timing.n}), {calls:,} calls, "
+            f"{three_digits(flops / GIGA)} GFLOP, {three_digits(moved / MEGA)} MB",
+        ]
+
+    def _parts(self):
+        lines = ["", "share of the step's time"]
+        for name, seconds in self.parts.items():
+            if seconds > SMALL * self.seconds:
+                lines.append(f"  {seconds / self.seconds:5.0%}  {tell(seconds):>8}  {name}")
+        return lines
+
+    def _cures(self):
+        if not self.cures:
+            return []
+        lines = ["", "cure, and how many times as fast it may make the step at the most"]
+        for cure in self.cures[:OFFERED]:
+            lines.append(f"  {cure.bound:5.2f}  {cure.name}: {cure.why}")
+        return lines
+
+    def _heaviest(self):
+        lines = ["", "operator, calls, MB, GFLOP, time, times its floor"]
+        for one in self.operators[:HEAVIEST]:
+            lines.append(
+                f"  {one.phase:9} {one.name[:34]:34} {one.calls:5} {one.bytes / MEGA:8.1f} "
+                f"{one.flops / GIGA:7.2f} {tell(one.seconds):>8} {_times(one):>6}"
+            )
+        return lines
+
+    def _memory(self):
+        held = self.measured.held
+        parts = {
+            "parameters": held.parameters,
+            "gradients": held.gradients,
+            "optimizer": held.optimizer,
+            "activations": held.activations,
+        }
+        told = ", ".join(f"{name} {three_digits(size / MEGA)}" for name, size in parts.items())
+        peak = f"peak of a step {three_digits(held.peak / MEGA)}"
+        reserved = f", reserved and unused {three_digits(held.reserved / MEGA)}"
+        return ["", f"memory in MB: {told}; {peak}{reserved if held.reserved else ''}"]
+
+    def _places(self):
+        """Where the host hands numbers over, and where it does other things for long."""
+        calls = self.measured.calls
+        waits = Counter(
+            call.place for call in calls if call.synchronises and call.phase != "optimizer"
+        )
+        lines = [f"hands numbers to the host: {_listed(waits)}"] if waits else []
+        usual = self.measured.price.costs.watched
+        outside: Counter = Counter()
+        for call in calls:
+            outside[call.place] += max(0.0, call.outside - usual)
+        clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
+        if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
+            told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
+            lines.append(f"outside PyTorch's operators, before these lines' next: {told}")
+        return lines
+
+    def _compiled(self):
+        made = self.measured.compilation
+        if made is None or self.measured.profile.compiled is None:
+            return []
+        lines = [f"torch.compile: {made.graphs} graphs, {sum(made.breaks.values())} breaks"]
+        lines += [f"  break: {why}"[:WIDEST] for why in made.breaks]
+        lines += [f"  compiled again: {why}"[:WIDEST] for why in made.recompilations]
+        return lines
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """The operators, heaviest first: phase, operator, format, calls, bytes, FLOPs, floor and
+        time in seconds.
+        """
+        import pandas as pd
+
+        rows = [
+            (
+                one.phase,
+                one.name,
+                one.dtype,
+                one.calls,
+                one.bytes,
+                one.flops,
+                one.floor,
+                one.seconds,
+            )
+            for one in self.operators
+        ]
+        names = ["phase", "operator", "dtype", "calls", "bytes", "FLOPs", "floor", "seconds"]
+        return pd.DataFrame(rows, columns=names)
+
+    def compare(self, other: "Report") -> str:
+        """This report and that of the step after a cure, side by side."""
+        if not isinstance(other, Report):
+            raise TypeError(f"other is of {type(other).__name__}; wanted a Report")
+        faster = self.seconds / other.seconds
+        lines = [f"{'':28}{'before':>10}{'after':>10}"]
+        for name in (*verdict.PARTS, "the step"):
+            before = self.parts.get(name, self.seconds)
+            after = other.parts.get(name, other.seconds)
+            if max(before, after) > SMALL * self.seconds:
+                lines.append(f"{name:28}{tell(before):>10}{tell(after):>10}")
+        lines.append(f"{three_digits(faster)} times as fast; it waits most for: {other.verdict}")
+        return "\n".join(lines)
+
+    def figure(self) -> "Figure":
+        """A roofline: each operator a point, at its FLOPs a byte and the FLOP/s that it reached,
+        its size its share of the step's time.
+        """
+        from ed_lib.diagnose.drawing import roofline
+
+        return roofline(self)
+
+
+def _times(operator):
+    # Below a microsecond a floor is no measure.
+    return f"{operator.seconds / operator.floor:.1f}" if operator.floor > 1e-6 else ""
+
+
+def _listed(places):
+    shown = [f"{place} ({n} times)" if n > 1 else place for place, n in places.most_common(PLACES)]
+    more = len(places) - PLACES
+    return ", ".join(shown) + (f" and {more} lines more" if more > 0 else "")
