@@ -23,6 +23,7 @@ from benchmarks.shared.cures import (
     one_call,
 )
 from benchmarks.shared.harness import Size
+from ed_lib import diagnose
 
 # Losses that are compared: the second shows the first update, and the third what an optimizer
 # remembers of it.
@@ -31,33 +32,34 @@ LOSSES = 3
 # heart has gradients that are denormal, and some processors take far longer for them.
 RATE = 1e-12
 
-# {step: (what makes it, the cures that are tried)}
+# What may gain in nearly every step, and in one of images.
+MOST = [larger_batch, compiled, fused_optimizer, autocast]
+IMAGES = [*MOST, channels_last]
+# {step: (what makes it, the cures that are tried)}. A loop that compiling unrolls takes minutes,
+# and four times GPT-2's scores take gigabytes.
 STEPS = {
-    "LeNet, d2l's, batch 8": (
-        partial(steps.lenet_of_d2l, images="few"),
-        [larger_batch, compiled, fused_optimizer],
-    ),
-    "LeNet, d2l's, batch 512": (
-        partial(steps.lenet_of_d2l, images="many"),
-        [larger_batch, compiled, channels_last],
-    ),
-    "LeNet, ReLU, batch 128": (steps.lenet, [compiled, channels_last, fused_optimizer, autocast]),
+    "LeNet, d2l's, batch 8": (partial(steps.lenet_of_d2l, images="few"), IMAGES),
+    "LeNet, d2l's, batch 512": (partial(steps.lenet_of_d2l, images="many"), IMAGES),
+    "LeNet, ReLU, batch 128": (steps.lenet, IMAGES),
+    "LeNet, slow loader": (steps.slow_loader, [loader_workers, compiled, fused_optimizer]),
+    "ResNet-18": (steps.resnet, IMAGES),
     "encoder, attention by hand": (
         partial(steps.encoder, attention="eager"),
-        [fused_attention, compiled, fused_optimizer, autocast],
+        [*MOST, fused_attention],
     ),
-    "encoder, fused attention": (
-        partial(steps.encoder, attention="sdpa"),
-        [compiled, larger_batch, autocast],
-    ),
+    "encoder, fused attention": (partial(steps.encoder, attention="sdpa"), MOST),
+    "BERT": (steps.bert, [*MOST, fused_attention]),
     "GPT-2": (steps.gpt2, [compiled, fused_optimizer, autocast]),
-    "BERT": (steps.bert, [fused_attention, compiled, fused_optimizer, autocast]),
-    "ResNet-18": (steps.resnet, [channels_last, compiled, fused_optimizer, larger_batch, autocast]),
-    "LSTM cell by cell, batch 1": (partial(steps.cells, B=1), [one_call, larger_batch]),
-    "LSTM cell by cell, batch 32": (partial(steps.cells, B=32), [one_call, larger_batch]),
-    "MLP, 32 layers of 64": (steps.deep_mlp, [fused_optimizer, larger_batch, compiled]),
-    "LeNet, slow loader": (steps.slow_loader, [loader_workers, fused_optimizer]),
-    "scale, shift and GELU": (steps.pointwise, [compiled]),
+    "LSTM cell by cell, batch 1": (
+        partial(steps.cells, B=1),
+        [one_call, larger_batch, fused_optimizer],
+    ),
+    "LSTM cell by cell, batch 32": (
+        partial(steps.cells, B=32),
+        [one_call, larger_batch, fused_optimizer],
+    ),
+    "MLP, 32 layers of 64": (steps.deep_mlp, MOST),
+    "scale, shift and GELU": (steps.pointwise, [larger_batch, compiled]),
 }
 # images: of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch;
 # cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
@@ -149,9 +151,33 @@ def gains(size, device, name):
         }
 
 
+def diagnosis(size, device, name):
+    """The report on a plain step."""
+    make, _ = STEPS[name]
+    one = made(make, size)
+    restore = [one.model, one.optimizer]
+    return diagnose.step(one, batches=one.endless(), device=device, restore=restore)
+
+
+def promise(report, cure):
+    """What a report says: the largest part of the step, by the verdict, and the "second" one; by
+    how much the cure makes it faster at most, and which "rank" it has among all cures. None for a
+    cure that it does not name.
+    """
+    _, second, *_ = sorted(report.parts, key=report.parts.get, reverse=True)
+    found = {"verdict": report.verdict, "second": second, "promised": None, "rank": None}
+    for rank, each in enumerate(report.cures, start=1):
+        if each.name == cure:
+            found |= {"promised": each.bound, "rank": rank}
+    return found
+
+
 def pairs(size, device):
+    """A row for each pair."""
     for name in STEPS:
-        yield from gains(size, device, name)
+        report = diagnosis(size, device, name)
+        for row in gains(size, device, name):
+            yield row | promise(report, row["cure"])
 
 
 TABLES = {"pairs": pairs}

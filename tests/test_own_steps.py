@@ -1,11 +1,15 @@
 """The benchmark of readers' own steps: what is left out, what is not timed, and what a gain is."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from benchmarks import own_steps
 from benchmarks.shared import cures, harness, steps
-from ed_lib import machine
+from ed_lib import machine, roofline
+from ed_lib.diagnose import diagnosing, machine_costs
 from ed_lib.timing import Timing
 
 SIZE = own_steps.TINY
@@ -28,7 +32,7 @@ def timed(monkeypatch):
 
 
 def test_a_gain_is_per_example_and_seconds_are_of_a_step(timed):
-    one_call, larger = own_steps.gains(SIZE, "cpu", CELLS)
+    one_call, larger, _ = own_steps.gains(SIZE, "cpu", CELLS)
     assert (one_call["seconds"], one_call["gained"]) == (1, 1 / 2)
     assert (one_call["cure"], larger["cure"]) == ("one call in place of many", "a larger batch")
     assert larger["gained"] == cures.TIMES / 3
@@ -36,6 +40,33 @@ def test_a_gain_is_per_example_and_seconds_are_of_a_step(timed):
     assert larger["at most"] == pytest.approx(cures.TIMES * 1.1 / 2.7)
     workers, *_ = own_steps.gains(SIZE, "cpu", LOADED)
     assert workers["seconds"] == 1 / SIZE.loaded and workers["gained"] == 1 / 2
+
+
+def test_what_a_report_promises_is_found_by_the_cures_name():
+    parts = {"calls": 2.0, "arithmetic": 3.0, "copies": 1.0}
+    offered = [SimpleNamespace(name="bfloat16", bound=2.5), SimpleNamespace(name="other", bound=2)]
+    report = SimpleNamespace(parts=parts, verdict="arithmetic", cures=offered)
+    told = {"verdict": "arithmetic", "second": "calls"}
+    assert own_steps.promise(report, "other") == told | {"promised": 2, "rank": 2}
+    assert own_steps.promise(report, "channels last") == told | {"promised": None, "rank": None}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Diagnoses of few runs, by ceilings that are not measured and that no other test sees."""
+    roofs = partial(roofline.Ceilings, bandwidth=1e10, rate=1e11)
+    monkeypatch.setattr(roofline, "ceilings", lambda device, dtype="", **_: roofs(device, dtype))
+    monkeypatch.setattr(diagnosing, "SECONDS", 0)
+    machine_costs.memory.cache_clear()
+    yield
+    machine_costs.memory.cache_clear()
+
+
+def test_what_is_diagnosed_is_the_plain_step_with_its_loader(quick):
+    assert own_steps.diagnosis(SIZE, "cpu", LOADED).parts["data"] > 0
+    report = own_steps.diagnosis(SIZE, "cpu", CELLS)
+    loops = [one for one in report.operators if one.calls >= SIZE.cells]
+    assert loops, "the loop over the cell is in the report"
 
 
 def test_what_trains_otherwise_is_not_timed(timed, monkeypatch, capsys):
@@ -58,7 +89,7 @@ def test_what_a_machine_lacks_is_left_out_with_a_line(timed, monkeypatch, capsys
     monkeypatch.setattr(machine, "flags", lambda: ["avx2"])
     monkeypatch.setattr(cures.shutil, "which", lambda program: None)
     rows = [*own_steps.gains(SIZE, "cpu", "encoder, fused attention")]
-    assert [row["cure"] for row in rows] == ["a larger batch"]
+    assert [row["cure"] for row in rows] == ["a larger batch", "a fused optimizer"]
     said = capsys.readouterr().out
     assert "torch.compile: left out, since this machine lacks a C++ compiler" in said
     assert "bfloat16: left out, since this machine lacks instructions for bfloat16" in said
@@ -69,8 +100,8 @@ def test_in_bfloat16_a_step_is_within_that_formats_tolerance(timed, monkeypatch,
     monkeypatch.setattr(machine, "flags", lambda: ["bf16"])
     with_it = [name for name, (_, tried) in own_steps.STEPS.items() if cures.autocast in tried]
     for name in with_it:
-        *_, last = own_steps.gains(SIZE, "cpu", name)
-        assert last["cure"] == "bfloat16" and 1e-6 < last["error"] < 0.05
+        rows = {row["cure"]: row for row in own_steps.gains(SIZE, "cpu", name)}
+        assert 1e-6 < rows["bfloat16"]["error"] < 0.05
     assert len(with_it) >= 5 and "not timed" not in capsys.readouterr().out
 
 

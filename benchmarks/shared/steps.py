@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,10 @@ class Training:
         """
         for batch in self.loader or [self.batch]:
             self(batch)
+
+    def endless(self):
+        """The loader's batches, again and again; None without a loader."""
+        return chain.from_iterable(repeat(self.loader)) if self.loader else None
 
     @property
     def steps(self):
