@@ -284,4 +284,8 @@ def _held(runner, saved, peak, device) -> Held:
 
 
 def _bytes(values):
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    # A sparse gradient holds the rows that are not zero.
+    sparse = [value.coalesce() for value in tensors if value.layout == torch.sparse_coo]
+    rows = [part for value in sparse for part in (value.indices(), value.values())]
+    return sum(value.nbytes for value in tensors + rows if value.layout == torch.strided)

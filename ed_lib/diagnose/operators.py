@@ -34,6 +34,7 @@ class Operator:
     arithmetic: float = 0.0
     seconds: float = 0.0
     copies: bool = False  # between host and device
+    place: str = ""  # the line that led to most of its time
 
     @property
     def sends(self) -> bool:
@@ -118,6 +119,7 @@ def prices(device: str) -> Prices:
 def grouped(calls: Iterable[Call], price: Prices) -> list[Operator]:
     """The calls as :class:`Operator` s, those that took longest first."""
     found: dict[tuple[str, str, str], Operator] = {}
+    places: dict[tuple[str, str, str], dict[str, float]] = {}
     for call in calls:
         key = (call.phase, call.operator, call.dtype)
         operator = found.setdefault(key, Operator(*key))
@@ -132,4 +134,8 @@ def grouped(calls: Iterable[Call], price: Prices) -> list[Operator]:
         else:
             operator.memory += moving
         operator.seconds += call.own
+        lines = places.setdefault(key, {})
+        lines[call.place] = lines.get(call.place, 0.0) + call.own
+    for key, operator in found.items():
+        operator.place = max(places[key], key=places[key].__getitem__)
     return sorted(found.values(), key=lambda one: -one.seconds)

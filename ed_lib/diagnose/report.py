@@ -18,6 +18,7 @@ GIGA = 1e9
 HEAVIEST = 6  # operators that are printed
 OFFERED = 6  # cures
 PLACES = 3  # lines of the reader's code
+SHORT = {"forward": "→", "backward": "←", "optimizer": "⟳"}  # of the phases
 SMALL = 0.005  # of a step: a part below is not printed
 CLEARLY = 0.1  # of a step: what is waited for at one line, to be told
 WIDEST = 88  # letters of a line
@@ -79,11 +80,15 @@ class Report:
         return lines
 
     def _heaviest(self):
-        lines = ["", "operator, calls, MB, GFLOP, time, times its floor"]
+        head = f"  {'operator':34}{'calls':>6}{'MB':>8}{'GFLOP':>7}{'time':>9}{'÷ floor':>8}  line"
+        lines = ["", head]
         for one in self.operators[:HEAVIEST]:
+            name = f"{SHORT[one.phase]} {one.name}"
+            if one.dtype != "float32":
+                name += f" {one.dtype}"
             lines.append(
-                f"  {one.phase:9} {one.name[:34]:34} {one.calls:5} {one.bytes / MEGA:8.1f} "
-                f"{one.flops / GIGA:7.2f} {tell(one.seconds):>8} {_times(one):>6}"
+                f"  {name[:33]:34}{one.calls:6}{one.bytes / MEGA:8.1f}{one.flops / GIGA:7.2f}"
+                f"{tell(one.seconds):>9}{_times(one):>8}  {one.place}"
             )
         return lines
 

@@ -72,8 +72,9 @@ class _Module:
         for tensor, value in self._values:
             tensor.copy_(value)
         for parameter, gradient, value in self._gradients:
-            if gradient is not None:
-                gradient.copy_(value)
-            parameter.grad = gradient
+            if gradient is not None and gradient.layout == torch.strided:
+                parameter.grad = gradient.copy_(value)
+            else:
+                parameter.grad = value
         for part, training in self._modes:
             part.training = training

@@ -5,6 +5,7 @@ from. Counted from no formula of a network.
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ed_lib.diagnose import operator_flops
+from ed_lib.diagnose import operands, operator_flops
 
 # Memory, and no work. Views are free as well.
 FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -28,10 +29,6 @@ FREE |= {"_unsafe_view", "lift_fresh"}
 MARKS = "profiler::"
 # What hands a number to the host: on a GPU the host waits for it.
 SYNCHRONISING = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "_unique2"}
-# These read the rows that their indices name, and not the table: as much as they write.
-GATHERS = {"embedding", "index_select", "gather", "index", "take"}
-# Of what these change, the rows that are named are read and written.
-SCATTERS = {"index_put_", "index_add_", "scatter_add_", "scatter_", "index_copy_"}
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -62,6 +59,7 @@ class Call:
     place: str
     device: str
     reads: tuple[int, ...]  # addresses of the memory of what it reads
+    value: int  # two calls with one value computed the same from the same
     touches: list[Touch] = field(default_factory=list)
     moves_between: bool = False  # host and device
     own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
@@ -100,6 +98,8 @@ class Watch(TorchDispatchMode):
         self.tail = 0.0  # seconds from the last operator to the end
         self._held = 0
         self._alive: set[int] = set()  # addresses
+        self._freed: Counter = Counter()  # how often memory at an address was freed
+        self._values: dict[tuple, int] = {}  # a tensor's state → the value of what made it
         self._returned = perf_counter()  # when it had dealt with the operator before
 
     def __enter__(self):
@@ -139,20 +139,21 @@ class Watch(TorchDispatchMode):
         if name in FREE or function.is_view or function.name().startswith(MARKS):
             self._returned = perf_counter()
             return result
-        read, written = _read_and_written(function, args, kwargs, result)
+        read, written = operands.read_and_written(function, args, kwargs, result)
         devices = {tensor.device for tensor in read + written}
         made = written or read
         call = Call(
             phase=self._phase(),
             operator=name if library == "aten" else f"{library}::{name}",
             shapes=tuple(tuple(tensor.shape) for tensor in read),
-            dtype=_dtype(written + read),
+            dtype=operands.dtype_of(written + read),
             flops=operator_flops.count(function, name, args, kwargs, result),
             seconds=seconds,
             outside=start - self._returned,
             place=_place(),
             device=made[0].device.type if made else "cpu",
-            reads=tuple(_address(tensor) for tensor in read),
+            reads=tuple(operands.address_of(tensor) for tensor in read),
+            value=self._number(function, args, kwargs, result),
             moves_between=len({device.type for device in devices}) > 1
             and name in {"copy_", "_to_copy"},
         )
@@ -163,8 +164,10 @@ class Watch(TorchDispatchMode):
 
     def _hold(self, args, kwargs, result):
         """Counts the memory that a result has of its own, until nothing holds it any more."""
-        given = {_address(tensor) for tensor in _strided(tree_leaves((args, kwargs)))}
-        for tensor in _strided(tree_leaves(result)):
+        given = {
+            operands.address_of(tensor) for tensor in operands.strided(tree_leaves((args, kwargs)))
+        }
+        for tensor in operands.strided(tree_leaves(result)):
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             if address in given or address in self._alive:
@@ -176,7 +179,33 @@ class Watch(TorchDispatchMode):
 
     def _free(self, address, size):
         self._alive.discard(address)
+        self._freed[address] += 1
         self._held -= size
+
+    def _number(self, function, args, kwargs, result):
+        """A number for what an operator computes, the same for the same operator on the same
+        inputs: as a compiler finds common subexpressions.
+        """
+        inputs = []
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+                state = self._state(given)
+                where = (given.storage_offset(), given.shape, given.stride())
+                inputs.append((self._values.get(state, state), where))
+            else:
+                inputs.append(str(given))
+        value = hash((function, tuple(inputs)))
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            value = hash((value, len(self.calls)))
+        for tensor in operands.strided(tree_leaves(result)):
+            self._values[self._state(tensor)] = value
+        return value
+
+    def _state(self, tensor):
+        """What is the same for two tensors only if their memory has the same numbers."""
+        address = operands.address_of(tensor)
+        version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+        return address, self._freed[address], version
 
     def _touches(self, name, read, written):
         """What an operator reads and writes, each with its distance; tensors that are read twice by
@@ -184,10 +213,10 @@ class Watch(TorchDispatchMode):
         """
         found = []
         seen = set()
-        sizes = _bytes_by_rows(name, read, written)
+        sizes = operands.bytes_by_rows(name, read, written)
         moved = self._moved + sum(size for _, _, size in sizes)
         for kind, tensor, size in sizes:
-            address = _address(tensor)
+            address = operands.address_of(tensor)
             key = (kind, address, tensor.storage_offset(), tensor.shape, tensor.stride())
             if key in seen or not size:
                 continue
@@ -196,78 +225,9 @@ class Watch(TorchDispatchMode):
             # What this very operator touches has to fit too.
             found.append(Touch(size, None if before is None else moved - before))
         for _, tensor, _ in sizes:
-            self._touched_at[_address(tensor)] = moved
+            self._touched_at[operands.address_of(tensor)] = moved
         self._moved = moved
         return found
-
-
-def _bytes_by_rows(name, read, written):
-    """[("read" or "written", tensor, bytes)]; a gather reads of its table what it writes."""
-    sizes = [("read", tensor, addressed(tensor)) for tensor in read]
-    sizes += [("written", tensor, addressed(tensor)) for tensor in written]
-    if name in GATHERS:
-        out = sum(addressed(tensor) for tensor in written)
-        kind, table, size = sizes[0]
-        sizes[0] = (kind, table, min(size, out))
-    elif name in SCATTERS:
-        changed = {id(tensor) for tensor in written}
-        rows = max(
-            (addressed(t) for t in read if id(t) not in changed and t.is_floating_point()),
-            default=0,
-        )
-        sizes = [(k, t, min(size, rows) if id(t) in changed else size) for k, t, size in sizes]
-    return sizes
-
-
-def addressed(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's different numbers: a dimension that was expanded counts once."""
-    numbers = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        numbers *= size if stride or not size else 1
-    return numbers * tensor.element_size()
-
-
-def _read_and_written(function, args, kwargs, result):
-    """The tensors that an operator reads and those it writes, by its schema. An argument that is
-    changed in place is both; one that is only written stands among the keywords, as ``out`` does,
-    or is the target of a copy.
-    """
-    read: list = []
-    written: list = []
-    is_copy = function.name().startswith(("aten::copy_", "aten::zero_", "aten::fill_"))
-    for n, argument in enumerate(function._schema.arguments):
-        given = args[n] if n < len(args) else kwargs.get(argument.name)
-        tensors = tree_leaves(given)
-        is_changed = argument.alias_info is not None and argument.alias_info.is_write
-        is_only_written = is_changed and (argument.kwarg_only or is_copy)
-        if is_changed:
-            written += tensors
-        if not is_only_written:
-            read += tensors
-    # What changes no argument writes its result.
-    written = written or tree_leaves(result)
-    return _strided(read), _strided(written)
-
-
-def _address(tensor):
-    return tensor.untyped_storage().data_ptr()
-
-
-def _strided(values):
-    """The tensors among them that have memory of their own layout; oneDNN's and sparse ones tell
-    none of it.
-    """
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [tensor for tensor in tensors if tensor.layout == torch.strided]
-
-
-def _dtype(tensors):
-    """ "float32": the narrowest of the floating formats, in which an operator computes."""
-    floating = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
-    chosen = min(floating, key=lambda dtype: dtype.itemsize, default=None)
-    if chosen is None:
-        chosen = tensors[0].dtype if tensors else torch.float32
-    return str(chosen).removeprefix("torch.")
 
 
 def _place():
