@@ -41,7 +41,7 @@ STEPS = {
     "LeNet, d2l's, batch 8": (partial(steps.lenet_of_d2l, images="few"), IMAGES),
     "LeNet, d2l's, batch 512": (partial(steps.lenet_of_d2l, images="many"), IMAGES),
     "LeNet, ReLU, batch 128": (steps.lenet, IMAGES),
-    "LeNet, slow loader": (steps.slow_loader, [loader_workers, compiled, fused_optimizer]),
+    "MLP, slow loader": (steps.slow_loader, [loader_workers, compiled, fused_optimizer]),
     "ResNet-18": (steps.resnet, IMAGES),
     "encoder, attention by hand": (
         partial(steps.encoder, attention="eager"),
@@ -65,10 +65,10 @@ STEPS = {
 # cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
 # pointwise chain.
 SIZE = Size(
-    seconds=2.0, rounds=5,
+    seconds=2.0, rounds=9,
     images={"few": 8, "some": 128, "many": 512}, loaded=16, side=64, channels=[64, 128, 256, 512],
     texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
-    cells=100, deep=32, narrow=64, rows=2**15,
+    cells=100, deep=32, narrow=64, rows=2**14,
 )  # fmt: skip
 TINY = SIZE(
     seconds=0.001, rounds=1,

@@ -14,7 +14,7 @@ from ed_lib.timing import Timing
 
 SIZE = own_steps.TINY
 CELLS = "LSTM cell by cell, batch 1"
-LOADED = "LeNet, slow loader"
+LOADED = "MLP, slow loader"
 
 
 @pytest.fixture

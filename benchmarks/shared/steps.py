@@ -229,9 +229,10 @@ class Turned(Dataset):
 
 
 def slow_loader(size):
-    """A small network whose images are turned, one by one, while it waits."""
+    """A small MLP, which waits while its images are turned, one by one."""
     loader = DataLoader(Turned(size.loaded * size.images["some"]), size.images["some"])
-    return Training(models.lenet(), next(iter(loader)), torch.optim.Adam, loader=loader)
+    model = nn.Sequential(nn.Flatten(), models.mlp())
+    return Training(model, next(iter(loader)), torch.optim.Adam, loader=loader)
 
 
 class Pointwise(nn.Module):
