@@ -17,7 +17,8 @@ TEXTS = ROOT / "tools" / "front.md"
 PAGES = ("index.md", "README.md", "index_ja.md", "README.ja.md")
 # What one reads first.
 CORE = (
-    "error_diffusion every_layer_at_once honest_timing fast_forward splitting_the_work"
+    "your_own_step error_diffusion every_layer_at_once honest_timing fast_forward"
+    " splitting_the_work"
     " data_parallel ten_thousand_devices mixed_precision one_token_at_a_time many_steps"
 )
 PICTURE = ROOT / "book" / "_static" / "front.png"

@@ -112,14 +112,13 @@ class Report:
             call.place for call in calls if call.synchronises and call.phase != "optimizer"
         )
         lines = [f"hands numbers to the host: {_listed(waits)}"] if waits else []
-        usual = self.measured.price.costs.watched
-        outside: Counter = Counter()
+        outside: Counter = Counter({"the step's end": self.measured.tail})
         for call in calls:
-            outside[call.place] += max(0.0, call.outside - usual)
+            outside[call.place] += call.outside
         clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
         if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
             told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
-            lines.append(f"outside PyTorch's operators, before these lines' next: {told}")
+            lines.append(f"outside PyTorch, before the operators of these lines: {told}")
         return lines
 
     def _compiled(self):

@@ -71,10 +71,7 @@ class Measured:
     @property
     def outside(self) -> float:
         """Seconds between two operators in which the host did more than to call the next."""
-        usual = MANY_TIMES * self.price.costs.differentiated
-        return sum(
-            gap for gap in (self.tail, *(call.outside for call in self.calls)) if gap > usual
-        )
+        return self.tail + sum(call.outside for call in self.calls)
 
 
 def divide(measured: Measured) -> dict[str, float]:

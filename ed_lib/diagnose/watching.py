@@ -29,6 +29,9 @@ FREE |= {"_unsafe_view", "lift_fresh"}
 MARKS = "profiler::"
 # What hands a number to the host: on a GPU the host waits for it.
 SYNCHRONISING = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "_unique2"}
+# Seconds between two operators: a longer gap is no call, but other work of the host. To watch a
+# call takes some 20 µs.
+LONG = 1e-4
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -45,7 +48,7 @@ class Touch:
 @dataclass
 class Call:
     """One call of an operator. ``shapes`` are those of its tensors, ``dtype`` the format in which
-    it computes; ``seconds`` are the host's, and ``outside`` those since the operator before it;
+    it computes; ``seconds`` are the host's, and ``outside`` those of long gaps before it;
     ``place`` is the line of the caller that led to it.
     """
 
@@ -95,14 +98,16 @@ class Watch(TorchDispatchMode):
         self._optimizing = False
         self._hooks: list = []
         self.peak = 0  # bytes of all that was made since the watch began and lived at one time
-        self.tail = 0.0  # seconds from the last operator to the end
+        self.tail = 0.0  # seconds of a long gap from the last operator to the end
         self._held = 0
         self._alive: set[int] = set()  # addresses
         self._freed: Counter = Counter()  # how often memory at an address was freed
         self._values: dict[tuple, int] = {}  # a tensor's state → the value of what made it
+        self._outside = 0.0  # seconds of such gaps since the last operator that counts
         self._returned = perf_counter()  # when it had dealt with the operator before
 
     def __enter__(self):
+        self._outside = 0.0
         self._returned = perf_counter()
         self._hooks = [
             register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)),
@@ -113,7 +118,8 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error):
         for hook in self._hooks:
             hook.remove()
-        self.tail = perf_counter() - self._returned
+        gap = perf_counter() - self._returned
+        self.tail = self._outside + (gap if gap > LONG else 0.0)
         # A step that raised in its optimizer had no post hook.
         self._optimizing = False
         return super().__exit__(*error)
@@ -130,6 +136,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         start = perf_counter()
+        gap = start - self._returned
+        if gap > LONG:
+            self._outside += gap
         result = function(*args, **kwargs)
         seconds = perf_counter() - start
         # "aten::mm.out" → "mm"
@@ -149,7 +158,7 @@ class Watch(TorchDispatchMode):
             dtype=operands.dtype_of(written + read),
             flops=operator_flops.count(function, name, args, kwargs, result),
             seconds=seconds,
-            outside=start - self._returned,
+            outside=self._outside,
             place=_place(),
             device=made[0].device.type if made else "cpu",
             reads=tuple(operands.address_of(tensor) for tensor in read),
@@ -159,6 +168,7 @@ class Watch(TorchDispatchMode):
         )
         call.touches = self._touches(name, read, written)
         self.calls.append(call)
+        self._outside = 0.0
         self._returned = perf_counter()
         return result
 
@@ -243,5 +253,9 @@ def _place():
 
 
 def _short(file):
-    # IPython names a cell by a temporary file, or by its number.
-    return "a cell" if "ipykernel" in file or file.startswith("<") else Path(file).name
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
+        # ("Cell", "In[5]") for a cell, None for a file; IPython 7, which Colab has, cannot tell.
+        named = getattr(shell.compile, "format_code_name", lambda _: None)(file)
+        if named or "ipykernel" in file or file.startswith("<"):
+            return named[1] if named else "a cell"
+    return Path(file).name
