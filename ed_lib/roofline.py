@@ -110,8 +110,8 @@ def probe(
     seconds: float = 2.0,
     threads: int | None = None,
 ) -> Ceilings:
-    """The :class:`Ceilings` of "cpu", with so many threads or all, or of "cuda:1", measured in about
-    ``seconds``: of the fastest run, since a ceiling is what has been reached.
+    """The :class:`Ceilings` of "cpu", with so many threads or all, or of "cuda:1", measured in
+    about ``seconds``: of the fastest run, since a ceiling is what has been reached.
 
     Bandwidth: of a copy, a scaling in place and a sum of large arrays; bytes read and written, as
     STREAM has it. Rate: of square products by PyTorch (MKL, oneDNN for 16 bits), NumPy (OpenBLAS),

@@ -17,6 +17,7 @@ from ed_lib.diagnose.watching import Call
 
 MOST = 0.99  # of a step that a cure may save
 LEAST = 1.02  # times: a bound below is not offered
+SMALL_KERNEL = 2e-4  # seconds of its floor: below, a kernel has too little work for its threads
 MANY = 8  # equal products with one weight are a loop
 CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution")
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
@@ -77,14 +78,20 @@ def _multiplies(operator: Operator) -> bool:
 
 
 def _of_a_larger_batch(measured):
-    """What does not grow with the batch: calls, Python, the optimizer, and the time of products
-    that wait for their weights.
+    """What does not grow with the batch: calls, Python, the optimizer, the time of products that
+    wait for their weights, and what small kernels take above their floors.
     """
+    price = measured.price
+    small = 0.0
+    for call in measured.calls:
+        floor = max(price.memory(call), price.arithmetic(call))
+        if call.phase != "optimizer" and floor < SMALL_KERNEL:
+            small += max(0.0, call.own - floor)
     fixed = sum(measured.parts[name] for name in (verdict.CALLS, verdict.OUTSIDE, verdict.REST))
     products = [one for one in _in_passes(measured) if _multiplies(one)]
     waiting = sum(one.seconds * one.memory / one.floor for one in products if one.floor)
     optimizing = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
-    return fixed + waiting + optimizing
+    return fixed + max(waiting, small) + optimizing
 
 
 def _of_compiling(measured):
