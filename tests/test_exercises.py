@@ -4,7 +4,6 @@ or twelve with the tests marked slow.
 
 import ast
 import contextlib
-import copy
 import io
 import signal
 import symtable
@@ -85,11 +84,13 @@ def mutants(body, most):
     """The statements with one operation, or one whole number by one, changed: at most ``most`` of
     them, from all over the solution.
     """
-    tree = ast.Module(body, [])
-    places = [place for place, node in enumerate(ast.walk(tree)) if can_change(node)]
+    # Parsed anew, not copied: all trees share the nodes of operations, and what IPython hangs on
+    # those when it shows an error, a whole tree of its own, would be copied each time.
+    text = ast.unparse(ast.Module(body, []))
+    places = [place for place, node in enumerate(ast.walk(ast.parse(text))) if can_change(node)]
     found = []
     for place in places[:: max(1, -(-len(places) // most))]:
-        new = copy.deepcopy(tree)
+        new = ast.parse(text)
         change([*ast.walk(new)][place])
         found.append(ast.fix_missing_locations(new))
     return found
