@@ -14,9 +14,16 @@ from tools.usage_errors import pytest_runtest_call  # noqa: F401, a hook
 
 ROOT = Path(__file__).resolve().parent
 
-LONG = """test_pages test_benchmarks amp_in_practice mixed_precision language_model test_sharded
-    training_in_eight_bits why_it_learns test_checkpoints when_it_does_not_fit
-    test_launcher""".split()
+# The files that take longest, the longest first, as a run's summary names them
+LONG = """amp_in_practice test_network training_in_eight_bits test_pages mixed_precision
+    smaller_models test_benchmarks test_launcher ed_on_many_devices test_exercises language_model
+    error_diffusion one_token_at_a_time test_book model_parallel asynchronous test_ed_on_gpu
+    splitting_the_work data_parallel ten_thousand_devices when_it_does_not_fit test_sharded
+    every_layer_at_once test_calculators test_page_controls breaking_the_chain test_checkpoints
+    test_setup_cell test_flush_to_zero fast_forward test_new_chapter test_compiled test_elsewhere
+    test_lstm_on_gpu test_low_bit_training cudnn_weights test_scaler test_lstm_on_cpu test_notebooks
+    test_published test_minilm test_collectives test_replica""".split()
+SHOWN = 40  # of them, in the summary
 
 # The same examples on every run, and no deadline, since a machine may be busy.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True, max_examples=40)
@@ -48,17 +55,26 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The time of each part, in seconds of work; with two processes, half of their sum has
-    passed.
+    """The time of each part, and of the longest files, in seconds of work; with two processes, half
+    of their sum has passed.
     """
-    seconds = Counter()
+    parts = Counter()
+    files = Counter()
     for report in itertools.chain(*terminalreporter.stats.values()):
         if hasattr(report, "duration"):
-            place = report.nodeid.partition("::")[0].split("/")
+            file = Path(report.nodeid.partition("::")[0])
+            place = file.parts
             part = "tests" if len(place) == 2 else "/".join(place[:2])  # tests/ed, book/lstm
-            seconds[part] += report.duration
-    parts = ", ".join(f"{part} {total:.0f} s" for part, total in seconds.most_common())
-    terminalreporter.write_line(f"Time of each part: {parts}")
+            parts[part] += report.duration
+            files[file.stem] += report.duration
+    terminalreporter.write_line(f"Time of each part: {told(parts.most_common())}")
+    if len(files) > SHOWN:
+        terminalreporter.write_line(f"Time of the longest files: {told(files.most_common(SHOWN))}")
+
+
+def told(times):
+    """Of [(what, seconds), …]."""
+    return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in times)
 
 
 @pytest.fixture(params=["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])

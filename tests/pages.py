@@ -19,9 +19,31 @@ PAGES = pages(SOURCE if (SOURCE / "_toc.yml").exists() else ROOT)  # with those 
 CHAPTERS = [
     path.with_suffix("").as_posix() for path in notebooks.chapters()
 ]  # the pages that are notebooks
+GENERATED = "book/appendix/api/", "book/appendix/measurements/"  # one kind of page each
 PHONE, DESK = 390, 1280  # widths in CSS pixels
 ALONE = "--disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
 ALONE = [*ALONE.split(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+
+
+def written():
+    """The pages that people write, and the first of each kind that is generated."""
+    first = [next((name for name in PAGES if name.startswith(kind)), "") for kind in GENERATED]
+    return [name for name in PAGES if name in first or not name.startswith(GENERATED)]
+
+
+def of_each_kind():
+    """The front page, the first chapter of each folder, and all that is no chapter."""
+    folders = {}
+    for name in CHAPTERS:
+        folders.setdefault(name.rpartition("/")[0], name)
+    return [name for name in written() if name in folders.values() or name not in CHAPTERS]
+
+
+def on(names):
+    """The argument ``page`` of a test: each page of the book, those beside ``names`` marked slow."""
+    slow = pytest.mark.slow
+    every = [name if name in names else pytest.param(name, marks=slow) for name in PAGES]
+    return pytest.mark.parametrize("page", every, indirect=True)
 
 
 # The fixtures last for this module and no longer: Playwright's event loop would disturb the

@@ -16,6 +16,9 @@ from tools.pages import ROOT
 
 browser, site = pages.browser, pages.site
 LISTS = [name for name in PAGES if re.match("book/appendix/(measurements|api)", name)]
+SLOW = [
+    name for name in LISTS if re.match("book/appendix/measurements/", name)
+]  # one for each record
 TALLEST = 20_000  # CSS pixels, as a page comes
 
 
@@ -27,7 +30,9 @@ def phone(browser, site):
     tab.close()
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LISTS]
+)
 def test_a_list_is_not_too_tall_for_a_phone(phone, site, name):
     assert phone.goto(f"{site}{name}.html").ok, "not in _build/html: run make book first"
     assert phone.evaluate("document.documentElement.scrollHeight") <= TALLEST

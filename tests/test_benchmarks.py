@@ -44,7 +44,11 @@ def quick(monkeypatch):
     machine_costs.memory.cache_clear()
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+# loads 90 MB of weights for each of its formats
+LONG = [pytest.param("finetuning", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "finetuning"] + LONG)
 def test_a_rehearsal(name, tmp_path, capsys):
     """Each table has rows, of different cases, each right and with its floor; the record reads
     back.

@@ -144,11 +144,19 @@ print(numba.threading_layer(), early, late)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
-def test_a_fork_after_use_is_told(tmp_path):
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+
+
+@FORKS
+def test_a_fork_after_use_is_told():
     layer, early, late = run(ROOT, FORK)
     assert early == "0", "no threads had started"
     assert late == ("7" if layer == "omp" else "0")
+
+
+@FORKS
+@pytest.mark.slow
+def test_a_fork_is_no_matter_where_the_threads_survive_it():
     assert run(ROOT, FORK, NUMBA_THREADING_LAYER="workqueue") == ["workqueue", "0", "0"]
 
 

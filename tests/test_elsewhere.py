@@ -92,7 +92,7 @@ def asked(way):
 @pytest.mark.oracle
 @pytest.mark.parametrize("way, capability, core, numba, flags, numpy", [
     ("avx2", "AVX2", "Haswell", "haswell", ["avx2"], ["X86_V3"]),
-    ("sse", "DEFAULT", "Nehalem", "nehalem", [], []),
+    pytest.param("sse", "DEFAULT", "Nehalem", "nehalem", [], [], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_every_library_says_that_it_is_on_the_imitated_processor(
     way, capability, core, numba, flags, numpy
@@ -106,8 +106,14 @@ def test_every_library_says_that_it_is_on_the_imitated_processor(
 
 @LINUX
 @pytest.mark.oracle
-def test_one_thread_and_one_core_are_seen_by_every_library():
+@pytest.mark.slow
+def test_one_thread_is_seen_by_every_library():
     assert asked("one-thread")["threads"][:2] == [1, 1]
+
+
+@LINUX
+@pytest.mark.oracle
+def test_one_core_is_seen_by_every_library():
     before = os.sched_getaffinity(0)
     with elsewhere.one_core():
         assert asked("one-core")["threads"] == [1, 1, 1]

@@ -1,10 +1,9 @@
-"""Exercises' checks against wrong answers: the stub, 0, None, NaN, up to twelve mutants of each
-solution.
+"""Exercises' checks against wrong answers: the stub, 0, None, NaN, and mutants of each solution: four,
+or twelve with the tests marked slow.
 """
 
 import ast
 import contextlib
-import copy
 import io
 import signal
 import symtable
@@ -23,7 +22,7 @@ SWAPS |= {
     "Eq": ast.NotEq,
     "USub": ast.UAdd,
 }
-MUTANTS = 12  # of a solution at most
+FEW, MANY = 4, 12  # mutants of a solution at most
 SECONDS = 30  # for a statement that an exercise needs of its chapter, and for its solution; a mutant has one
 ANEW = ast.Assign | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # define for sure
 SHORTER = "steps=250", "steps=5"  # training whose result the check takes as it is
@@ -81,15 +80,17 @@ def exercises():
             before += body
 
 
-def mutants(body):
-    """The statements with one operation, or one whole number by one, changed: at most MUTANTS of
-    them.
+def mutants(body, most):
+    """The statements with one operation, or one whole number by one, changed: at most ``most`` of
+    them, from all over the solution.
     """
-    tree = ast.Module(body, [])
-    places = [place for place, node in enumerate(ast.walk(tree)) if can_change(node)]
+    # Parsed anew, not copied: all trees share the nodes of operations, and what IPython hangs on
+    # those when it shows an error, a whole tree of its own, would be copied each time.
+    text = ast.unparse(ast.Module(body, []))
+    places = [place for place, node in enumerate(ast.walk(ast.parse(text))) if can_change(node)]
     found = []
-    for place in places[:: max(1, -(-len(places) // MUTANTS))]:
-        new = copy.deepcopy(tree)
+    for place in places[:: max(1, -(-len(places) // most))]:
+        new = ast.parse(text)
         change([*ast.walk(new)][place])
         found.append(ast.fix_missing_locations(new))
     return found
@@ -132,8 +133,9 @@ def said(function, *arguments, seconds=SECONDS):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+@pytest.mark.parametrize("most", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path, before, check, solution", exercises())
-def test_a_check_fails_what_is_wrong(path, before, check, solution, monkeypatch):
+def test_a_check_fails_what_is_wrong(path, before, check, solution, most, monkeypatch):
     text = ast.unparse(ast.Module(behind(symbols(*check, *solution)[0], before), []))
     chapter, needed = {}, ast.parse(text.replace(*SHORTER)).body
     monkeypatch.chdir((ROOT / path).parent), monkeypatch.setenv("KERAS_BACKEND", "torch")
@@ -145,7 +147,7 @@ def test_a_check_fails_what_is_wrong(path, before, check, solution, monkeypatch)
     if name not in chapter or by not in chapter or not passes(chapter[name]):
         pytest.fail(f"it needs more: {said(chapter[by], chapter.get(name))}")
     wrong = [n for n in (..., 0, None, float("nan")) if passes(lambda *_, n=n, **__: n)]
-    for mutant in mutants(solution):
+    for mutant in mutants(solution, most):
         if not run(mutant) and passes(chapter[name], seconds=1):
             right, text = (
                 ast.unparse(tree).split("\n") for tree in (ast.Module(solution, []), mutant)

@@ -101,7 +101,7 @@ def test_the_draw_is_that_of_the_seed():
 def test_what_hangs_or_cannot_be_imported_is_caught(toy):
     module, tests = Path("ed_lib/toy.py"), ["tests/test_toy.py"]
     assert caught_by(toy, module, TOY, tests, 60) == ""
-    assert caught_by(toy, module, "while True:\n    pass", tests, 3) == "the limit of 3 s"
+    assert caught_by(toy, module, "while True:\n    pass", tests, 1) == "the limit of 1 s"
     assert caught_by(toy, module, "import nothing_at_all", tests, 60) == "test_toy.py"
 
 

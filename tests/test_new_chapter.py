@@ -43,7 +43,23 @@ def copy(made, monkeypatch):
     return made
 
 
-def test_a_draft_passes_the_tests_of_manner_and_nbval_when_it_is_named(copy):
+def test_a_draft_passes_the_tests_of_manner(copy):
+    nb = notebooks.read(copy / PATH)
+    test_notebooks.test_the_file_is_canonical_executed_and_of_no_machine(PATH, nb)
+    for passes in (
+        test_notebooks.test_the_manner_of_a_chapter,
+        test_notebooks.test_the_reading_time_that_a_chapter_states_is_the_one_counted,
+        test_notebooks.test_code_cells_are_short_introduced_and_folded_alike_in_page_and_colab,
+        test_notebooks.test_figures_are_a_drawing_a_picture_and_a_text_with_letters_for_a_phone,
+        test_notebooks.test_exercises_fail_as_stubs_and_pass_with_their_solutions,
+        test_notebooks.test_the_set_up_cell_is_that_of_the_original,
+        test_notebooks.test_every_claim_names_its_sentence,
+    ):
+        passes(nb)
+
+
+@pytest.mark.slow
+def test_a_draft_passes_all_its_tests_and_nbval_when_it_is_named(copy):
     """As `make test CHAPTER=...` runs them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "my_question"]
     command += ["--nbval-lax", "--nbval-current-env"]

@@ -13,7 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from ed_lib import chapter, figures
-from tools import notebooks, repository
+from tools import notebooks, repository, usage_errors
 from tools.notebooks import ROOT, code_cells, tags
 from tools.pages import pages
 
@@ -187,6 +187,27 @@ MAGICS = {  # a cell, and whether it passes
 }
 
 
+class Cell:
+    """What nbval makes of a cell, which has printed this on stderr."""
+
+    def __init__(self, printed):
+        self.test_outputs = [{"name": "stderr", "text": printed}]
+
+    def raise_cell_error(self, message, text):
+        raise AssertionError(message, text)
+
+
+@pytest.mark.parametrize("printed, passes", [
+    ("careful", True), ("UsageError: Cell magic `%%gpuu` not found.", False),
+])  # fmt: skip
+def test_a_cell_that_has_printed_that_a_magic_is_unknown_fails(printed, passes):
+    hook = usage_errors.pytest_runtest_call(Cell(printed))
+    next(hook)
+    with pytest.raises(StopIteration if passes else AssertionError):
+        hook.send(None)
+
+
+@pytest.mark.slow
 def test_a_cell_with_an_unknown_magic_fails_under_nbval(tmp_path):
     """As `make colab` runs it: with the hook beside the chapters, and no other conftest.py."""
     shutil.copy(ROOT / "tools" / "usage_errors.py", tmp_path / "conftest.py")

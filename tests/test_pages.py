@@ -1,6 +1,6 @@
 """The rendered book in a real browser with the network cut: what a reader sees, on a phone and on a
 desk, in both themes. The pages are those of _toc.yml, so that a new chapter is covered with no
-change here.
+change here; of pages that are alike each run looks at one, and the weekly run at all.
 """
 
 import re
@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from pypdf import PdfReader
 
 from tests import pages
-from tests.pages import DESK, PAGES, PHONE, new_tab, show
+from tests.pages import DESK, PHONE, new_tab, of_each_kind, on, show, written
 
 axe = Axe()
 browser, site, tab = pages.browser, pages.site, pages.tab
@@ -108,9 +108,9 @@ def reader(browser, site):
     tab.close()
 
 
-@pytest.fixture(scope="module", params=PAGES)
+@pytest.fixture(scope="module")
 def page(request, reader, site):
-    """Each page of the book in turn, loaded once, with its formulas set and all that is folded
+    """A page of the book, loaded once, with its formulas set and all that is folded
     opened.
     """
     reader.name = request.param
@@ -132,6 +132,7 @@ def status_and_ids(url):
         return error.code, set()
 
 
+@on(written())
 def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
     assert (
         page.evaluate(FORMULAS) == [] and page.locator('mjx-container[tabindex="0"]').count() == 0
@@ -141,6 +142,7 @@ def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
     assert sorted({one for one in ids if ids.count(one) > 1}) == []
 
 
+@on(written())
 @pytest.mark.parametrize("width, height", [(DESK, 900), (PHONE, 2 * 844)])
 def test_it_fits_the_screen_and_the_figure_is_seen_under_the_answer(page, width, height):
     show(page, "light", width)
@@ -149,12 +151,19 @@ def test_it_fits_the_screen_and_the_figure_is_seen_under_the_answer(page, width,
         assert page.evaluate(FIRST_SCREEN) <= height
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_stands_out(page, theme):
-    show(page, theme, DESK)
+@on(written())
+def test_text_stands_out_in_the_dark_theme(page):
+    show(page, "dark", DESK)
     assert page.evaluate(PALE, CONTRAST) == []
 
 
+@on(of_each_kind())
+def test_text_stands_out_in_the_light_theme(page):
+    show(page, "light", DESK)
+    assert page.evaluate(PALE, CONTRAST) == []
+
+
+@on(written())
 def test_links_inside_the_book_lead_somewhere(page, site):
     dead = []
     for link in set(page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")):
@@ -171,7 +180,7 @@ def axe_finds(page, **options):
     page.evaluate(FLAT)
     rules = {
         "label-content-name-mismatch": {"enabled": True},  # off unless asked for
-        "color-contrast": {"enabled": False},  # test_text_stands_out measures all text, far faster
+        "color-contrast": {"enabled": False},  # PALE measures all text, far faster
     }
     options = {"rules": rules, "preload": False, "resultTypes": ["violations"]} | options
     formulas = {
@@ -181,6 +190,7 @@ def axe_finds(page, **options):
     return [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]]
 
 
+@on(of_each_kind())
 def test_axe_finds_no_fault(page):
     """Figures and code are looked at above. An icon may be drawn late, and would bring its title
     with it.

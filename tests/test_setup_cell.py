@@ -73,6 +73,7 @@ def run(colab, source, folder):
 REPOSITORY = re.compile(r'(?m)^REPOSITORY = ".*"')
 
 
+@pytest.mark.slow
 def test_it_installs_the_package_and_moves_nothing_that_colab_holds(
     colab, cell, repository, tmp_path
 ):

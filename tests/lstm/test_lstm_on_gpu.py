@@ -181,11 +181,15 @@ def has_ptxas():
 
 
 @pytest.mark.skipif(not has_ptxas(), reason="this Triton comes without ptxas")
-def test_the_kernel_compiles_for_any_gpu(tmp_path):
-    capabilities = json.dumps(cuda.CAPABILITIES)
-    found = json.loads(run(COMPILE, capabilities, *NUMBERS, TRITON_CACHE_DIR=str(tmp_path)))
+@pytest.mark.parametrize("capabilities", [
+    (75, 100), pytest.param(cuda.CAPABILITIES, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_the_kernel_compiles_for_any_gpu(tmp_path, capabilities):
+    """The oldest and the newest; the weekly run compiles for those between them too."""
+    ask = json.dumps(capabilities)
+    found = json.loads(run(COMPILE, ask, *NUMBERS, TRITON_CACHE_DIR=str(tmp_path)))
     # Nothing shared: each thread minds its own numbers.
-    assert found == len(cuda.CAPABILITIES) * len(NUMBERS) * [[True, 0]]
+    assert found == len(capabilities) * len(NUMBERS) * [[True, 0]]
 
 
 def test_it_is_the_only_kernel_in_triton():

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ed_lib.parallel import collectives, launch
+from ed_lib.parallel import RankError, collectives, launch
 
 
 def in_worlds(sizes, fn, *args):
@@ -38,6 +38,17 @@ def many(n):
 def close_stdout():
     sys.stdout.close()
     return dist.get_rank()
+
+
+def wait_alone(world, connection):
+    """Sends what a rank is told that torchrun has started, in this world, and whose peers do not
+    come.
+    """
+    os.environ.update(world)
+    try:
+        launch(len, 2, [], timeout=2)
+    except RankError as error:
+        connection.send(str(error))
 
 
 def misbehave(how, rank):

@@ -22,7 +22,7 @@ from ed_lib.parallel.zero import STAGES, shard
 from tests.parallel import ranks, sharded_ranks
 
 ADAM, SGD = partial(torch.optim.Adam, lr=1e-2), partial(torch.optim.SGD, lr=1e-2)
-SIZES = (7, 4, 3)  # sequences in each step: uneven shards, and for four ranks an empty one
+SIZES = (7, 4, 2)  # sequences in each step: uneven shards, and for three ranks an empty one
 VOCABULARY, LENGTH = 11, 5
 
 
@@ -94,8 +94,20 @@ def on_every_rank():
 
 @pytest.fixture(scope="module")
 def found():
-    """{p: what each rank of a world of p found}."""
-    return ranks.in_worlds((1, 2, 3, 4), on_every_rank)
+    """{p: what each rank of a world of p found}, of two and of three."""
+    return ranks.in_worlds((2, 3), on_every_rank)
+
+
+@pytest.fixture(scope="module")
+def alone_and_four():
+    """The same of one and of four."""
+    return ranks.in_worlds((1, 4), on_every_rank)
+
+
+@pytest.fixture(params=["found", pytest.param("alone_and_four", marks=pytest.mark.slow)])
+def worlds(request):
+    """The same, of some sizes."""
+    return request.getfixturevalue(request.param)
 
 
 def alive():
@@ -127,20 +139,20 @@ def by_stages():
 
 
 @pytest.mark.oracle
-def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(found):
+def test_all_stages_end_with_the_same_bits_and_those_of_one_process_to_rounding(worlds):
     right = serial()
-    for p, results in found.items():
+    for p, results in worlds.items():
         for rank in results:
             for stage, (end, *_) in rank["stages"].items():
                 assert torch.equal(end, results[0]["stages"][0][0]), (p, stage)
                 torch.testing.assert_close(end, right, rtol=0, atol=1e-9)
 
 
-def test_what_is_sent_is_as_in_the_formulas(found):
+def test_what_is_sent_is_as_in_the_formulas(worlds):
     module = net()
     parts = zero.units_of(module, list(module.blocks))
     numbers = sum(unit.weights.numel() for unit in parts)
-    for p, results in found.items():
+    for p, results in worlds.items():
         for stage in STAGES:
             sent = [rank["stages"][stage][1] for rank in results]
             extra = 8 * (p - 1) * numbers if stage == 3 else 0  # to look at all weights at the end
@@ -150,9 +162,9 @@ def test_what_is_sent_is_as_in_the_formulas(found):
             assert {each.messages for each in sent} == {halves * (p - 1) * len(parts)}
 
 
-def test_what_is_held_is_as_in_the_ledger(found):
+def test_what_is_held_is_as_in_the_ledger(worlds):
     numbers = sum(p.numel() for p in net().parameters())
-    for p, results in found.items():
+    for p, results in worlds.items():
         for stage in STAGES:
             wanted = ledger.state(
                 numbers, p, stage, ledger.Bytes(8, 0, 16)
@@ -209,8 +221,10 @@ class Odd(nn.Module):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("p", [1, 3])
-def test_odd_modules(found, p):
+@pytest.mark.parametrize("p, of", [
+    (3, "found"), pytest.param(1, "alone_and_four", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_odd_modules(p, of, request):
     right, numbers = serial(), sum(p.numel() for p in net().parameters())
     module = Odd()
     optimizer = ADAM(list(module.parameters()))
@@ -218,7 +232,7 @@ def test_odd_modules(found, p):
         optimizer.zero_grad()
         module(rows).sum().backward()
         optimizer.step()
-    results = [rank["odd_ones"] for rank in found[p]]
+    results = [rank["odd_ones"] for rank in request.getfixturevalue(of)[p]]
     for rank in results:
         for stage in STAGES:
             for what in ("accumulated", "selective", "full"):
