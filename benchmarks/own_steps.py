@@ -135,9 +135,12 @@ def gains(size, device, name):
             print(f"{name}, {NAMES[cure]}: left out, since this machine lacks {lacking}")
         else:
             versions.append(version(name, make, size, cure, exact))
-    plain, *cured = harness.measure(versions, device, size.seconds, rounds=size.rounds)
+    rows = harness.measure(versions, device, size.seconds, rounds=size.rounds)
+    cured = {row["cure"]: row for row in rows}
+    # Without it, since it deviates itself, there is nothing to compare with: a KeyError.
+    plain = cured.pop(None)
     per_step = {key: plain[key] / plain["steps"] for key in ("seconds", "q1", "q3")}
-    for row in cured:
+    for row in cured.values():
         times = row["examples"] / plain["examples"]
         yield {
             "step": name,
