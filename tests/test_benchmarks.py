@@ -18,25 +18,30 @@ from benchmarks import cells, critical_batch, precision, precision_accuracy, rel
 from benchmarks.shared import harness
 from benchmarks.shared.harness import Size, Version
 from ed_lib import arrays, data, gpu_cells, machine, models, records, roofline, training
+from ed_lib.diagnose import diagnosing, machine_costs
 
 FILES = (Path(__file__).parents[1] / "benchmarks").glob("[a-z]*.py")
 BENCHMARKS = sorted({file.stem for file in FILES if "\nTABLES" in file.read_text()} - {"cells"})
 ROOFS = {"float32": 1e11, "float64": 5e10}
 
 
-def roof(device="cpu", dtype="float32"):
+def roof(device="cpu", dtype="float32", threads=None):
     return roofline.Ceilings("m", dtype, 1e10, ROOFS.get(dtype, 1e11))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Ceilings that are not measured, and nothing compiled, which takes seconds a piece. jax, which
-    counts its devices once in a process, has as many as the exercises of a chapter want of it
-    later.
+    """Ceilings that are not measured, diagnoses of few runs, and nothing compiled, which takes
+    seconds a piece. jax, which counts its devices once in a process, has as many as the exercises
+    of a chapter want of it later.
     """
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=256")
     monkeypatch.setattr(roofline, "ceilings", roof)
+    monkeypatch.setattr(diagnosing, "SECONDS", 0)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    yield
+    # It is kept for the process, and was made of those ceilings.
+    machine_costs.memory.cache_clear()
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -172,7 +177,7 @@ def test_what_is_wrong_is_not_timed_and_a_floor_is_its_formats(capsys):
 @pytest.mark.parametrize("words, code, asked", [
     ("ed --only paths --tiny", 0, [("ed", "_build/tiny", {"only": ["paths"], "tiny": True})]),
     ("ed precision", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "precision")]),
-    ("", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "finetuning", "lstm", "precision")]),
+    ("", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "finetuning", "lstm", "own_steps", "precision")]),
     ("cells", 0, []), ("cells ed", 0, [("ed", "records", {"only": (), "tiny": False})]),
     ("lsmt", 2, []), ("ed lstm --only paths", 2, []), ("ed --only path", 2, []),
 ])  # fmt: skip
