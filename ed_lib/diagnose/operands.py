@@ -1,5 +1,8 @@
 """What an operator reads and writes: its tensors, their bytes, the format that it computes in."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -47,7 +50,7 @@ def addressed(tensor: torch.Tensor) -> int:
     return min(numbers * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def read_and_written(function, args: tuple, kwargs: dict, result) -> tuple[list, list]:
+def read_and_written(function: Any, args: tuple, kwargs: dict, result: Any) -> tuple[list, list]:
     """The tensors that an operator reads and those it writes, by its schema. An argument that is
     changed in place is both; one that is only written stands among the keywords, as ``out`` does,
     or is overwritten, as the target of a copy is.
@@ -77,7 +80,7 @@ def address_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def strided(values) -> list[torch.Tensor]:
+def strided(values: Iterable) -> list[torch.Tensor]:
     """The tensors among them that have memory of their own layout; oneDNN's and sparse ones tell
     none of it.
     """

@@ -4,13 +4,14 @@ longer.
 """
 
 from math import prod
+from typing import Any
 
 from torch.utils import flop_counter
 
 BACKWARD = 2  # passes of a product for its two gradients, over one forward
 
 
-def count(function, name: str, args: tuple, kwargs: dict, result) -> int:
+def count(function: Any, name: str, args: tuple, kwargs: dict, result: Any) -> int:
     """The FLOPs of one call of the operator ``function``, whose short name is ``name``: 0 for what
     multiplies no matrices.
     """

@@ -4,7 +4,7 @@ code, a GPU's own clock, and messages between ranks.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -76,7 +76,7 @@ def profiled(step: Callable, names: set[str], device: str) -> Profiled:
     return found
 
 
-def of_operators(events, names: set[str], on_gpu: bool) -> dict[str, float]:
+def of_operators(events: Iterable, names: set[str], on_gpu: bool) -> dict[str, float]:
     """{operator: seconds}. What an operator calls inside is part of it."""
     found: dict[str, float] = {}
     for event in events:
@@ -101,7 +101,7 @@ def _short(name):
     return name.removeprefix("aten::")
 
 
-def of_the_device(found: Profiled, on_device, events) -> None:
+def of_the_device(found: Profiled, on_device: Iterable, events: Iterable) -> None:
     """Fills in what the device's clock tells: its busy time, and the gaps that follow a wait of the
     host.
     """
