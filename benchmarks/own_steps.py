@@ -180,6 +180,15 @@ def pairs(size, device):
             yield row | promise(report, row["cure"])
 
 
-TABLES = {"pairs": pairs}
+def parts(size, device):
+    """A row for each step: its time, and of it each part's."""
+    for name in STEPS:
+        report = diagnosis(size, device, name)
+        took = report.measured.timing
+        times = {"seconds": took.median, "q1": took.q1, "q3": took.q3, "n": took.n}
+        yield {"step": name} | times | {"verdict": report.verdict} | report.parts
+
+
+TABLES = {"parts": parts, "pairs": pairs}
 TIMED = True
 context = formats.restored

@@ -2,11 +2,13 @@
 phone.
 """
 
+import inspect
 import re
 
 import pytest
 
 from ed_lib import records
+from ed_lib.diagnose import cures, verdict
 from tests import pages
 from tests.pages import PAGES, PHONE, new_tab
 from tools import api, gpu_cells, measurements
@@ -75,3 +77,13 @@ def test_every_module_is_on_the_pages_of_the_package():
         ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in (ROOT / "ed_lib").rglob("*.py")
     }
     assert sorted(shown) == sorted(name for name in names if not name.endswith("__init__"))
+
+
+def test_each_verdict_has_its_first_cure():
+    """Of the report: a cure's name stands where it is yielded."""
+    page = (ROOT / "book/appendix/which_when.md").read_text()
+    section = page.partition("## Why is my step slow?")[2].partition("\n## ")[0]
+    first = re.findall(r"^\| (.*?): ", section, re.M)[1:]
+    assert first == list(verdict.PARTS)
+    names = re.findall(r'yield "(.*?)"', inspect.getsource(cures))
+    assert set(re.findall(r"\*\*(.*?)\*\*", section)) <= set(names) and len(names) > 10

@@ -128,8 +128,9 @@ def stage():
             old.unlink()
     for path, content in pages.items():
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
-        # Sphinx reads anew whatever has a new time.
-        if not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content:
+        # Sphinx reads anew what has a new time, and forgets the {index} of what it does not read.
+        is_new = not (SOURCE / path).exists() or (SOURCE / path).read_bytes() != content
+        if is_new or b"```{index}" in content:
             (SOURCE / path).write_bytes(content)
 
 
