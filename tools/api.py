@@ -8,6 +8,7 @@ from tools.pages import ROOT, first_sentence
 
 # The folders of ed_lib, and the titles of their pages.
 PARTS = {
+    "diagnose": "Your own step",
     "ed": "Learning without a backward pass",
     "parallel": "Many devices",
     "precision": "Fewer bits",

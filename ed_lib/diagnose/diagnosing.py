@@ -7,7 +7,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -16,10 +15,11 @@ from torch.optim.optimizer import (
 from ed_lib import check, machine, timing
 from ed_lib.diagnose import operators, verdict
 from ed_lib.diagnose.compilation import compilation
+from ed_lib.diagnose.held import Saved, held
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
 from ed_lib.diagnose.report import Report
 from ed_lib.diagnose.restoring import Kept
-from ed_lib.diagnose.verdict import Held, Measured
+from ed_lib.diagnose.verdict import Measured
 from ed_lib.diagnose.watching import Call, Watch
 
 WARM_UP = 2  # steps: the first makes gradients and state, and compiles
@@ -27,6 +27,7 @@ TIMED = 4  # steps, at least
 SECONDS = 0.6  # of timing, for short steps
 WATCHED = 3  # steps, of which the first shows the second what its caches hold
 MOST_STEPS = 1000
+OF_RANKS = 10  # steps that are timed where there are other ranks
 
 
 def step(
@@ -88,7 +89,7 @@ def _measured(runner, device) -> Measured:
         operators=grouped,
         price=price,
         profile=profile,
-        held=_held(runner, saved, watch.peak, device),
+        held=held(runner.optimizers, saved, watch.peak, device),
         steps=runner.steps,
         compilation=compilation(),
         tail=watch.tail,
@@ -167,7 +168,7 @@ def _timed(runner, device):
     taken: list[float] = []
     waited: list[float] = []
     optimizing: list[float] = []
-    while len(taken) < TIMED or (sum(taken) < SECONDS and len(taken) < MOST_STEPS):
+    while not _is_enough(taken):
         # The optimizer's clock waits for a GPU, so there it runs in one step alone, the first.
         is_clocked = device == "cpu" or not taken
         with runner.optimizer_clock() if is_clocked else contextlib.nullcontext([]) as spans:
@@ -181,18 +182,28 @@ def _timed(runner, device):
     return taken, waited, optimizing
 
 
+def _is_enough(taken):
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # By its own clock one rank would stop before another, which would wait for it for ever.
+        return len(taken) == OF_RANKS
+    return len(taken) >= TIMED and (sum(taken) >= SECONDS or len(taken) >= MOST_STEPS)
+
+
 def _watched(runner) -> tuple[list[Call], Watch, int]:
     """The calls of one step, each with its median time in the watched steps; who watched them;
     and the bytes that the forward pass keeps for the backward pass.
     """
     watch = Watch()
     runs = []
-    saved = _Saved()
+    saved = Saved()
     for n in range(WATCHED):
         begin = len(watch.calls)
         run = runner.run_on(runner.next())
-        with watch, saved.counting() if n == WATCHED - 1 else contextlib.nullcontext():
-            run()
+        if n < WATCHED - 1:
+            with watch:
+                run()
+        else:
+            saved.count(watch, run)
         runs.append(watch.calls[begin:])
     first, *later = runs
     if not first:
@@ -220,31 +231,6 @@ def _check_same(first, other):
         )
 
 
-class _Saved:
-    """Bytes of the different tensors that autograd keeps for the backward pass; not a model's
-    parameters, nor what only looks at them.
-    """
-
-    def __init__(self):
-        self.bytes = 0
-
-    def counting(self):
-        """A context in which they are counted."""
-        seen = set()
-
-        def keep(tensor):
-            storage = tensor.untyped_storage()
-            is_parameter = tensor.requires_grad and tensor.is_leaf
-            base = tensor._base  # noqa: SLF001
-            looks_at_one = base is not None and base.is_leaf and base.requires_grad
-            if storage.data_ptr() not in seen and not is_parameter and not looks_at_one:
-                seen.add(storage.data_ptr())
-                self.bytes += storage.nbytes()
-            return tensor
-
-        return saved_tensors_hooks(keep, lambda tensor: tensor)
-
-
 def _with_seconds(found, profile: Profiled, device):
     """The operators with the profiler's seconds, where the host's clock does not see their work: on
     a GPU, and in a compiled step.
@@ -263,34 +249,3 @@ def _with_seconds(found, profile: Profiled, device):
     code = operators.Operator("forward", "compiled code", calls=1, memory=profile.compiled)
     code.seconds = profile.compiled
     return sorted([*alone, code], key=lambda one: -one.seconds)
-
-
-def _held(runner, saved, peak, device) -> Held:
-    groups = [group for each in runner.optimizers for group in each.param_groups]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    states = [
-        value
-        for each in runner.optimizers
-        for state in each.state.values()
-        for value in state.values()
-    ]
-    held = Held(
-        peak=peak,
-        parameters=_bytes(parameters),
-        gradients=_bytes(gradients),
-        optimizer=_bytes(states),
-        activations=saved,
-    )
-    if device != "cpu":
-        held.peak = torch.cuda.max_memory_allocated(device)
-        held.reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return held
-
-
-def _bytes(values):
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    # A sparse gradient holds the rows that are not zero.
-    sparse = [value.coalesce() for value in tensors if value.layout == torch.sparse_coo]
-    rows = [part for value in sparse for part in (value.indices(), value.values())]
-    return sum(value.nbytes for value in tensors + rows if value.layout == torch.strided)

@@ -1,6 +1,6 @@
 """What an operator reads and writes: its tensors, their bytes, the format that it computes in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,9 +50,7 @@ def addressed(tensor: torch.Tensor) -> int:
     return min(numbers * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def read_and_written(
-    function: Callable, args: tuple, kwargs: dict, result: Any
-) -> tuple[list, list]:
+def read_and_written(function: Any, args: tuple, kwargs: dict, result: Any) -> tuple[list, list]:
     """The tensors that an operator reads and those it writes, by its schema. An argument that is
     changed in place is both; one that is only written stands among the keywords, as ``out`` does,
     or is overwritten, as the target of a copy is.

@@ -45,7 +45,8 @@ class Profiled:
 def is_needed(device: str) -> bool:
     """Whether a step may do what a watcher at the dispatcher cannot see."""
     compiler = "torch._dynamo.utils" in sys.modules
-    return device != "cpu" or compiler or torch.distributed.is_initialized()
+    has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return device != "cpu" or compiler or has_ranks
 
 
 def profiled(step: Callable, names: set[str], device: str) -> Profiled:
@@ -100,7 +101,7 @@ def _short(name):
     return name.removeprefix("aten::")
 
 
-def of_the_device(found: Profiled, on_device: list, events: Iterable) -> None:
+def of_the_device(found: Profiled, on_device: Iterable, events: Iterable) -> None:
     """Fills in what the device's clock tells: its busy time, and the gaps that follow a wait of the
     host.
     """

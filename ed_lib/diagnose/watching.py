@@ -142,6 +142,11 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            # Elsewhere autograd has taken apart what is made of other operators.
+            parts = self._of_parts(function, args, kwargs)
+            if parts is not NotImplemented:
+                return parts
         start = perf_counter()
         gap = start - self._returned
         if gap > LONG:
@@ -178,6 +183,16 @@ class Watch(TorchDispatchMode):
         self._outside = 0.0
         self._returned = perf_counter()
         return result
+
+    def _of_parts(self, function, args, kwargs):
+        """The result of an operator by those that it is made of, each of them watched; else
+        NotImplemented.
+        """
+        TorchDispatchMode.__enter__(self)
+        try:
+            return function.decompose(*args, **kwargs)
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
 
     def _hold(self, args, kwargs, result):
         """Counts the memory of all that is seen, until nothing holds it any more."""
