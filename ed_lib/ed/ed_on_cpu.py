@@ -58,8 +58,8 @@ def forward_all(
     scale = F(-2 / u0 / np.log(2))
     weights = [p[f"{layer}.weight"] for layer in LAYERS]
     # a tensor's memory, seen as NumPy's array, stays its own
-    arrays = map(np.asarray, (x, states, out, *weights, *biases))
-    forward_layers(*arrays, scale, tiles)
+    arrays = map(np.asarray, (states, out, *weights, *biases))
+    forward_layers(np.ascontiguousarray(x), *arrays, scale, tiles)
 
 
 def learn_all(
@@ -69,6 +69,9 @@ def learn_all(
     check_threads()
     weights = [p[f"{layer}.weight"] for layer in LAYERS]
     biases = [p[f"{layer}.bias"] for layer in LAYERS]
+    # Numba compiles a function anew, for ten seconds, for each layout of its arguments in memory
+    given = map(np.ascontiguousarray, (x, gains, bias_gains))
+    x, gains, bias_gains = given
     arrays = map(np.asarray, (x, states, out, gains, bias_gains, *weights, *biases))
     learn_layers(*arrays, get_num_threads())
 
