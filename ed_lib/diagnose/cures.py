@@ -20,7 +20,6 @@ LEAST = 1.02  # times: a bound below is not offered
 SMALL_KERNEL = 2e-4  # seconds of its floor: below, a kernel has too little work for its threads
 MANY = 8  # equal products with one weight are a loop
 CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution")
-RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
 
 
 @dataclass(frozen=True)

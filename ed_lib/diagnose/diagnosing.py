@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 from ed_lib import check, machine, timing
 from ed_lib.diagnose import operators, verdict
 from ed_lib.diagnose.compilation import compilation
-from ed_lib.diagnose.held import Saved, held
+from ed_lib.diagnose.held import Saved, begin_to_hold, held
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
 from ed_lib.diagnose.report import Report
 from ed_lib.diagnose.restoring import Kept
@@ -64,11 +64,14 @@ def step(
 
 
 def _measured(runner, device) -> Measured:
-    price = operators.prices(device)
     for _ in range(WARM_UP + runner.prefetched):
         runner.run()
+    begin_to_hold(device)
     taken, waited, optimizing = _timed(runner, device)
     calls, watch, saved = _watched(runner)
+    # Before the machine's prices are measured: that takes memory too.
+    memory = held(runner.optimizers, saved, watch.peak, device)
+    price = operators.prices(device)
     profile = Profiled()
     if is_needed(device):
         names = {call.operator for call in calls}
@@ -89,7 +92,7 @@ def _measured(runner, device) -> Measured:
         operators=grouped,
         price=price,
         profile=profile,
-        held=held(runner.optimizers, saved, watch.peak, device),
+        held=memory,
         steps=runner.steps,
         compilation=compilation(),
         tail=watch.tail,

@@ -49,12 +49,22 @@ class Saved:
                 run()
 
 
+def begin_to_hold(device: str) -> None:
+    """Lets a GPU's allocator forget what other work has held, such as the measurement of a
+    machine's ceilings.
+    """
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def held(optimizers: Iterable[torch.optim.Optimizer], saved: int, peak: int, device: str) -> Held:
     """The :class:`Held` bytes of all that these optimizers train; ``saved`` and ``peak`` are those
-    of a watched step. On a GPU its own allocator tells the peak.
+    of a watched step. On a GPU its own allocator tells the peak since :func:`begin_to_hold`.
     """
     groups = [group for each in optimizers for group in each.param_groups]
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    # Two optimizers may train one parameter.
+    parameters = list({id(each): each for group in groups for each in group["params"]}.values())
     gradients = [each.grad for each in parameters if each.grad is not None]
     # LBFGS has lists of tensors.
     states = tree_leaves([list(each.state.values()) for each in optimizers])

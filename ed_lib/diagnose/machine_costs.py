@@ -105,7 +105,6 @@ def memory(device: str, threads: int) -> Memory:
     found = []
     for size in WORKING_SETS:
         # Two arrays, of which one is read and one written, are the working set.
-        # Two arrays, of which one is read and one written, are the working set.
         x = torch.ones(size // 8, device=device)
         y = torch.empty_like(x)
         copying = roofline.fastest(lambda x=x, y=y: y.copy_(x), SHARE, device)

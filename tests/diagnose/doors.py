@@ -87,9 +87,9 @@ DIAGNOSE = [
     ),
     (
         "diagnose: batches end",
-        lambda: diagnosed(batches=iter([X] * 9)),
+        lambda: diagnosed(batches=iter([X] * 8)),
         ValueError,
-        "batches ended after 9; wanted at least 10",
+        "batches ended after 8; wanted at least 10",
     ),
     ("diagnose: no batch", lambda: diagnosed(batches=[]), ValueError, "batches ended after 0"),
     (

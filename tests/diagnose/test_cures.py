@@ -285,3 +285,12 @@ def test_messages_and_copies_are_not_compiled_away_nor_faster_with_threads(chang
     monkeypatch.setattr(machine, "threads", lambda: 2)
     found = bounds(measured(1 * MS, [call(bytes=10, seconds=MS, **change)]))
     assert not found.keys() & {"torch.compile", "more threads", "bfloat16"}
+
+
+def test_a_larger_batch_fills_small_kernels():
+    """A kernel of 0.1 ms at its floor that takes 1 ms, and one that is large enough."""
+    small, large = (
+        call("mul", bytes=MILLION // 10, seconds=MS),
+        call("exp", bytes=MILLION, seconds=2 * MS),
+    )
+    assert bounds(measured(3 * MS, [small, large]))["a larger batch"] == bound(3, 0.9)

@@ -1,6 +1,6 @@
 """Steps of many kinds are diagnosed as they are, and train afterwards as if they had not been."""
 
-import copy
+import time
 
 import pytest
 import torch
@@ -263,15 +263,22 @@ def test_a_sparse_gradient_is_its_rows():
     assert torch.equal(table.weight, before) and table.weight.grad is None
 
 
-def test_a_step_may_take_long_in_python_alone():
+@pytest.mark.parametrize("where", ["before", "at the end"])
+def test_what_a_step_does_outside_pytorch_is_seen(where):
     one = Training()
+    slept = 0.02
 
     def step():
+        if where == "before":
+            time.sleep(slept)
         one.plain()
-        copy.deepcopy([list(range(100)) for _ in range(400)])
+        if where == "at the end":
+            time.sleep(slept)
 
     report = diagnose.step(step, restore=one.all)
-    assert report.verdict == "outside PyTorch"
+    assert report.measured.outside >= slept
+    assert report.measured.tail >= slept or where == "before"
+    assert report.parts["outside PyTorch"] > 0
 
 
 def test_the_rank_of_a_replica_is_diagnosed():
