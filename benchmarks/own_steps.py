@@ -66,7 +66,7 @@ STEPS = {
 # pointwise chain.
 SIZE = Size(
     seconds=2.0, rounds=9,
-    images={"few": 8, "some": 128, "many": 512}, loaded=16, side=64, channels=[64, 128, 256, 512],
+    images={"few": 8, "some": 128, "many": 512}, loaded=32, side=64, channels=[64, 128, 256, 512],
     texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
     cells=100, deep=32, narrow=64, rows=2**14,
 )  # fmt: skip

@@ -174,7 +174,8 @@ def resnet(size):
     widths = size.channels
     sizes = {"embedding_size": widths[0], "hidden_sizes": widths, "depths": [2] * len(widths)}
     config = ResNetConfig(layer_type="basic", num_labels=10, **sizes)
-    momentum = partial(torch.optim.SGD, lr=0.001, momentum=0.9)
+    # At ten times the rate rounding has grown a thousandfold by the third loss: batch norms, ReLUs.
+    momentum = partial(torch.optim.SGD, lr=0.0001, momentum=0.9)
     batch = pictures(size.texts, 3, size.side)
     return Training(ResNetForImageClassification(config), batch, momentum, own_loss)
 
