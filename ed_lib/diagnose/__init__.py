@@ -1,6 +1,6 @@
 """What is my training step waiting for? ``report = diagnose.step(step)``."""
 
 from ed_lib.diagnose.diagnosing import step
-from ed_lib.diagnose.report import Report
+from ed_lib.diagnose.report import Diagnosis
 
-__all__ = ["Report", "step"]
+__all__ = ["Diagnosis", "step"]

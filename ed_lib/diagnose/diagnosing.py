@@ -17,7 +17,7 @@ from ed_lib.diagnose import operators, verdict
 from ed_lib.diagnose.compilation import compilation
 from ed_lib.diagnose.held import Saved, begin_to_hold, held
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
-from ed_lib.diagnose.report import Report
+from ed_lib.diagnose.report import Diagnosis
 from ed_lib.diagnose.restoring import Kept
 from ed_lib.diagnose.verdict import Measured
 from ed_lib.diagnose.watching import Call, Watch
@@ -27,6 +27,7 @@ TIMED = 4  # steps, at least
 SECONDS = 0.6  # of timing, for short steps
 WATCHED = 3  # steps, of which the first shows the second what its caches hold
 MOST_STEPS = 1000
+MOST_FOR_CALLS = 0.8  # of what was seen of the operators
 OF_RANKS = 10  # steps that are timed where there are other ranks
 
 
@@ -36,7 +37,7 @@ def step(
     batches: Iterable | None = None,
     device: str = "cpu",
     restore: Iterable = (),
-) -> Report:
+) -> Diagnosis:
     """Runs ``step()`` some ten times, or as often as 0.6 s allow, and reports what it waits for.
 
     step: a function that trains once, forward pass, backward pass and optimizer. batches: what
@@ -60,7 +61,7 @@ def step(
     finally:
         kept.put_back()
     measured.parts = verdict.divide(measured)
-    return Report(measured)
+    return Diagnosis(measured)
 
 
 def _measured(runner, device) -> Measured:
@@ -82,7 +83,8 @@ def _measured(runner, device) -> Measured:
             call.outside *= call.phase == "optimizer"
     price.set_own(calls)
     grouped = _with_seconds(operators.grouped(calls, price), profile, device)
-    operators.shorten(grouped, calls, at_most=float(np.median(taken) - np.median(waited)))
+    kernels = float(np.median(taken) - np.median(waited)) - _of_calls(calls, price, profile)
+    operators.shorten(grouped, calls, at_most=kernels)
     q1, middle, q3 = np.percentile(taken, [25, 50, 75])
     return Measured(
         timing=timing.Timing(float(middle), float(q1), float(q3), len(taken)),
@@ -98,6 +100,18 @@ def _measured(runner, device) -> Measured:
         tail=watch.tail,
         can_fuse=runner.can_fuse,
     )
+
+
+def _of_calls(calls, price, profile):
+    """Seconds that the calls of a step cost at the least, on a processor, where no kernel runs
+    meanwhile.
+    """
+    if price.device != "cpu":
+        return 0.0
+    each = {"optimizer": price.costs.plain}
+    alone = [call for call in calls if profile.compiled is None or call.phase == "optimizer"]
+    cost = sum(each.get(call.phase, price.costs.differentiated) for call in alone)
+    return min(cost, MOST_FOR_CALLS * sum(call.seconds for call in calls))
 
 
 class _Runner:

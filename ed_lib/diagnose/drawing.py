@@ -9,7 +9,7 @@ from ed_lib import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ed_lib.diagnose.report import Report
+    from ed_lib.diagnose.report import Diagnosis
 
 LARGEST = 900  # points² of a circle that is the whole step
 NAMED = 4  # operators whose name is written
@@ -18,7 +18,7 @@ LETTERS = 22  # of a name
 GIGA = 1e9
 
 
-def roofline(report: "Report") -> "Figure":
+def roofline(report: "Diagnosis") -> "Figure":
     """Each operator that multiplies a circle, at its FLOPs a byte and the FLOP/s that it reached;
     what moves bytes alone stands on the left edge, at the FLOP/s of one FLOP a number.
     """

@@ -26,7 +26,7 @@ CLEARLY = 0.1  # of a step: what is waited for at one line, to be told
 WIDEST = 88  # letters of a line
 
 
-class Report:
+class Diagnosis:
     """What a step waits for. ``print(report)`` fits one screen."""
 
     def __init__(self, measured: Measured):
@@ -156,10 +156,10 @@ class Report:
         names = ["phase", "operator", "dtype", "calls", "bytes", "FLOPs", "floor", "seconds"]
         return pd.DataFrame(rows, columns=names)
 
-    def compare(self, other: "Report") -> str:
+    def compare(self, other: "Diagnosis") -> str:
         """This report and that of the step after a cure, side by side."""
-        if not isinstance(other, Report):
-            raise TypeError(f"other is of {type(other).__name__}; wanted a Report")
+        if not isinstance(other, Diagnosis):
+            raise TypeError(f"other is of {type(other).__name__}; wanted a Diagnosis")
         faster = self.seconds / other.seconds
         lines = [f"{'':28}{'before':>10}{'after':>10}"]
         for name in (*verdict.PARTS, "the step"):

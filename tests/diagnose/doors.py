@@ -138,6 +138,6 @@ DIAGNOSE = [
         "diagnose: compared with a number",
         lambda: diagnosed().compare(2.0),
         TypeError,
-        "other is of float; wanted a Report",
+        "other is of float; wanted a Diagnosis",
     ),
 ]

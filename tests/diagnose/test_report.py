@@ -8,7 +8,7 @@ import pytest
 from ed_lib.diagnose import report, verdict
 from ed_lib.diagnose.compilation import Compilation
 from ed_lib.diagnose.profiled import Profiled
-from ed_lib.diagnose.report import Report
+from ed_lib.diagnose.report import Diagnosis
 from ed_lib.diagnose.verdict import Held
 from tests.diagnose.made_up import BANDWIDTH, RATES, call, measured
 
@@ -25,7 +25,7 @@ def of_a_step(**change):
         call("add_", bytes=MILLION, seconds=MS, phase="optimizer"),
     ]
     options = {"waited": 1 * MS, "held": Held(10 * MILLION, 4 * MILLION, 4 * MILLION, 0, MILLION)}
-    return Report(measured(12 * MS, calls, **options | change))
+    return Diagnosis(measured(12 * MS, calls, **options | change))
 
 
 def of_everything():
@@ -49,7 +49,7 @@ def of_everything():
     held = Held(
         peak=10**13, parameters=10**12, gradients=10**12, activations=10**12, reserved=10**12
     )
-    return Report(
+    return Diagnosis(
         measured(
             1.5,
             calls,
@@ -71,7 +71,7 @@ def test_a_report_fits_one_screen(make):
 
 
 def test_a_report_of_nothing_fits_too():
-    text = str(Report(measured(1e-6)))
+    text = str(Diagnosis(measured(1e-6)))
     assert text.startswith("The step waits most for: not explained\n")
 
 
@@ -114,12 +114,12 @@ def test_the_lines_that_hand_numbers_to_the_host_are_named():
     told = (
         "hands numbers to the host: train.py:3 (2 times), train.py:4, train.py:5 and 2 lines more"
     )
-    assert told in str(Report(measured(MS, calls))).splitlines()
+    assert told in str(Diagnosis(measured(MS, calls))).splitlines()
 
 
 def test_the_line_that_does_other_things_for_long_is_named():
     calls = [call("neg", outside=2 * MS, place="train.py:9"), call("neg", place="train.py:10")]
-    text = str(Report(measured(4 * MS, calls)))
+    text = str(Diagnosis(measured(4 * MS, calls)))
     assert (
         "outside PyTorch, before the operators of these lines: 2 ms at train.py:9\n" in f"{text}\n"
     )
@@ -151,7 +151,9 @@ def test_the_table_has_the_operators_heaviest_first():
 
 def test_a_cure_is_compared_part_by_part():
     before = of_a_step()
-    after = Report(measured(4 * MS, [call("mm", flops=3 * MILLION, seconds=3 * MS)], waited=1 * MS))
+    after = Diagnosis(
+        measured(4 * MS, [call("mm", flops=3 * MILLION, seconds=3 * MS)], waited=1 * MS)
+    )
     head, *lines, last = before.compare(after).splitlines()
     assert head.split() == ["before", "after"]
     found = {line[:28].strip(): line[28:].split() for line in lines}
@@ -185,7 +187,7 @@ def test_the_roofline_has_the_operators_that_multiply():
 
 
 def test_a_step_that_multiplies_nothing_has_its_roof():
-    figure = Report(measured(MS, [call("mul", bytes=10, seconds=MS)])).figure()
+    figure = Diagnosis(measured(MS, [call("mul", bytes=10, seconds=MS)])).figure()
     try:
         figure.canvas.draw()
         assert figure.axes[0].lines and not figure.axes[0].collections
