@@ -215,7 +215,8 @@ def _of_computing_once(measured):
 
 def _of_one_call(measured):
     """A loop meets the same weight in each turn. In one call its products read the weight once, and
-    its gradient is not added up turn by turn; what else the loop calls is done for all turns.
+    its gradient is not added up turn by turn; what else the loop calls is done for all turns. Of
+    the calls one of each kind is left.
     """
     passes = [call for call in measured.calls if call.phase != "optimizer"]
     turns = _turns(passes)
@@ -226,7 +227,7 @@ def _of_one_call(measured):
     members = [call for call in passes if times[call.operator, call.shapes] >= turns // 2]
     took = sum(call.own for call in members)
     least = sum(price.arithmetic(call) for call in members)
-    share = len(members) / len(passes)
+    share = 1 - len(times) / len(passes)
     outside = measured.parts[verdict.OUTSIDE]
     return took - least + share * (outside + _around_the_passes(measured))
 

@@ -83,12 +83,16 @@ def _measured(runner, device) -> Measured:
             call.outside *= call.phase == "optimizer"
     price.set_own(calls)
     grouped = _with_seconds(operators.grouped(calls, price), profile, device)
-    kernels = float(np.median(taken) - np.median(waited)) - _of_calls(calls, price, profile)
+    computing = np.subtract(taken, waited)
+    kernels = float(np.median(computing)) - _of_calls(calls, price, profile)
     operators.shorten(grouped, calls, at_most=kernels)
-    q1, middle, q3 = np.percentile(taken, [25, 50, 75])
+    # Several workers of a loader end at the same time, so that one wait is long and the next ones
+    # are short: their mean is what a step waits.
+    wait = float(np.mean(waited))
+    q1, middle, q3 = wait + np.percentile(computing, [25, 50, 75])
     return Measured(
         timing=timing.Timing(float(middle), float(q1), float(q3), len(taken)),
-        waited=float(np.median(waited)),
+        waited=wait,
         optimizing=float(np.median(optimizing)),
         calls=calls,
         operators=grouped,
