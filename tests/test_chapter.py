@@ -104,6 +104,10 @@ SKIPPED = [  # a card, and what the cells of a chapter (None: of all others) nee
 ]
 
 
+# Chapters whose cell no GPU has run so far, so that there is nothing to show in its place.
+NEVER_RUN = {"your_own_step"}
+
+
 @pytest.mark.parametrize("card, wanted", SKIPPED, indirect=["card"])
 def test_on_any_card_each_gpu_cell_runs_or_is_skipped_with_a_line(
     card, wanted, monkeypatch, capsys
@@ -121,7 +125,8 @@ def test_on_any_card_each_gpu_cell_runs_or_is_skipped_with_a_line(
         if needed := wanted.get(name, wanted.get(None)):
             assert not ran and said.startswith(f"Skipped here: this cell needs {needed}.\n"), name
             # What was recorded stands below.
-            assert said.count("Skipped here") == 1 and ("print" not in body or "H100" in said)
+            assert said.count("Skipped here") == 1, name
+            assert "print" not in body or "H100" in said or name in NEVER_RUN, name
         else:
             assert ran == [body] and not said, name
 
