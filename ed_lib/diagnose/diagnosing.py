@@ -60,6 +60,7 @@ def step(
         measured = _measured(runner, device)
     finally:
         kept.put_back()
+    measured.restored = kept.holds_state
     measured.parts = verdict.divide(measured)
     return Diagnosis(measured)
 

@@ -46,6 +46,8 @@ class Diagnosis:
             self._memory(),
             self._places(),
             self._compiled(),
+            self._device(),
+            self._trained(),
         ]
         return "\n".join(_cut(line) for block in blocks for line in block)
 
@@ -107,6 +109,20 @@ class Diagnosis:
         reserved = f", reserved and unused {three_digits(held.reserved / MEGA)}"
         # On two lines, since large numbers are long.
         return ["", f"memory in MB: {told};", f"  {peak}{reserved if held.reserved else ''}"]
+
+    def _device(self):
+        """How busy a GPU was, by its own clock, from its first kernel to its last."""
+        profile = self.measured.profile
+        if not profile.span:
+            return []
+        share = f"{profile.busy / profile.span:.0%}"
+        return [f"the device was busy {share} of the time, {profile.kernels} kernels"]
+
+    def _trained(self):
+        """What a diagnosis has changed, where nothing was named that is put back."""
+        if self.measured.restored:
+            return []
+        return [f"{self.measured.steps} steps were trained, and nothing was put back"]
 
     def _places(self):
         """Where the host hands numbers over, and where it does other things for long."""

@@ -37,6 +37,11 @@ class Kept:
         self._random = (random.getstate(), of_numpy, torch.get_rng_state())
         self._random_of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is more than the random generators to put back."""
+        return bool(self._kept)
+
     def put_back(self) -> None:
         """Makes everything what it was."""
         for one in self._kept:

@@ -55,6 +55,7 @@ class Measured:
     steps: int
     compilation: Compilation | None = None
     tail: float = 0.0
+    restored: bool = True  # whether anything was named that is put back
     can_fuse: bool = False  # an optimizer that has a fused kernel and does not use it
     parts: dict[str, float] = field(default_factory=dict)
 

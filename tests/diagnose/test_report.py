@@ -125,6 +125,14 @@ def test_the_line_that_does_other_things_for_long_is_named():
     )
 
 
+def test_steps_that_were_not_put_back_and_a_busy_device_are_told():
+    assert "trained" not in str(of_a_step()) and "busy" not in str(of_a_step())
+    found = of_a_step(profile=Profiled(span=4 * MS, busy=1 * MS, kernels=7))
+    found.measured.restored = False
+    assert "the device was busy 25% of the time, 7 kernels" in str(found)
+    assert f"{found.measured.steps} steps were trained, and nothing was put back" in str(found)
+
+
 def test_a_compiled_step_tells_its_graphs_breaks_and_why_it_compiled_again():
     made = Compilation(3, {"print()": 2}, {"x's shape": 1})
     text = str(of_a_step(compilation=made, profile=Profiled(compiled=MS)))
