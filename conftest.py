@@ -85,6 +85,14 @@ def backend(request):
     return {"backend": request.param, "device": "cuda" if request.param == "cupy" else "cpu"}
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """A layer made without a generator has the same weights in any order of the tests."""
+    import torch  # here: not every process that reads this file needs it
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)

@@ -61,20 +61,24 @@ STEPS = {
     "MLP, 32 layers of 64": (steps.deep_mlp, MOST),
     "scale, shift and GELU": (steps.pointwise, [larger_batch, compiled]),
 }
-# images: of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch;
-# cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
-# pointwise chain.
+# apart: the steps that are also tried in processes that keep their memory, so many of them. images:
+# of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch; cells: time
+# steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the pointwise chain.
 SIZE = Size(
     seconds=2.0, rounds=9,
     images={"few": 8, "some": 128, "many": 512}, loaded=32, side=64, channels=[64, 128, 256, 512],
     texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
     cells=100, deep=32, narrow=64, rows=2**14,
+    apart=[
+        "LeNet, d2l's, batch 512", "encoder, attention by hand", "GPT-2", "scale, shift and GELU",
+    ],
+    processes=3,
 )  # fmt: skip
 TINY = SIZE(
     seconds=0.001, rounds=1,
     images={"few": 2, "some": 3, "many": 4}, loaded=2, side=8, channels=[4, 4],
     texts=2, tokens=4, hidden=8, layers=1, heads=2, words=20, gpt2_words=20,
-    cells=3, deep=2, narrow=8, rows=8,
+    cells=3, deep=2, narrow=8, rows=8, apart=["scale, shift and GELU"], processes=1,
 )  # fmt: skip
 
 
@@ -112,8 +116,7 @@ def version(name, make, size, cure, exact):
     """A step with a cure as the harness times it, compared with the ``exact`` losses."""
     one = made(make, size, cure)
     error = formats.deviation([losses(one)], [exact])
-    for group in one.optimizer.param_groups:
-        group["lr"] = RATE
+    one.set_rate(RATE)
     format = "bfloat16" if cure is autocast else "float32"
     case = {"step": name, "cure": NAMES.get(cure)}
     # Examples of what is timed, to compare a larger batch with a smaller one.
@@ -154,6 +157,24 @@ def gains(size, device, name):
         }
 
 
+def keeping_memory(size, name):
+    """The row of the cure "keep memory": processes of the one kind and of the other, in turns."""
+    from benchmarks.shared import apart
+
+    times = {False: [], True: []}
+    for keeps in size.processes * list(times):
+        times[keeps].append(apart.seconds(name, size=size, keeps=keeps))
+    plain, kept = (harness.summary(each) for each in times.values())
+    return {
+        "step": name,
+        "cure": "keep memory",
+        **plain,
+        "gained": plain["seconds"] / kept["seconds"],
+        "at least": plain["q1"] / kept["q3"],
+        "at most": plain["q3"] / kept["q1"],
+    }
+
+
 def diagnosis(size, device, name):
     """The report on a plain step."""
     make, _ = STEPS[name]
@@ -180,6 +201,9 @@ def pairs(size, device):
     for name in STEPS:
         report = diagnosis(size, device, name)
         for row in gains(size, device, name):
+            yield row | promise(report, row["cure"])
+        if name in size.apart and device == "cpu":
+            row = keeping_memory(size, name)
             yield row | promise(report, row["cure"])
 
 

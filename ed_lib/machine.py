@@ -1,6 +1,7 @@
 """The machine under the code: what it is, its libraries, and how much memory it has left."""
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -11,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ed_lib import arrays, check
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
 
 GIB = 2**30  # bytes
 CPUINFO = Path("/proc/cpuinfo")
@@ -119,6 +125,30 @@ def memory(device: str = "cpu") -> int:
     # PyTorch keeps what was freed, for the next tensor.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + unused
+
+
+def pages_handed_out() -> int:
+    """How often the system has given this process a page of memory, so far; always 0 on Windows,
+    which does not tell.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+def keep_memory() -> bool:
+    """From now on the C library keeps the memory that this process frees, for its next tensors,
+    where it gave large pieces back to the system. The process never shrinks then. → whether it can:
+    False if the library is not glibc.
+
+    Source: mallopt(3). The environment variables ``MALLOC_MMAP_MAX_`` and
+    ``MALLOC_TRIM_THRESHOLD_`` do the same for a process that starts.
+    """
+    if os.name != "posix":
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    trim_threshold, mmap_max = -1, -4  # as malloc.h numbers them
+    return all([library.mallopt(trim_threshold, 2**31 - 1), library.mallopt(mmap_max, 0)])
 
 
 def check_memory(what: str, needed: int, device: str = "cpu") -> None:

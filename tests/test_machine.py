@@ -88,3 +88,28 @@ def test_a_gpu_is_known_through_torch(monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)
     assert machine.name("cuda:1") == "NVIDIA H200" and machine.slug("cuda") == "nvidia-h200"
     assert machine.memory("cuda:1") == 3 * GIB
+
+
+KEEPS = """
+import torch
+from ed_lib import machine
+def pages():
+    before = machine.pages_handed_out()
+    torch.empty(2**24).fill_(1.0)  # 64 MB, which are freed at once
+    return machine.pages_handed_out() - before
+pages()
+plain, keeps, _, kept = pages(), machine.keep_memory(), pages(), pages()
+print(plain, keeps, kept)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_memory_that_is_kept_is_not_handed_out_again():
+    ran = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
+    plain, keeps, kept = ran.stdout.split()
+    assert keeps == "True" and int(kept) < int(plain) / 10
+
+
+def test_another_c_library_keeps_no_memory(monkeypatch):
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    assert machine.keep_memory() is False

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import own_steps
-from benchmarks.shared import cures, harness, steps
+from benchmarks.shared import apart, cures, harness, steps
 from ed_lib import machine, roofline
 from ed_lib.diagnose import diagnosing, machine_costs
 from ed_lib.timing import Timing
@@ -140,3 +140,20 @@ def test_gelu_written_out_is_torchs():
 def test_lenet_is_as_large_as_d2ls():
     model = own_steps.made(own_steps.STEPS["LeNet, d2l's, batch 8"][0], SIZE).model
     assert sum(p.numel() for p in model.parameters()) == 61_706
+
+
+def test_memory_is_kept_or_not_by_processes_in_turns(monkeypatch):
+    asked = []
+
+    def seconds(name, *, size, keeps):
+        asked.append(keeps)
+        return 1.0 if keeps else 3.0
+
+    monkeypatch.setattr(apart, "seconds", seconds)
+    row = own_steps.keeping_memory(SIZE(processes=2), "GPT-2")
+    assert asked == [False, True, False, True]
+    assert (row["seconds"], row["n"], row["gained"], row["at least"]) == (3, 2, 3, 3)
+
+
+def test_a_step_in_a_process_of_its_own_takes_its_time():
+    assert 0 < apart.seconds("scale, shift and GELU", size=SIZE, keeps=True) < 1

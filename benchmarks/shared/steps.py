@@ -50,6 +50,11 @@ class Training:
         training.optimizer_step(loss, self.optimizer)
         return loss.detach()
 
+    def set_rate(self, rate):
+        """Gives the optimizer another learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def go(self):
         """What is timed: a step, or a pass through the loader. A pass begins with nothing loaded
         and uses up all that it loads, so workers load nothing in another version's turn.

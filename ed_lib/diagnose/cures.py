@@ -18,7 +18,11 @@ from ed_lib.diagnose.watching import Call
 MOST = 0.99  # of a step that a cure may save
 LEAST = 1.02  # times: a bound below is not offered
 SMALL_KERNEL = 2e-4  # seconds of its floor: below, a kernel has too little work for its threads
+TIMES = 4  # the examples of a larger batch
 MANY = 8  # equal products with one weight are a loop
+# These compute more for each number than a few sums and products.
+FUNCTIONS = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "gelu", "silu", "gelu_backward"}
+FUNCTIONS |= {"silu_backward", "softplus", "_softmax", "_log_softmax", "log1p", "expm1", "mish"}
 CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution")
 
 
@@ -45,11 +49,11 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     """(cure, seconds that it saves at the most, what these are)."""
     parts = measured.parts
     on_gpu = measured.price.device != "cpu"
-    yield "loader workers and pinned memory", parts[verdict.DATA], "the wait for batches"
+    yield "loader workers and pinned memory", _of_workers(measured), "the wait for batches"
     waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
     yield "no synchronisation", waits, "waits of the device for the host"
     yield "less work outside PyTorch", parts[verdict.OUTSIDE], "Python and other libraries"
-    yield "a larger batch", _of_a_larger_batch(measured), "calls, optimizer, weights, per example"
+    yield "a larger batch", _of_a_larger_batch(measured), f"{TIMES} times the examples, per example"
     if measured.profile.compiled is None:
         yield "torch.compile", _of_compiling(measured), "calls, pointwise traffic, layouts"
         yield "one call in place of many", _of_one_call(measured), "a loop over one weight"
@@ -65,6 +69,7 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "channels last", _of_channels_last(measured), "convolutions above their floors"
     if not on_gpu:
         yield "more threads", _of_more_threads(measured), "kernels on one core each"
+        yield "keep memory", parts[verdict.FRESH], "pages that the system hands out anew"
 
 
 def _in_passes(measured):
@@ -76,13 +81,29 @@ def _multiplies(operator: Operator) -> bool:
     return operator.flops > 0
 
 
+def _of_workers(measured):
+    """The wait for batches. What the loader computes has to be computed then too, beside the step,
+    on the cores that there are.
+    """
+    computed = measured.processing / machine.threads()
+    return measured.seconds - max(measured.seconds - measured.parts[verdict.DATA], computed)
+
+
 def _of_a_larger_batch(measured):
-    """What does not grow with the batch: calls, Python, the optimizer, the time of products that
-    wait for their weights, and what small kernels take above their floors.
+    """All but one part in :data:`TIMES` of what does not grow with the batch: calls, Python, the
+    optimizer, sums of gradients, the time of products that wait for their weights, and what small
+    kernels take above their floors.
     """
     price = measured.price
+    weights = {
+        shape for call in measured.calls if call.phase == "optimizer" for shape in call.shapes
+    }
     small = 0.0
+    sums = 0.0
     for call in measured.calls:
+        if call.phase == "backward" and not call.flops and weights.issuperset(call.shapes):
+            sums += call.own
+            continue
         floor = max(price.memory(call), price.arithmetic(call))
         if call.phase != "optimizer" and floor < SMALL_KERNEL:
             small += max(0.0, call.own - floor)
@@ -90,26 +111,34 @@ def _of_a_larger_batch(measured):
     products = [one for one in _in_passes(measured) if _multiplies(one)]
     waiting = sum(one.seconds * one.memory / one.floor for one in products if one.floor)
     optimizing = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
-    return fixed + max(waiting, small) + optimizing
+    return (1 - 1 / TIMES) * (fixed + max(waiting, small) + sums + optimizing)
 
 
 def _of_compiling(measured):
     """Of forward and backward pass: the calls, Python, and for a convolution the copies into the
-    layout that it likes. Of all that stands between two products, one pass over the largest
-    operator's data is left.
+    layout that it likes. Of all that stands between two products of one pass, what its functions
+    such as tanh compute is left, or once the traffic of the largest operator.
     """
     passes = [call for call in measured.calls if call.phase != "optimizer"]
     calls = [call for call in passes if not call.sends and not call.moves_between]
     saved = 0.0
-    for multiplies, run in groupby(calls, key=lambda call: call.flops > 0):
+    for (multiplies, _), run in groupby(calls, key=lambda call: (call.flops > 0, call.phase)):
         members = list(run)
         if not multiplies:
             once = max(measured.price.memory(call) for call in members)
-            saved += max(0.0, sum(call.own for call in members) - once)
+            computed = sum(_of_function(call, measured.price) for call in members)
+            saved += max(0.0, sum(call.own for call in members) - max(once, computed))
     convolutions = [one for one in _in_passes(measured) if one.name in CONVOLUTIONS]
     bandwidth = measured.price.bandwidth
     layouts = sum(min(one.above, one.bytes / bandwidth) for one in convolutions)
     return saved + layouts + _around_the_passes(measured)
+
+
+def _of_function(call, price):
+    """Seconds in which an operator computes a function such as tanh, fresh memory left out."""
+    if call.operator not in FUNCTIONS:
+        return 0.0
+    return max(0.0, call.own - call.pages * price.pages.given)
 
 
 def _around_the_passes(measured):

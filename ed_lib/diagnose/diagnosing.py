@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ def _measured(runner, device) -> Measured:
     for _ in range(WARM_UP + runner.prefetched):
         runner.run()
     begin_to_hold(device)
-    taken, waited, optimizing = _timed(runner, device)
+    taken, waited, optimizing, processing = _timed(runner, device)
     calls, watch, saved = _watched(runner)
     # Before the machine's prices are measured: that takes memory too.
     memory = held(runner.optimizers, saved, watch.peak, device)
@@ -103,6 +103,7 @@ def _measured(runner, device) -> Measured:
         steps=runner.steps,
         compilation=compilation(),
         tail=watch.tail,
+        processing=processing,
         can_fuse=runner.can_fuse,
     )
 
@@ -186,7 +187,10 @@ class _Runner:
 
 
 def _timed(runner, device):
-    """[seconds of a step], of them the wait for its batch, and those in optimizers."""
+    """[seconds of a step], of them the wait for its batch, and those in optimizers; and the mean
+    seconds of a step in which this thread did not wait.
+    """
+    processing = thread_time()
     taken: list[float] = []
     waited: list[float] = []
     optimizing: list[float] = []
@@ -201,7 +205,7 @@ def _timed(runner, device):
             taken.append(timing.now() - start)
         if is_clocked:
             optimizing.append(sum(spans))
-    return taken, waited, optimizing
+    return taken, waited, optimizing, (thread_time() - processing) / len(taken)
 
 
 def _is_enough(taken):
@@ -238,6 +242,7 @@ def _watched(runner) -> tuple[list[Call], Watch, int]:
     for same in zip(*alike, strict=True):
         same[-1].seconds = median(call.seconds for call in same)
         same[-1].outside = median(call.outside for call in same)
+        same[-1].pages = min(call.pages for call in same)
     return last, watch, saved.bytes
 
 

@@ -8,9 +8,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 
-from ed_lib import roofline, timing
+from ed_lib import machine, roofline, timing
 from ed_lib.diagnose.watching import Call, Watch
 
 CALLS = 300  # of a block
@@ -20,6 +21,7 @@ KIB = 2**10
 WORKING_SETS = tuple(256 * KIB * 4**n for n in range(5))
 SHARE = 0.05  # seconds for each
 CHAIN = 40  # operators of the small net by which a call is timed
+LARGE = 64 * 2**20  # bytes: what no library keeps for the next tensor
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,16 @@ class CallCosts:
     plain: float
     differentiated: float
     watched: float
+
+
+@dataclass(frozen=True)
+class PageCosts:
+    """Seconds for one page of memory: for the system to hand it out, which happens when a kernel
+    first writes to it, and to take it back when the tensor is freed.
+    """
+
+    given: float
+    taken_back: float
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,30 @@ def call_costs(device: str, threads: int) -> CallCosts:
             x.mul_(1.0)
     watched = sorted(call.seconds for call in seen.calls)[CALLS // 2]
     return CallCosts(plain, max(plain, each), watched)
+
+
+@functools.cache
+def page_costs(threads: int) -> PageCosts:
+    """The :class:`PageCosts` of this machine, with so many threads writing: what a large new tensor
+    takes longer to fill than to fill again.
+    """
+    found = [_fill_anew() for _ in range(BLOCKS)]
+    return PageCosts(*(statistics.median(costs) for costs in zip(*found, strict=True)))
+
+
+def _fill_anew():
+    """Seconds a page: (handed out, taken back)."""
+    before = machine.pages_handed_out()
+    times = [perf_counter()]
+    x = torch.empty(LARGE // 4)
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        times.append(perf_counter())
+    del x
+    times.append(perf_counter())
+    new, again, freed = np.diff(times)
+    pages = max(1, machine.pages_handed_out() - before)
+    return max(0.0, new - again) / pages, freed / pages
 
 
 def _median(function, times):

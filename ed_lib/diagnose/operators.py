@@ -17,8 +17,8 @@ class Operator:
     """All calls of one operator in one phase of a step ("forward", "backward", "optimizer").
 
     ``memory`` and ``arithmetic``: seconds of the floors of those calls that wait for bytes, and of
-    those that wait for FLOPs. ``seconds``: what the calls took, without what a call costs by
-    itself.
+    those that wait for FLOPs. ``paging``: seconds that the system needs for the pages that it
+    handed out meanwhile. ``seconds``: what the calls took, without what a call costs by itself.
     """
 
     phase: str
@@ -29,6 +29,7 @@ class Operator:
     flops: int = 0
     memory: float = 0.0
     arithmetic: float = 0.0
+    paging: float = 0.0
     seconds: float = 0.0
     copies: bool = False  # between host and device
     place: str = ""  # the line that led to most of its time
@@ -44,9 +45,14 @@ class Operator:
         return self.memory + self.arithmetic
 
     @property
+    def fresh(self) -> float:
+        """Seconds above the floor in which it waited for fresh memory."""
+        return min(self.paging, max(0.0, self.seconds - self.floor))
+
+    @property
     def above(self) -> float:
-        """Seconds above the floor."""
-        return max(0.0, self.seconds - self.floor)
+        """Seconds above the floor, the wait for fresh memory left out."""
+        return max(0.0, self.seconds - self.floor - self.fresh)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,13 @@ class Prices:
     def costs(self) -> machine_costs.CallCosts:
         """What a call costs here."""
         return machine_costs.call_costs(self.device, self.threads)
+
+    @property
+    def pages(self) -> machine_costs.PageCosts:
+        """What a page of memory costs here. A GPU's memory is PyTorch's, which keeps it."""
+        if self.device != "cpu":
+            return machine_costs.PageCosts(0.0, 0.0)
+        return machine_costs.page_costs(self.threads)
 
     def rate(self, dtype: str) -> float:
         """FLOP/s in a format; in one that was not measured, float32's. A processor that has no
@@ -124,6 +137,7 @@ def grouped(calls: Iterable[Call], price: Prices) -> list[Operator]:
         operator.bytes += call.bytes
         operator.flops += call.flops
         operator.copies |= call.moves_between
+        operator.paging += call.pages * price.pages.given
         moving = price.memory(call)
         computing = price.arithmetic(call)
         if computing > moving:

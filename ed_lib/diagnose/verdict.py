@@ -14,11 +14,15 @@ COPIES = "copies"
 CALLS = "calls"
 MEMORY = "memory traffic"
 ARITHMETIC = "arithmetic"
+FRESH = "fresh memory"
 ABOVE = "kernels above their floors"
 RANKS = "other ranks"
 OUTSIDE = "outside PyTorch"
 REST = "not explained"
-PARTS = (DATA, SYNCHRONISATION, COPIES, CALLS, MEMORY, ARITHMETIC, ABOVE, RANKS, OUTSIDE, REST)
+PARTS = (
+    *(DATA, SYNCHRONISATION, COPIES, CALLS, MEMORY, ARITHMETIC, FRESH),
+    *(ABOVE, RANKS, OUTSIDE, REST),
+)
 MANY_TIMES = 10  # the cost of a call by itself: what a call in a step may cost, with its Python
 ABOUT_EQUAL = 0.8  # of the largest part: the second is named as well
 
@@ -41,7 +45,8 @@ class Held:
 class Measured:
     """All that was measured of a step. ``timing`` is that of the whole step, with ``waited``
     seconds for its batch and ``optimizing`` seconds in its optimizers. ``steps``: how many were
-    trained. ``tail``: seconds from the last operator to the end.
+    trained. ``tail``: seconds from the last operator to the end. ``processing``: seconds of a step
+    in which the thread that calls it ran on a processor, and waited for nothing.
     """
 
     timing: Timing
@@ -55,6 +60,7 @@ class Measured:
     steps: int
     compilation: Compilation | None = None
     tail: float = 0.0
+    processing: float = 0.0
     restored: bool = True  # whether anything was named that is put back
     can_fuse: bool = False  # an optimizer that has a fused kernel and does not use it
     parts: dict[str, float] = field(default_factory=dict)
@@ -68,6 +74,11 @@ class Measured:
     def most_of_calls(self) -> float:
         """Seconds that all calls can cost at the most, their work apart."""
         return len(self.calls) * MANY_TIMES * self.price.costs.differentiated
+
+    @property
+    def returning(self) -> float:
+        """Seconds in which the system takes back pages that were handed out in this step."""
+        return sum(call.pages for call in self.calls) * self.price.pages.taken_back
 
     @property
     def outside(self) -> float:
@@ -92,10 +103,14 @@ def divide(measured: Measured) -> dict[str, float]:
         share = min(1.0, operator.seconds / operator.floor) if operator.floor else 0.0
         parts[MEMORY] += share * operator.memory
         parts[ARITHMETIC] += share * operator.arithmetic
+        parts[FRESH] += operator.fresh
         parts[COPIES if operator.copies else ABOVE] += operator.above
     # What is left is the host's: it calls operators, and does other things between them.
     left = max(0.0, measured.seconds - sum(parts.values()))
-    parts[OUTSIDE] = min(left, measured.outside)
+    returned = min(left, measured.outside, measured.returning)
+    parts[FRESH] += returned
+    left -= returned
+    parts[OUTSIDE] = min(left, measured.outside - returned)
     parts[CALLS] = min(left - parts[OUTSIDE], measured.most_of_calls)
     parts[REST] = left - parts[OUTSIDE] - parts[CALLS]
     shrink = measured.seconds / sum(parts.values())

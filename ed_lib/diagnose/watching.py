@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ed_lib import machine
 from ed_lib.diagnose import operands, operator_flops
 
 # Memory, and no work. Views are free as well.
@@ -68,6 +69,7 @@ class Call:
     touches: list[Touch] = field(default_factory=list)
     moves_between: bool = False  # host and device
     own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
+    pages: int = 0  # of memory that the system handed out meanwhile
 
     @property
     def bytes(self) -> int:
@@ -147,12 +149,14 @@ class Watch(TorchDispatchMode):
             parts = self._of_parts(function, args, kwargs)
             if parts is not NotImplemented:
                 return parts
+        pages = machine.pages_handed_out()
         start = perf_counter()
         gap = start - self._returned
         if gap > LONG:
             self._outside += gap
         result = function(*args, **kwargs)
         seconds = perf_counter() - start
+        pages = machine.pages_handed_out() - pages
         # "aten::mm.out" → "mm"
         library, name = function.name().split("::")
         name = name.split(".")[0]
@@ -177,6 +181,7 @@ class Watch(TorchDispatchMode):
             value=self._number(function, args, kwargs, result),
             moves_between=len({device.type for device in devices}) > 1
             and name in {"copy_", "_to_copy"},
+            pages=pages,
         )
         call.touches = self._touches(name, read, written)
         self.calls.append(call)

@@ -9,6 +9,7 @@ from ed_lib.diagnose.watching import Call, Touch
 from ed_lib.timing import Timing
 
 MICRO = 1e-6
+PAGES = machine_costs.PageCosts(given=1 * MICRO, taken_back=0.5 * MICRO)
 COSTS = machine_costs.CallCosts(plain=1 * MICRO, differentiated=2 * MICRO, watched=3 * MICRO)
 BANDWIDTH = 1e9  # bytes/s of memory
 CACHE = 1000  # bytes
@@ -22,6 +23,10 @@ class Prices(operators.Prices):
     @property
     def costs(self):
         return COSTS
+
+    @property
+    def pages(self):
+        return PAGES if self.device == "cpu" else super().pages
 
     def rate(self, dtype):
         return RATES[dtype if dtype in RATES else "float32"]

@@ -15,6 +15,8 @@ COPY = call("copy_", bytes=0, seconds=MS, moves_between=True)
 SENT = call("c10d::allreduce_", seconds=MS)
 QUICK = [call("neg") for _ in range(100)]
 PYTHON = call("neg", outside=2 * MS)
+# A thousand pages: a millisecond to hand them out, half of one to take them back
+PAGED = call("mul", bytes=1_000_000, seconds=3 * MS, pages=1000, outside=0.7 * MS)
 
 CASES = {
     # part: (seconds of the step, calls, what else was measured, seconds of the part)
@@ -23,6 +25,7 @@ CASES = {
     verdict.CALLS: (1 * MS, QUICK, {}, 1 * MS),
     verdict.MEMORY: (1 * MS, [TRAFFIC], {}, 1 * MS),
     verdict.ARITHMETIC: (1 * MS, [PRODUCT], {}, 1 * MS),
+    verdict.FRESH: (3.5 * MS, [PAGED], {}, 1.5 * MS),
     verdict.ABOVE: (1 * MS, [SLOW], {}, 0.99 * MS),
     verdict.RANKS: (1 * MS, [SENT], {}, 1 * MS),
     verdict.OUTSIDE: (2 * MS, [PYTHON], {}, 2 * MS),

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
+from ed_lib import machine
 from ed_lib.diagnose import watching
 
 F4, I8 = 4, 8  # bytes of a number in float32, of an index
@@ -350,3 +351,21 @@ def test_a_step_that_raises_leaves_no_watcher_behind():
     model = nn.Linear(2, 1)
     step_of(model, torch.ones(1, 2))()
     assert [call.operator for call in watch.calls] == ["ones", "add"]
+
+
+@pytest.mark.skipif(not machine.pages_handed_out(), reason="this system does not count pages")
+def test_pages_of_fresh_memory_are_counted_where_they_are_first_written():
+    """Of a large new tensor as many as it has, or fewer, larger ones; none when it is filled again
+    nor when it is read.
+    """
+    size = 2**26  # bytes: more than a C library keeps
+
+    def step():
+        x = torch.empty(size // F4)
+        for value in (1.0, 2.0):
+            x.fill_(value)
+        x.sum()
+
+    first, again, read = (call.pages for call in watching.watch(step))
+    assert size / 2**21 <= first <= 1.01 * size / 4096 + 100
+    assert max(again, read) < first / 10
