@@ -142,18 +142,19 @@ def test_lenet_is_as_large_as_d2ls():
     assert sum(p.numel() for p in model.parameters()) == 61_706
 
 
-def test_memory_is_kept_or_not_by_processes_in_turns(monkeypatch):
+def test_processes_that_get_memory_otherwise_take_turns(monkeypatch):
     asked = []
 
-    def seconds(name, *, size, keeps):
-        asked.append(keeps)
-        return 1.0 if keeps else 3.0
+    def seconds(name, *, size, cure=None):
+        asked.append(cure)
+        return {None: 3.0, "keep memory": 1.0, "larger pages": 2.0}[cure]
 
     monkeypatch.setattr(apart, "seconds", seconds)
-    row = own_steps.keeping_memory(SIZE(processes=2), "GPT-2")
-    assert asked == [False, True, False, True]
-    assert (row["seconds"], row["n"], row["gained"], row["at least"]) == (3, 2, 3, 3)
+    kept, larger = own_steps.of_memory(SIZE(processes=2), "GPT-2")
+    assert asked == 2 * [None, "keep memory", "larger pages"]
+    assert (kept["cure"], kept["seconds"], kept["n"], kept["gained"]) == ("keep memory", 3, 2, 3)
+    assert (larger["cure"], larger["gained"], larger["at least"]) == ("larger pages", 1.5, 1.5)
 
 
 def test_a_step_in_a_process_of_its_own_takes_its_time():
-    assert 0 < apart.seconds("scale, shift and GELU", size=SIZE, keeps=True) < 1
+    assert 0 < apart.seconds("scale, shift and GELU", size=SIZE, cure="keep memory") < 1

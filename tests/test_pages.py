@@ -151,7 +151,7 @@ def test_it_fits_the_screen_and_the_figure_is_seen_under_the_answer(page, width,
         assert page.evaluate(FIRST_SCREEN) <= height
 
 
-@on(written())
+@on(of_each_kind())
 def test_text_stands_out_in_the_dark_theme(page):
     show(page, "dark", DESK)
     assert page.evaluate(PALE, CONTRAST) == []

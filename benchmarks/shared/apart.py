@@ -1,8 +1,7 @@
-"""A training step in a process of its own, which keeps its memory from step to step or not: once
-told to, a process cannot go back.
-"""
+"""A training step in a process of its own, since a process decides once how it gets memory."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,12 +11,18 @@ from benchmarks import own_steps
 from benchmarks.shared.harness import Size
 from ed_lib import machine, timing
 
+# PyTorch's switch for pages of 2 MB, where the system has them
+LARGER_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+CURES = ("keep memory", "larger pages")
 
-def seconds(name, *, size, keeps):
-    """The median time of a step of ``own_steps``, in a new process."""
-    options = json.dumps([vars(size), torch.get_num_threads(), keeps])
+
+def seconds(name, *, size, cure=None):
+    """The median time of a step of ``own_steps``, in a new process, with one of CURES or none."""
+    options = json.dumps([vars(size), torch.get_num_threads(), cure])
+    environment = os.environ | (LARGER_PAGES if cure == "larger pages" else {})
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", __name__, name, options],
+        env=environment,
         check=True,
         capture_output=True,
         text=True,
@@ -27,8 +32,8 @@ def seconds(name, *, size, keeps):
 
 def main(name, options):
     """Prints them."""
-    values, threads, keeps = json.loads(options)
-    if keeps and not machine.keep_memory():
+    values, threads, cure = json.loads(options)
+    if cure == "keep memory" and not machine.keep_memory():
         raise RuntimeError("keep memory: the C library is not glibc")
     torch.set_num_threads(threads)
     size = Size(**values)

@@ -3,12 +3,12 @@ in half a second, once a process.
 """
 
 import functools
+import itertools
 import statistics
 from bisect import bisect_left
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from ed_lib import machine, roofline, timing
@@ -114,7 +114,7 @@ def _fill_anew():
         times.append(perf_counter())
     del x
     times.append(perf_counter())
-    new, again, freed = np.diff(times)
+    new, again, freed = (b - a for a, b in itertools.pairwise(times))
     pages = max(1, machine.pages_handed_out() - before)
     return max(0.0, new - again) / pages, freed / pages
 
