@@ -145,16 +145,19 @@ def test_lenet_is_as_large_as_d2ls():
 def test_processes_that_get_memory_otherwise_take_turns(monkeypatch):
     asked = []
 
-    def seconds(name, *, size, cure=None):
+    def tried(name, *, size, cure=None):
         asked.append(cure)
-        return {None: 3.0, "keep memory": 1.0, "larger pages": 2.0}[cure]
+        seconds = {None: 3.0, "keep memory": 1.0, "larger pages": 2.0}[cure]
+        return seconds, {} if cure else {"promised": 2.5, "rank": 1}
 
-    monkeypatch.setattr(apart, "seconds", seconds)
+    monkeypatch.setattr(apart, "tried", tried)
     kept, larger = own_steps.of_memory(SIZE(processes=2), "GPT-2")
     assert asked == 2 * [None, "keep memory", "larger pages"]
     assert (kept["cure"], kept["seconds"], kept["n"], kept["gained"]) == ("keep memory", 3, 2, 3)
     assert (larger["cure"], larger["gained"], larger["at least"]) == ("larger pages", 1.5, 1.5)
+    assert kept["promised"] == larger["promised"] == 2.5
 
 
-def test_a_step_in_a_process_of_its_own_takes_its_time():
-    assert 0 < apart.seconds("scale, shift and GELU", size=SIZE, cure="keep memory") < 1
+def test_a_step_in_a_process_of_its_own_takes_its_time_and_has_its_report():
+    seconds, promise = apart.tried("scale, shift and GELU", size=SIZE)
+    assert 0 < seconds < 1 and promise.keys() == {"verdict", "second", "promised", "rank"}

@@ -9,15 +9,17 @@ import torch
 
 from benchmarks import own_steps
 from benchmarks.shared.harness import Size
-from ed_lib import machine, timing
+from ed_lib import diagnose, machine, timing
 
 # PyTorch's switch for pages of 2 MB, where the system has them
 LARGER_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 CURES = ("keep memory", "larger pages")
 
 
-def seconds(name, *, size, cure=None):
-    """The median time of a step of ``own_steps``, in a new process, with one of CURES or none."""
+def tried(name, *, size, cure=None):
+    """Of a step of ``own_steps`` in a new process, with one of CURES or none: its median time, and
+    what its report promises of "keep memory".
+    """
     options = json.dumps([vars(size), torch.get_num_threads(), cure])
     environment = os.environ | (LARGER_PAGES if cure == "larger pages" else {})
     ran = subprocess.run(
@@ -41,7 +43,12 @@ def main(name, options):
     one = own_steps.made(make, size)
     one.set_rate(own_steps.RATE)
     one.go()  # makes the optimizer's state
-    print(json.dumps(timing.measure(one.go, min_seconds=size.seconds).median))
+    seconds = timing.measure(one.go, min_seconds=size.seconds).median
+    promise = {}
+    if cure is None:
+        report = diagnose.step(one, restore=[one.model, one.optimizer])
+        promise = own_steps.promise(report, "keep memory")
+    print(json.dumps([seconds, promise]))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ MOST = 0.99  # of a step that a cure may save
 LEAST = 1.02  # times: a bound below is not offered
 SMALL_KERNEL = 2e-4  # seconds of its floor: below, a kernel has too little work for its threads
 TIMES = 4  # the examples of a larger batch
+FLOAT32 = 4  # bytes
 MANY = 8  # equal products with one weight are a loop
 # These compute more for each number than a few sums and products.
 FUNCTIONS = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "gelu", "silu", "gelu_backward"}
@@ -91,8 +92,8 @@ def _of_workers(measured):
 
 def _of_a_larger_batch(measured):
     """All but one part in :data:`TIMES` of what does not grow with the batch: calls, Python, the
-    optimizer, sums of gradients, the time of products that wait for their weights, and what small
-    kernels take above their floors.
+    optimizer, sums of gradients, the time of products that wait for their weights, what small
+    kernels take above their floors, and the layouts of convolutions' weights.
     """
     price = measured.price
     weights = {
@@ -100,18 +101,31 @@ def _of_a_larger_batch(measured):
     }
     small = 0.0
     sums = 0.0
+    layouts = 0.0
     for call in measured.calls:
         if call.phase == "backward" and not call.flops and weights.issuperset(call.shapes):
             sums += call.own
             continue
         floor = max(price.memory(call), price.arithmetic(call))
+        above = max(0.0, call.own - floor)
         if call.phase != "optimizer" and floor < SMALL_KERNEL:
-            small += max(0.0, call.own - floor)
+            small += above
+        elif call.operator in CONVOLUTIONS:
+            layouts += min(above, _of_weights_layouts(call, price))
     fixed = sum(measured.parts[name] for name in (verdict.CALLS, verdict.OUTSIDE, verdict.REST))
     products = [one for one in _in_passes(measured) if _multiplies(one)]
     waiting = sum(one.seconds * one.memory / one.floor for one in products if one.floor)
     optimizing = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
-    return (1 - 1 / TIMES) * (fixed + max(waiting, small) + sums + optimizing)
+    return (1 - 1 / TIMES) * (fixed + max(waiting, small) + sums + layouts + optimizing)
+
+
+def _of_weights_layouts(call, price):
+    """Seconds in which a convolution of oneDNN's copies its weights into a layout of its own, and
+    back; its backward pass does so for two gradients.
+    """
+    weights = call.shapes[2 if call.phase == "backward" else 1]
+    passes = 2 * (2 if call.phase == "backward" else 1)
+    return passes * FLOAT32 * prod(weights) / price.bandwidth
 
 
 def _of_compiling(measured):

@@ -57,7 +57,7 @@ def call(operator="mul", bytes=0, flops=0, seconds=0.0, **change):
     """A call that takes ``seconds`` for its work, whose bytes come from memory."""
     values = {
         "phase": "forward",
-        "shapes": ((4, 4),),
+        "shapes": 3 * ((4, 4),),
         "dtype": "float32",
         "outside": 0.0,
         "place": "train.py:1",

@@ -80,6 +80,24 @@ def test_a_larger_batch():
     assert bounds(found)["a larger batch"] == bound(5 * MS, 0.75 * (host + 1 * MS + 1 * MS))
 
 
+def test_the_layouts_of_a_convolutions_weights_do_not_grow_with_the_batch():
+    """Weights of 100,000 bytes, copied there and back."""
+    images, weights = (8, 5, 10, 10), (500, 5, 10)
+    convolution = call(
+        "convolution", flops=MILLION, seconds=2 * MS, shapes=(images, weights, (500,))
+    )
+    found = measured(2 * MS, [convolution])
+    assert bounds(found)["a larger batch"] == bound(2, 0.75 * 0.2)
+    gradients = call(
+        "convolution_backward",
+        flops=MILLION,
+        seconds=2 * MS,
+        shapes=(images, images, weights),
+        phase="backward",
+    )
+    assert bounds(measured(2 * MS, [gradients]))["a larger batch"] == bound(2, 0.75 * 0.4)
+
+
 def test_sums_of_gradients_do_not_grow_with_the_batch():
     weight, activation = ((4, 4), (4, 4)), ((64, 4), (64, 4))
     optimizing = kernel("add_", phase="optimizer", shapes=weight)
