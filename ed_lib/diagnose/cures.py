@@ -2,25 +2,22 @@
 promise.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
 from ed_lib import machine
-from ed_lib.diagnose import verdict
-from ed_lib.diagnose.operator_flops import BACKWARD
+from ed_lib.diagnose import repetition, verdict
 from ed_lib.diagnose.operators import Operator
 from ed_lib.diagnose.verdict import Measured
-from ed_lib.diagnose.watching import Call
 
 MOST = 0.99  # of a step that a cure may save
 LEAST = 1.02  # times: a bound below is not offered
 SMALL_KERNEL = 2e-4  # seconds of its floor: below, a kernel has too little work for its threads
 TIMES = 4  # the examples of a larger batch
 FLOAT32 = 4  # bytes
-MANY = 8  # equal products with one weight are a loop
+SOME = 0.01  # a share that is worth a word
 # These compute more for each number than a few sums and products.
 FUNCTIONS = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "gelu", "silu", "gelu_backward"}
 FUNCTIONS |= {"silu_backward", "softplus", "_softmax", "_log_softmax", "log1p", "expm1", "mish"}
@@ -51,14 +48,20 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     parts = measured.parts
     on_gpu = measured.price.device != "cpu"
     yield "loader workers and pinned memory", _of_workers(measured), "the wait for batches"
+    for place, _ in measured.waits.most_common(1):
+        yield "less work for a batch", parts[verdict.DATA], f"in the loader, at {place}"
     waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
     yield "no synchronisation", waits, "waits of the device for the host"
     yield "less work outside PyTorch", parts[verdict.OUTSIDE], "Python and other libraries"
     yield "a larger batch", _of_a_larger_batch(measured), f"{TIMES} times the examples, per example"
     if measured.profile.compiled is None:
         yield "torch.compile", _of_compiling(measured), "calls, pointwise traffic, layouts"
-        yield "one call in place of many", _of_one_call(measured), "a loop over one weight"
-        seconds, place = _of_computing_once(measured)
+        yield (
+            "one call in place of many",
+            repetition.of_one_call(measured),
+            "a loop over one weight",
+        )
+        seconds, place = repetition.of_computing_once(measured)
         yield "compute it once", seconds, f"the same from the same numbers, at {place}"
     if on_gpu:
         graphs = parts[verdict.CALLS] + parts[verdict.REST]
@@ -70,6 +73,7 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     yield "channels last", _of_channels_last(measured), "convolutions above their floors"
     if not on_gpu:
         yield "more threads", _of_more_threads(measured), "kernels on one core each"
+        yield "flush subnormal numbers", *_of_flushing(measured)
         yield "keep memory", parts[verdict.FRESH], "pages that the system hands out anew"
 
 
@@ -145,7 +149,7 @@ def _of_compiling(measured):
     convolutions = [one for one in _in_passes(measured) if one.name in CONVOLUTIONS]
     bandwidth = measured.price.bandwidth
     layouts = sum(min(one.above, one.bytes / bandwidth) for one in convolutions)
-    return saved + layouts + _around_the_passes(measured)
+    return saved + layouts + measured.around_the_passes
 
 
 def _of_function(call, price):
@@ -153,13 +157,6 @@ def _of_function(call, price):
     if call.operator not in FUNCTIONS:
         return 0.0
     return max(0.0, call.own - call.pages * price.pages.given)
-
-
-def _around_the_passes(measured):
-    """Seconds of the host for calls and Python, the optimizer's apart."""
-    host = measured.parts[verdict.CALLS] + measured.parts[verdict.REST]
-    own = sum(one.seconds for one in measured.operators if one.phase == "optimizer")
-    return max(0.0, host - max(0.0, measured.optimizing - own))
 
 
 def _of_a_fused_optimizer(measured):
@@ -237,50 +234,15 @@ def _of_more_threads(measured):
     return work * (1 - used / there) if used < there else 0.0
 
 
-def _of_computing_once(measured):
-    """(seconds, the line where most of them go): what was computed before in this step, from the
-    same numbers; twice as much again may go into its backward pass.
+def _of_flushing(measured):
+    """(seconds, the operator where most of them go): what operators that are given subnormal
+    numbers take above their floors.
     """
-    seen = set()
-    again: dict[str, float] = {}
+    slow: dict[str, float] = {}
     for call in measured.calls:
-        if call.phase == "forward":
-            more = call.own if call.value in seen else 0.0
-            again[call.place] = again.get(call.place, 0.0) + more
-            seen.add(call.value)
-    place, _ = max(again.items(), key=lambda item: item[1], default=("", 0.0))
-    passes = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
-    for call in measured.calls:
-        passes[call.phase] += call.own
-    backward = passes["backward"] / passes["forward"] if passes["forward"] else 0.0
-    return (1 + min(BACKWARD, backward)) * sum(again.values()), place
-
-
-def _of_one_call(measured):
-    """A loop meets the same weight in each turn. In one call its products read the weight once, and
-    its gradient is not added up turn by turn; what else the loop calls is done for all turns. Of
-    the calls one of each kind is left.
-    """
-    passes = [call for call in measured.calls if call.phase != "optimizer"]
-    turns = _turns(passes)
-    if turns < MANY:
-        return 0.0
-    price = measured.price
-    times = Counter((call.operator, call.shapes) for call in passes)
-    members = [call for call in passes if times[call.operator, call.shapes] >= turns // 2]
-    took = sum(call.own for call in members)
-    least = sum(price.arithmetic(call) for call in members)
-    share = 1 - len(times) / len(passes)
-    outside = measured.parts[verdict.OUTSIDE]
-    return took - least + share * (outside + _around_the_passes(measured))
-
-
-def _turns(passes: list[Call]) -> int:
-    """How often the most repeated product meets one and the same weight."""
-    products = Counter(
-        (call.operator, call.shapes, address)
-        for call in passes
-        if call.flops
-        for address in set(call.reads)
-    )
-    return max(products.values(), default=0)
+        if call.subnormal > SOME:
+            floor = max(measured.price.memory(call), measured.price.arithmetic(call))
+            told = f"{call.subnormal:.0%} of what {call.operator} reads at {call.place}"
+            slow[told] = slow.get(told, 0.0) + max(0.0, call.own - floor)
+    worst = max(slow, key=slow.__getitem__, default="")
+    return sum(slow.values()), worst

@@ -1,6 +1,7 @@
 """``diagnose.step``: what is a training step waiting for?"""
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from time import perf_counter, thread_time
@@ -13,8 +14,9 @@ from torch.optim.optimizer import (
 )
 
 from ed_lib import check, machine, timing
-from ed_lib.diagnose import operators, verdict
+from ed_lib.diagnose import operators, places, verdict
 from ed_lib.diagnose.compilation import compilation
+from ed_lib.diagnose.contents import Contents
 from ed_lib.diagnose.held import Saved, begin_to_hold, held
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
 from ed_lib.diagnose.report import Diagnosis
@@ -27,6 +29,7 @@ TIMED = 4  # steps, at least
 SECONDS = 0.6  # of timing, for short steps
 WATCHED = 3  # steps, of which the first shows the second what its caches hold
 MOST_STEPS = 1000
+SAME = 0.1  # of a step's FLOPs, by which two runs may differ
 MOST_FOR_CALLS = 0.8  # of what was seen of the operators
 OF_RANKS = 10  # steps that are timed where there are other ranks
 
@@ -70,7 +73,7 @@ def _measured(runner, device) -> Measured:
         runner.run()
     begin_to_hold(device)
     taken, waited, optimizing, processing = _timed(runner, device)
-    calls, watch, saved = _watched(runner)
+    calls, watch, saved, waits = _watched(runner)
     # Before the machine's prices are measured: that takes memory too.
     memory = held(runner.optimizers, saved, watch.peak, device)
     price = operators.prices(device)
@@ -104,6 +107,7 @@ def _measured(runner, device) -> Measured:
         compilation=compilation(),
         tail=watch.tail,
         processing=processing,
+        waits=waits,
         can_fuse=runner.can_fuse,
     )
 
@@ -143,7 +147,7 @@ class _Runner:
         except StopIteration:
             raise ValueError(
                 f"batches ended after {self.steps}; wanted at least "
-                f"{WARM_UP + self.prefetched + TIMED + WATCHED + 1}"
+                f"{WARM_UP + self.prefetched + TIMED + WATCHED + 2}"
             ) from None
 
     @property
@@ -215,43 +219,64 @@ def _is_enough(taken):
     return len(taken) >= TIMED and (sum(taken) >= SECONDS or len(taken) >= MOST_STEPS)
 
 
-def _watched(runner) -> tuple[list[Call], Watch, int]:
-    """The calls of one step, each with its median time in the watched steps; who watched them;
-    and the bytes that the forward pass keeps for the backward pass.
+def _watched(runner) -> tuple[list[Call], Watch, int, Counter]:
+    """The calls of one step, each with its median time in the watched steps; who watched them; the
+    bytes that the forward pass keeps for the backward pass; and the lines at which batches were
+    waited for.
     """
     watch = Watch()
     runs = []
     saved = Saved()
     for n in range(WATCHED):
         begin = len(watch.calls)
-        run = runner.run_on(runner.next())
+        with places.looked_at() as waits:
+            batch = runner.next()
+        run = runner.run_on(batch)
         if n < WATCHED - 1:
             with watch:
                 run()
         else:
             saved.count(watch, run)
         runs.append(watch.calls[begin:])
+    with Contents() as contents:
+        runner.run()
     first, *later = runs
     if not first:
         raise ValueError("step ran no operator of PyTorch's; wanted a function that trains once")
     for each in later:
         _check_same(first, each)
-    last = later[-1]
+    return _joined(runs, contents.calls), watch, saved.bytes, waits
+
+
+def _joined(runs, contents):
+    """The calls of the last run, with the medians of all and with what stood in their tensors."""
+    last = runs[-1]
     # A step may leave its optimizer out now and then: such a run's calls cannot be paired.
     alike = [run for run in runs if len(run) == len(last)]
     for same in zip(*alike, strict=True):
         same[-1].seconds = median(call.seconds for call in same)
         same[-1].outside = median(call.outside for call in same)
         same[-1].pages = min(call.pages for call in same)
-    return last, watch, saved.bytes
+    # Every tenth step may log something, so that not all calls are the same.
+    alike_calls = defaultdict(list)
+    for call in reversed(contents):
+        alike_calls[call.operator, call.shapes].append(call)
+    for call in last:
+        if found := alike_calls[call.operator, call.shapes]:
+            looked_into = found.pop()
+            call.subnormal = looked_into.subnormal
+            call.ignored = looked_into.ignored
+    return last
 
 
 def _check_same(first, other):
-    """ValueError for a step that multiplies other matrices than the run before."""
+    """ValueError for a step that multiplies clearly other matrices than the run before. A batch of
+    texts that are cut to their lengths may differ a little.
+    """
     flops = [
         sum(call.flops for call in calls if call.phase != "optimizer") for calls in (first, other)
     ]
-    if flops[0] != flops[1]:
+    if abs(flops[0] - flops[1]) > SAME * max(flops):
         raise ValueError(
             f"step did {flops[0]:,} FLOPs in one run and {flops[1]:,} in another; wanted the same "
             "work each time, such as one batch again and again"

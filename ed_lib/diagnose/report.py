@@ -22,6 +22,7 @@ REASONS = 2  # why the compiler broke off, and why it compiled again
 SHORT = {"forward": "→", "backward": "←", "optimizer": "⟳"}  # of the phases
 PLACE = 18  # letters of a line's file and number: its end
 SMALL = 0.005  # of a step: a part below is not printed
+UNSTEADY = 1.25  # times the first quartile is the third: something disturbed the measurement
 CLEARLY = 0.1  # of a step: what is waited for at one line, to be told
 WIDEST = 88  # letters of a line
 
@@ -61,11 +62,14 @@ class Diagnosis:
         flops = sum(one.flops for one in self.operators)
         moved = sum(one.bytes for one in self.operators)
         calls = sum(one.calls for one in self.operators)
+        steady = counted.timing.q3 < UNSTEADY * counted.timing.q1
+        unsteady = [] if steady else ["its time varies: close other programs, and diagnose again"]
         return [
             f"The step waits most for: {self.verdict}",
             f"{tell(self.seconds)} (quartiles {tell(counted.timing.q1)} to "
             f"{tell(counted.timing.q3)}, n = {counted.timing.n}), {calls:,} calls, "
             f"{three_digits(flops / GIGA)} GFLOP, {three_digits(moved / MEGA)} MB",
+            *unsteady,
         ]
 
     def _parts(self):
@@ -131,6 +135,12 @@ class Diagnosis:
             call.place for call in calls if call.synchronises and call.phase != "optimizer"
         )
         lines = [f"hands numbers to the host: {_listed(waits)}"] if waits else []
+        for call in calls:
+            if call.ignored > CLEARLY:
+                share = f"{call.ignored:.0%} of its rows"
+                lines.append(f"the loss ignores {share}; their scores need none: {call.place}")
+        if self.parts[verdict.DATA] > CLEARLY * self.seconds and self.measured.waits:
+            lines.append(f"waits for batches at: {_listed(self.measured.waits, times=False)}")
         outside: Counter = Counter({"the step's end": self.measured.tail})
         for call in calls:
             outside[call.place] += call.outside
@@ -213,7 +223,8 @@ def _first(what, reasons):
     return lines
 
 
-def _listed(places):
-    shown = [f"{place} ({n} times)" if n > 1 else place for place, n in places.most_common(PLACES)]
+def _listed(places, times=True):
+    most = places.most_common(PLACES)
+    shown = [f"{place} ({n} times)" if times and n > 1 else place for place, n in most]
     more = len(places) - PLACES
     return ", ".join(shown) + (f" and {more} lines more" if more > 0 else "")

@@ -1,5 +1,6 @@
 """What a step waits for: its time, divided into parts that add up to it."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from ed_lib.diagnose.compilation import Compilation
@@ -46,7 +47,8 @@ class Measured:
     """All that was measured of a step. ``timing`` is that of the whole step, with ``waited``
     seconds for its batch and ``optimizing`` seconds in its optimizers. ``steps``: how many were
     trained. ``tail``: seconds from the last operator to the end. ``processing``: seconds of a step
-    in which the thread that calls it ran on a processor, and waited for nothing.
+    in which the thread that calls it ran on a processor, and waited for nothing. ``waits``: how
+    often it was seen at which line while it waited for a batch.
     """
 
     timing: Timing
@@ -61,6 +63,7 @@ class Measured:
     compilation: Compilation | None = None
     tail: float = 0.0
     processing: float = 0.0
+    waits: Counter = field(default_factory=Counter)
     restored: bool = True  # whether anything was named that is put back
     can_fuse: bool = False  # an optimizer that has a fused kernel and does not use it
     parts: dict[str, float] = field(default_factory=dict)
@@ -79,6 +82,13 @@ class Measured:
     def returning(self) -> float:
         """Seconds in which the system takes back pages that were handed out in this step."""
         return sum(call.pages for call in self.calls) * self.price.pages.taken_back
+
+    @property
+    def around_the_passes(self) -> float:
+        """Seconds of the host for calls and Python, the optimizer's apart."""
+        host = self.parts[CALLS] + self.parts[REST]
+        own = sum(one.seconds for one in self.operators if one.phase == "optimizer")
+        return max(0.0, host - max(0.0, self.optimizing - own))
 
     @property
     def outside(self) -> float:

@@ -8,7 +8,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ed_lib import machine
-from ed_lib.diagnose import operands, operator_flops
+from ed_lib.diagnose import operands, operator_flops, places
 
 # Memory, and no work. Views are free as well.
 FREE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -35,7 +34,6 @@ MESSAGES = ("c10d::", "_c10d_functional::")
 # Seconds between two operators: a longer gap is no call, but other work of the host. To watch a
 # call takes some 20 µs.
 LONG = 1e-4
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 @dataclass
@@ -70,6 +68,8 @@ class Call:
     moves_between: bool = False  # host and device
     own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
     pages: int = 0  # of memory that the system handed out meanwhile
+    subnormal: float = 0.0  # the share of such numbers in what it is given
+    ignored: float = 0.0  # of a loss, the share of its rows that have no label
 
     @property
     def bytes(self) -> int:
@@ -175,7 +175,7 @@ class Watch(TorchDispatchMode):
             flops=operator_flops.count(function, name, args, kwargs, result),
             seconds=seconds,
             outside=self._outside,
-            place=_place(),
+            place=places.line(sys._getframe()),  # noqa: SLF001
             device=made[0].device.type if made else "cpu",
             reads=tuple(operands.address_of(tensor) for tensor in read),
             value=self._number(function, args, kwargs, result),
@@ -268,24 +268,3 @@ class Watch(TorchDispatchMode):
 def _free(watch, address, size):
     if (watcher := watch()) is not None:
         watcher.free(address, size)
-
-
-def _place():
-    """ "train.py:41", the innermost line that is not PyTorch's nor ours; of a backward pass, the
-    line that asked for it.
-    """
-    frame = sys._getframe(2)  # noqa: SLF001
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _short(file):
-    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
-        # ("Cell", "In[5]") for a cell, None for a file; IPython 7, which Colab has, cannot tell.
-        named = getattr(shell.compile, "format_code_name", lambda _: None)(file)
-        if named or "ipykernel" in file or file.startswith("<"):
-            return named[1] if named else "a cell"
-    return Path(file).name

@@ -1,9 +1,11 @@
 """What each cure may gain, beside a sum made by hand, on measurements that are made up."""
 
+from collections import Counter
+
 import pytest
 
 from ed_lib import machine
-from ed_lib.diagnose import cures, verdict
+from ed_lib.diagnose import cures, repetition, verdict
 from ed_lib.diagnose.profiled import Profiled
 from ed_lib.diagnose.verdict import Held
 from ed_lib.diagnose.watching import Touch
@@ -134,6 +136,21 @@ def test_workers_compute_beside_the_step(monkeypatch):
     assert bounds(sleeps)[name] == bound(5, 4)
     computes = measured(5 * MS, [kernel()], waited=4 * MS, processing=5 * MS)
     assert bounds(computes)[name] == bound(5, 2.5)
+
+
+def test_less_work_for_a_batch_is_named_by_its_line():
+    """Where nobody saw the line, as of workers, there is no such cure."""
+    found = measured(5 * MS, [kernel()], waited=4 * MS, waits=Counter({"a.py:1": 3, "a.py:2": 9}))
+    cure = next(one for one in cures.cures(found) if one.name == "less work for a batch")
+    assert cure.bound == bound(5, 4) and cure.why.endswith("a.py:2")
+    assert "less work for a batch" not in bounds(measured(5 * MS, [kernel()], waited=4 * MS))
+
+
+def test_flushing_spares_what_subnormal_numbers_take_above_the_floor():
+    calls = [kernel("sqrt", seconds=3 * MS, subnormal=0.9), kernel(seconds=2 * MS)]
+    found = measured(5 * MS, calls)
+    assert bounds(found)["flush subnormal numbers"] == bound(5, 2)
+    assert "90% of what sqrt reads" in str([cure.why for cure in cures.cures(found)])
 
 
 def test_memory_that_is_kept_is_not_handed_out_anew():
@@ -268,7 +285,7 @@ def test_one_call_in_place_of_a_loop_keeps_its_arithmetic():
 
 
 def test_a_few_products_with_one_weight_are_no_loop():
-    assert "one call in place of many" not in bounds(measured(25 * MS, loop(cures.MANY - 1)))
+    assert "one call in place of many" not in bounds(measured(25 * MS, loop(repetition.MANY - 1)))
 
 
 def test_products_with_many_weights_are_no_loop():

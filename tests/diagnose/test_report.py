@@ -1,6 +1,7 @@
 """What a report prints, lists, compares and draws."""
 
 import re
+from collections import Counter
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,6 +11,7 @@ from ed_lib.diagnose.compilation import Compilation
 from ed_lib.diagnose.profiled import Profiled
 from ed_lib.diagnose.report import Diagnosis
 from ed_lib.diagnose.verdict import Held
+from ed_lib.timing import Timing
 from tests.diagnose.made_up import BANDWIDTH, RATES, call, measured
 
 MS = 1e-3
@@ -94,6 +96,16 @@ def test_a_report_prints_the_parts_that_are_there():
         "memory in MB: parameters 4, gradients 4, optimizer 0, activations 1;\n  peak of a step 10"
         in text
     )
+
+
+def test_a_report_says_that_a_time_varies_what_is_waited_for_and_what_a_loss_ignores():
+    loss = call("nll_loss_forward", seconds=1e-3, ignored=0.75, place="train.py:9")
+    found = measured(4e-3, [loss], waited=2e-3, waits=Counter({"data.py:3": 5}))
+    steady = str(Diagnosis(found))
+    assert "waits for batches at: data.py:3\n" in steady and "varies" not in steady
+    assert "the loss ignores 75% of its rows; their scores need none: train.py:9" in steady
+    found.timing = Timing(4e-3, 3e-3, 5e-3, 4)
+    assert "its time varies: close other programs" in str(Diagnosis(found))
 
 
 def test_cures_are_printed_with_their_bounds():
