@@ -1,9 +1,8 @@
 """``diagnose.step``: what is a training step waiting for?"""
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 from time import perf_counter, thread_time
 
 import numpy as np
@@ -18,6 +17,7 @@ from ed_lib.diagnose import operators, places, verdict
 from ed_lib.diagnose.compilation import compilation
 from ed_lib.diagnose.contents import Contents
 from ed_lib.diagnose.held import Saved, begin_to_hold, held
+from ed_lib.diagnose.pairing import check_same, joined
 from ed_lib.diagnose.profiled import Profiled, is_needed, profiled
 from ed_lib.diagnose.report import Diagnosis
 from ed_lib.diagnose.restoring import Kept
@@ -29,7 +29,6 @@ TIMED = 4  # steps, at least
 SECONDS = 0.6  # of timing, for short steps
 WATCHED = 3  # steps, of which the first shows the second what its caches hold
 MOST_STEPS = 1000
-SAME = 0.1  # of a step's FLOPs, by which two runs may differ
 MOST_FOR_CALLS = 0.8  # of what was seen of the operators
 OF_RANKS = 10  # steps that are timed where there are other ranks
 
@@ -244,43 +243,8 @@ def _watched(runner) -> tuple[list[Call], Watch, int, Counter]:
     if not first:
         raise ValueError("step ran no operator of PyTorch's; wanted a function that trains once")
     for each in later:
-        _check_same(first, each)
-    return _joined(runs, contents.calls), watch, saved.bytes, waits
-
-
-def _joined(runs, contents):
-    """The calls of the last run, with the medians of all and with what stood in their tensors."""
-    last = runs[-1]
-    # A step may leave its optimizer out now and then: such a run's calls cannot be paired.
-    alike = [run for run in runs if len(run) == len(last)]
-    for same in zip(*alike, strict=True):
-        same[-1].seconds = median(call.seconds for call in same)
-        same[-1].outside = median(call.outside for call in same)
-        same[-1].pages = min(call.pages for call in same)
-    # Every tenth step may log something, so that not all calls are the same.
-    alike_calls = defaultdict(list)
-    for call in reversed(contents):
-        alike_calls[call.operator, call.shapes].append(call)
-    for call in last:
-        if found := alike_calls[call.operator, call.shapes]:
-            looked_into = found.pop()
-            call.subnormal = looked_into.subnormal
-            call.ignored = looked_into.ignored
-    return last
-
-
-def _check_same(first, other):
-    """ValueError for a step that multiplies clearly other matrices than the run before. A batch of
-    texts that are cut to their lengths may differ a little.
-    """
-    flops = [
-        sum(call.flops for call in calls if call.phase != "optimizer") for calls in (first, other)
-    ]
-    if abs(flops[0] - flops[1]) > SAME * max(flops):
-        raise ValueError(
-            f"step did {flops[0]:,} FLOPs in one run and {flops[1]:,} in another; wanted the same "
-            "work each time, such as one batch again and again"
-        )
+        check_same(first, each)
+    return joined(runs, contents.calls), watch, saved.bytes, waits
 
 
 def _with_seconds(found, profile: Profiled, device):
