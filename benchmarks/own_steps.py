@@ -211,8 +211,6 @@ def pairs(size, device):
         report = diagnosis(size, device, name)
         for row in gains(size, device, name):
             yield row | promise(report, row["cure"])
-        if name in size.apart and device == "cpu":
-            yield from of_memory(size, name)
 
 
 def parts(size, device):
@@ -224,6 +222,12 @@ def parts(size, device):
         yield {"step": name} | times | {"verdict": report.verdict} | report.parts
 
 
-TABLES = {"parts": parts, "pairs": pairs}
+def memory(size, device):
+    """A row for each pair of a step and a cure of fresh memory."""
+    for name in size.apart:
+        yield from of_memory(size, name)
+
+
+TABLES = {"parts": parts, "pairs": pairs, "memory": memory}
 TIMED = True
 context = formats.restored

@@ -1,7 +1,7 @@
 """Several runs of one step: whether they did the same work, and one run made of them."""
 
 from collections import defaultdict
-from statistics import median
+from statistics import mean, median
 
 from ed_lib.diagnose.watching import Call
 
@@ -30,7 +30,8 @@ def joined(runs: list[list[Call]], contents: list[Call]) -> list[Call]:
     for same in zip(*alike, strict=True):
         same[-1].seconds = median(call.seconds for call in same)
         same[-1].outside = median(call.outside for call in same)
-        same[-1].pages = min(call.pages for call in same)
+        # The C library gives memory back in some steps and not in others.
+        same[-1].pages = mean(call.pages for call in same)
     # Every tenth step may log something, so that not all calls are the same.
     alike_calls = defaultdict(list)
     for call in reversed(contents):

@@ -67,7 +67,7 @@ class Call:
     touches: list[Touch] = field(default_factory=list)
     moves_between: bool = False  # host and device
     own: float = 0.0  # seconds of its work: ``seconds`` without what any call takes
-    pages: int = 0  # of memory that the system handed out meanwhile
+    pages: float = 0  # of memory that the system handed out meanwhile
     subnormal: float = 0.0  # the share of such numbers in what it is given
     ignored: float = 0.0  # of a loss, the share of its rows that have no label
 
