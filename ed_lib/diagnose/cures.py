@@ -47,34 +47,34 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     """(cure, seconds that it saves at the most, what these are)."""
     parts = measured.parts
     on_gpu = measured.price.device != "cpu"
-    yield "loader workers and pinned memory", _of_workers(measured), "the wait for batches"
+    yield "loader workers and pinned memory", _of_workers(measured), "saves the wait for batches"
     for place, _ in measured.waits.most_common(1):
-        yield "less work for a batch", parts[verdict.DATA], f"in the loader, at {place}"
+        yield "less work for a batch", parts[verdict.DATA], f"saves the wait at {place}"
     waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
-    yield "no synchronisation", waits, "waits of the device for the host"
-    yield "less work outside PyTorch", parts[verdict.OUTSIDE], "Python and other libraries"
-    yield "a larger batch", _of_a_larger_batch(measured), f"{TIMES} times the examples, per example"
+    yield "no synchronisation", waits, "saves the GPU's waits for Python"
+    yield "less work outside PyTorch", parts[verdict.OUTSIDE], "saves Python and other libraries"
+    yield "a larger batch", _of_a_larger_batch(measured), f"{TIMES} times the examples; time per example"
     if measured.profile.compiled is None:
-        yield "torch.compile", _of_compiling(measured), "calls, pointwise traffic, layouts"
+        yield "torch.compile", _of_compiling(measured), "saves calls, and traffic between products"
         yield (
             "one call in place of many",
             repetition.of_one_call(measured),
-            "a loop over one weight",
+            "a loop that uses the same weights",
         )
         seconds, place = repetition.of_computing_once(measured)
         yield "compute it once", seconds, f"the same from the same numbers, at {place}"
     if on_gpu:
         graphs = parts[verdict.CALLS] + parts[verdict.REST]
-        yield "CUDA graphs", graphs, "the host's time for launches"
-    yield "a fused optimizer", _of_a_fused_optimizer(measured), "all but one pass over its state"
+        yield "CUDA graphs", graphs, "saves Python's time for launches"
+    yield "a fused optimizer", _of_a_fused_optimizer(measured), "saves all passes over its numbers but one"
     yield "float32 in place of float64", *_of_float32(measured)
-    yield "bfloat16", _of_bfloat16(measured), "faster products, half the bytes, casts paid"
-    yield "a fused attention", _of_fused_attention(measured), "traffic of the T × T scores"
-    yield "channels last", _of_channels_last(measured), "convolutions above their floors"
+    yield "bfloat16", _of_bfloat16(measured), "faster products, half the bytes, casts counted"
+    yield "a fused attention", _of_fused_attention(measured), "saves reading and writing the scores"
+    yield "channels last", _of_channels_last(measured), "saves what convolutions take above their floors"
     if not on_gpu:
-        yield "more threads", _of_more_threads(measured), "kernels on one core each"
+        yield "more threads", _of_more_threads(measured), "kernels that share the work"
         yield "flush subnormal numbers", *_of_flushing(measured)
-        yield "keep memory", parts[verdict.FRESH], "pages that the system hands out anew"
+        yield "keep memory", parts[verdict.FRESH], "saves fresh memory"
 
 
 def _in_passes(measured):

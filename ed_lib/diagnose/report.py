@@ -68,7 +68,7 @@ class Diagnosis:
             f"The step waits most for: {self.verdict}",
             f"{tell(self.seconds)} (quartiles {tell(counted.timing.q1)} to "
             f"{tell(counted.timing.q3)}, n = {counted.timing.n}), {calls:,} calls, "
-            f"{three_digits(flops / GIGA)} GFLOP, {three_digits(moved / MEGA)} MB",
+            f"{three_digits(flops / GIGA)} GFLOP, {three_digits(moved / MEGA)} MB moved",
             *unsteady,
         ]
 
@@ -147,7 +147,7 @@ class Diagnosis:
         clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
         if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
             told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
-            lines.append(f"outside PyTorch, before the operators of these lines: {told}")
+            lines.append(f"outside PyTorch, just before these lines: {told}")
         return lines
 
     def _compiled(self):

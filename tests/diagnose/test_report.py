@@ -80,7 +80,7 @@ def test_a_report_of_nothing_fits_too():
 def test_a_report_begins_with_its_verdict_and_what_was_counted():
     first, second = str(of_a_step()).splitlines()[:2]
     assert first == "The step waits most for: arithmetic"
-    assert second == "12 ms (quartiles 12 ms to 12 ms, n = 4), 4 calls, 0.005 GFLOP, 4.5 MB"
+    assert second == "12 ms (quartiles 12 ms to 12 ms, n = 4), 4 calls, 0.005 GFLOP, 4.5 MB moved"
 
 
 def test_a_report_prints_the_parts_that_are_there():
@@ -133,7 +133,7 @@ def test_the_line_that_does_other_things_for_long_is_named():
     calls = [call("neg", outside=2 * MS, place="train.py:9"), call("neg", place="train.py:10")]
     text = str(Diagnosis(measured(4 * MS, calls)))
     assert (
-        "outside PyTorch, before the operators of these lines: 2 ms at train.py:9\n" in f"{text}\n"
+        "outside PyTorch, just before these lines: 2 ms at train.py:9\n" in f"{text}\n"
     )
 
 
