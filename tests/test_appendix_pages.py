@@ -90,5 +90,5 @@ def test_each_verdict_has_its_first_cure():
     section = page.partition("## Why is my step slow?")[2].partition("\n## ")[0]
     first = re.findall(r"^\| (.*?): ", section, re.M)[1:]
     assert first == list(verdict.PARTS)
-    names = re.findall(r'yield "(.*?)"', inspect.getsource(cures))
+    names = re.findall(r'yield \(?\s*"(.*?)"', inspect.getsource(cures))
     assert set(re.findall(r"\*\*(.*?)\*\*", section)) <= set(names) and len(names) > 10
