@@ -83,13 +83,13 @@ DIAGNOSE = [
         "diagnose: batches end in the warm-up",
         lambda: diagnosed(batches=[X]),
         ValueError,
-        "batches ended after 1; wanted at least 10",
+        "batches ended after 1; wanted at least 11",
     ),
     (
         "diagnose: batches end",
         lambda: diagnosed(batches=iter([X] * 8)),
         ValueError,
-        "batches ended after 8; wanted at least 10",
+        "batches ended after 8; wanted at least 11",
     ),
     ("diagnose: no batch", lambda: diagnosed(batches=[]), ValueError, "batches ended after 0"),
     (
