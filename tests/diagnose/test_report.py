@@ -132,9 +132,7 @@ def test_the_lines_that_hand_numbers_to_the_host_are_named():
 def test_the_line_that_does_other_things_for_long_is_named():
     calls = [call("neg", outside=2 * MS, place="train.py:9"), call("neg", place="train.py:10")]
     text = str(Diagnosis(measured(4 * MS, calls)))
-    assert (
-        "outside PyTorch, just before these lines: 2 ms at train.py:9\n" in f"{text}\n"
-    )
+    assert "outside PyTorch, just before these lines: 2 ms at train.py:9\n" in f"{text}\n"
 
 
 def test_steps_that_were_not_put_back_and_a_busy_device_are_told():
