@@ -189,7 +189,7 @@ def alone(size, device):
         for way, workers in itertools.product(rates, (1, 4))
         for lr in rates[way]
     ]
-    # It takes a quarter of a minute: one thread is enough.
+    # It takes a minute: one thread is enough.
     return runs(between_meetings, cases, size(workers=1))
 
 
