@@ -56,8 +56,8 @@ class Replica:
     numbers, so that dropout differs, unless ``equal_draws``. Gradients lie in ``buckets``, of at
     most ``bucket_bytes`` bytes, or of one larger parameter, from the last parameter to the first.
     With ``overlap`` a bucket is summed as soon as it is complete and all before it have been
-    started, else in ``finish``. ``calls`` and ``bytes`` count what was summed. If the ranks' parameters
-    differ, every rank gets a ValueError.
+    started, else in ``finish``. ``calls`` and ``bytes`` count what was summed. If the ranks'
+    parameters differ, every rank gets a ValueError.
     """
 
     def __init__(
