@@ -35,6 +35,8 @@ class Noisy(nn.Sequential):
 
 def noisy(stage):
     torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
     module = Noisy(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
     adam = partial(torch.optim.Adam, lr=0.05)
     return shard(module, adam, stage, [module[0], module[3]])
