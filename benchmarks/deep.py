@@ -23,8 +23,8 @@ CASES += [
 ]
 CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy")]
 GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
-# Adam divides a gradient by its size + ε. What a practitioner would change first where gradients are
-# small: ε; then the number format too. ED beside them.
+# Adam divides a gradient by its size + ε. Where gradients are small, one would first change ε,
+# then the number format too. ED beside them.
 EPSILONS = [("signed", "float32", 1e-8)]
 EPSILONS += [("cross_entropy", "float32", 1e-8), ("cross_entropy", "float32", 1e-16)]
 EPSILONS += [("cross_entropy", "float64", 1e-8), ("cross_entropy", "float64", 1e-150)]

@@ -61,7 +61,8 @@ STEPS = {
     "MLP, 32 layers of 64": (steps.deep_mlp, MOST),
     "scale, shift and GELU": (steps.pointwise, [larger_batch, compiled]),
 }
-# steps: which. apart: the steps that are also tried in processes that get memory otherwise, so many of each kind.
+# steps: which. apart: those that are also tried in processes that get memory otherwise, so many of
+# each kind.
 # images: of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch;
 # cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
 # pointwise chain.

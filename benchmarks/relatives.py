@@ -22,8 +22,9 @@ CASES += [*(("vectors", rule) for rule in VectorPerceptron.rules), ("free, 1M", 
 
 
 # Cells of each hidden layer, wide with as many weights as vectors; rates where the grids begin.
-SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), alone=(400, 800), cases=CASES,
-            rates=(3e-4, 1e-3, 3e-3, 1e-2), epochs=6, batch=128, kept=10_000)  # fmt: skip
+SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), alone=(400, 800),
+            cases=CASES, rates=(3e-4, 1e-3, 3e-3, 1e-2),
+            epochs=6, batch=128, kept=10_000)  # fmt: skip
 TINY = SIZE.rehearsal(
     hidden=(12,),
     of_vectors=(6,),
