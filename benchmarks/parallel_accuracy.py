@@ -176,17 +176,40 @@ def meetings(size, device):
     return runs(between_meetings, cases, size)
 
 
-def between_meetings(method, steps, lr, outer, seed, size):
+def alone(size, device):
+    """The control of "meetings": one worker that takes each worker's steps and meets nobody, so
+    with a quarter of the gradients: a row for each way and inner rate. Beside it, from the same
+    machine, the four that meet once, at the end, as "meetings" has them too. Results: "loss" by
+    seed.
+    """
+    rates = {"local SGD": size.lrs, "local AdamW": size.inner}
+    each = {"steps": size.each, "outer": 1.0}
+    cases = [
+        {"method": way, "workers": workers, "lr": lr} | each
+        for way, workers in itertools.product(rates, (1, 4))
+        for lr in rates[way]
+    ]
+    # It takes a minute: one thread is enough.
+    return runs(between_meetings, cases, size(workers=1))
+
+
+def between_meetings(method, steps, lr, outer, seed, size, workers=4):
     """One run → the mean cross-entropy on the test images, and seconds."""
     problem, (tests, right) = a_problem(seed, size)
     begin = time.perf_counter()
     momentum = 0.9 if method == "DiLoCo" else 0.0
     how = partial(WAYS[method], lr=lr), outer, momentum
-    params = local_sgd(problem.start(), problem, 4, size.each // steps, steps, *how)
+    rounds = size.each // steps
+    params = local_sgd(problem.start(), problem, workers, rounds, steps, *how)
     with torch.no_grad():
         loss = F.cross_entropy(problem.at(params)(tests), right)
     return {"loss": min(loss.nan_to_num(1e9).item(), 1e9), "seconds": time.perf_counter() - begin}
 
 
 context = one_thread
-TABLES = {"source": source, "asynchronous, accuracy": asynchronous, "meetings": meetings}
+TABLES = {
+    "source": source,
+    "asynchronous, accuracy": asynchronous,
+    "meetings": meetings,
+    "alone": alone,
+}

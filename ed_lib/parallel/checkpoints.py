@@ -4,8 +4,8 @@ nothing.
 A checkpoint is a folder ``step-N``: a file for each rank, and a manifest with the SHA-256 of each.
 It is written under another name, brought to the disk, and renamed at last, which a file system does
 at once or not at all. So every ``step-N`` is whole. It has all that training goes on from: weights,
-what is not trained, and the optimizer's state and options. (Not the states of random generators,
-nor how far the data have been read.)
+what is not trained, the optimizer's state and options, every rank's random states, and the place in
+the data. So a run that goes on from it is the run without a break, to the last bit.
 """
 
 import hashlib
@@ -22,7 +22,16 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from ed_lib import check
-from ed_lib.parallel import collectives
+from ed_lib.parallel import collectives, random_states
+from ed_lib.parallel.checkpoint_checks import (
+    OLD,
+    WRITTEN,
+    CheckpointError,
+    check_place,
+    check_random_states,
+    compare,
+)
+from ed_lib.parallel.sampler import Sampler
 from ed_lib.parallel.zero import Stage0
 
 MANIFEST = "manifest.json"
@@ -30,15 +39,10 @@ NAME = "step-"  # and the step's number
 UNFINISHED = ".unfinished"
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that is not what was written, or is of another model: names the file or the
-    tensor.
-    """
-
-
-def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
+def save(sharded: Stage0, folder: Path | str, step: int, sampler: Sampler | None = None) -> Path:
     """Writes the whole state as ``folder/step-N`` → its path. All ranks call it, and have rank 0's
-    buffers from then on. ValueError if there is one of this step already.
+    buffers from then on. ValueError if there is one of this step already, or if the ranks'
+    samplers are not at one place.
     """
     step = check.count("step", step, least=0)
     place = Path(folder) / f"{NAME}{step}"
@@ -46,7 +50,8 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
     rank = sharded.wire.rank
     group = sharded.group
     there = [path.name for path in whole(folder)]
-    collectives.agree(f"save(step {step}) beside {there}", group)
+    place_in_data = sampler.state_dict() if sampler else None
+    collectives.agree(f"save(step {step}, {place_in_data}) beside {there}", group)
     if place.exists():
         raise ValueError(f"step is {step}, of which {folder} has a checkpoint; wanted another")
     if rank == 0:
@@ -57,7 +62,8 @@ def save(sharded: Stage0, folder: Path | str, step: int) -> Path:
     for tensor in sharded.untrained().values():
         collectives.copy_from_0(tensor, group)
     buffer = io.BytesIO()
-    torch.save(content(sharded, place.name), buffer)
+    rest = {"random states": random_states.states(), "place in the data": place_in_data}
+    torch.save(content(sharded, place.name) | rest, buffer)
     mine = buffer.getvalue()
     write(unfinished / f"rank-{rank}.pt", mine)
     # once all ranks have sent their hash, all files are on the disk
@@ -110,7 +116,7 @@ def sha256(content: bytes) -> str:
 
 
 def content(sharded: Stage0, name: str) -> dict[str, Any]:
-    """What a rank writes: its part of every vector, and all that every rank has."""
+    """What a rank writes of the model: its part of every vector, and all that every rank has."""
     rank = sharded.wire.rank
     size = sharded.wire.size
     optimizer = sharded.optimizer.state_dict()
@@ -130,10 +136,6 @@ def content(sharded: Stage0, name: str) -> dict[str, Any]:
         "options": optimizer["param_groups"],
         "parts": tree_map(part, [weights, optimizer["state"]]),
     }
-
-
-# the names of what a file holds
-WRITTEN = {"layout", "untrained", "options", "parts"}
 
 
 def is_vector(value: Any) -> bool:
@@ -164,11 +166,18 @@ def step_of(place: Path) -> int:
     return int(place.name.removeprefix(NAME))
 
 
-def load(sharded: Stage0, place: Path | str) -> int:
-    """Reads a checkpoint, of any number of ranks and any stage → its step. All ranks call it.
+def load(
+    sharded: Stage0, place: Path | str, sampler: Sampler | None = None, *, new_draws: bool = False
+) -> int:
+    """Reads a checkpoint, of any stage → its step. All ranks call it.
 
-    Everything is checked on every rank before anything is changed on one; if not:
-    :class:`CheckpointError`.
+    It goes on as if there had been no break, with the random states of as many ranks as wrote it.
+    With ``new_draws`` any number of ranks goes on, and they draw new random numbers; a checkpoint
+    of an older version, without random states, can be read like that too. ``sampler`` is brought to
+    the place in the data.
+
+    Everything is checked on every rank before anything is changed on one; if something is missing
+    or spoilt: :class:`CheckpointError`.
     """
     place = Path(place)
     problem = ""
@@ -177,14 +186,25 @@ def load(sharded: Stage0, place: Path | str) -> int:
     try:
         hashes = read_manifest(place)
         files = read_all(place, hashes, layout(sharded))
+        if not new_draws:
+            check_random_states(files, sharded.wire.size)
+        check_place(files, sampler)
     except Exception as error:  # whatever it is that stands there, all ranks are told
         problem = f"{place}: {error}"
     problems = [each for each in collectives.gathered(problem, sharded.group) if each]
     if problems:
         raise CheckpointError(problems[0])
     # each may be right by itself, and another
-    collectives.agree(f"load({place.name}) of {hashes}", sharded.group)
+    collectives.agree(f"load({place.name}, {new_draws!r}) of {hashes}", sharded.group)
     restore(sharded, files)
+    rank = sharded.wire.rank
+    if sampler:
+        sampler.load_state_dict(files[0]["place in the data"])
+    if new_draws:
+        # others than at the run's start, whose numbers have been drawn already
+        random_states.seed(f"rank {rank} after {hashes}")
+    else:
+        random_states.restore(files[rank]["random states"])
     return step_of(place)
 
 
@@ -240,18 +260,9 @@ def read_all(place: Path, hashes: list[str], wanted: dict[str, str]) -> list[dic
                 f"; wanted {wanted_hash}"
             )
         file = torch.load(io.BytesIO(content), "cpu", weights_only=True)
-        if not isinstance(file, dict) or file.keys() != WRITTEN:
+        if not isinstance(file, dict) or file.keys() not in (OLD, WRITTEN):
             raise CheckpointError(f"rank-{rank}.pt holds something else; wanted what save() writes")
         here = {"the file": f"rank {rank} of {len(hashes)} in {place.name}"}
         compare(file["layout"], wanted | here)
         files.append(file)
     return files
-
-
-def compare(written: dict[str, str], wanted: dict[str, str]) -> None:
-    """:class:`CheckpointError` for the first tensor that is another, or of one side only."""
-    for name in written | wanted:
-        there = written.get(name, "nothing")
-        here = wanted.get(name, "nothing")
-        if there != here:
-            raise CheckpointError(f"{name} is {there}; wanted {here}")

@@ -20,23 +20,27 @@ Sample = tuple[tuple[int, ...], torch.dtype]  # the shape and the dtype of one s
 
 
 def channel(what: str, sender: int, receiver: int) -> Any:
-    """The group in which messages of a kind travel, up or down the ranks.
+    """The group in which messages of a kind travel from one rank to another. Nothing else does: so
+    the n-th that is sent is the n-th that is received.
 
-    Between two ranks it has those of one kind and of one direction: so the n-th that is sent is
-    the n-th that is received. Tags would tell kinds apart as well, but NCCL ignores them. And
-    within one group NCCL runs the messages of two ranks one after another: with both directions in
-    one group, the two ranks could wait for each other.
+    Tags would tell messages apart as well, but NCCL ignores them. And NCCL may run all messages of
+    a group one after another: in a larger group, a send could wait for a receive that was posted
+    before it, and whose message comes only after that send.
     """
-    return _channels(dist.group.WORLD)[what, sender < receiver]
+    return _channels(dist.group.WORLD)[what, sender, receiver]
 
 
 @functools.cache
 def _channels(world):
-    """{(kind, whether up): group}, of the group of all ranks, which make them together."""
+    """{(kind, sender, receiver): group}; all ranks make all groups, in one order."""
+    stages = dist.get_world_size()
     found = {}
-    for what in KINDS:
-        for up in (True, False):
-            found[what, up] = dist.new_group()
+    for what, step in zip(KINDS, (1, -1), strict=True):
+        for sender in range(stages):
+            # Between chunks the chain goes on from the last rank to the first.
+            receiver = (sender + step) % stages
+            if receiver != sender:
+                found[what, sender, receiver] = dist.new_group([sender, receiver])
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ed_lib import check
-from ed_lib.parallel import collectives
+from ed_lib.parallel import collectives, random_states
 from ed_lib.parallel.units import check_memory
 
 # as in PyTorch; a smaller network fits into one bucket, and then nothing overlaps
@@ -52,15 +52,20 @@ class Replica:
     A step: ``zero_grad()``, the backward pass of a loss *summed* over this rank's samples,
     ``finish(B)`` with B the samples of all ranks, and then any optimizer's step.
 
-    It starts from rank 0's parameters and buffers. Gradients lie in ``buckets`` of at most
-    ``bucket_bytes`` bytes, or of one larger parameter, from the last parameter to the first. With
-    ``overlap`` a bucket is summed as soon as it is complete and all before it have been started,
-    else in ``finish``. ``calls`` and ``bytes`` count what was summed. If the ranks' parameters
-    differ, every rank gets a ValueError.
+    It starts from rank 0's parameters and buffers. From then on each rank draws its own random
+    numbers, so that dropout differs, unless ``equal_draws``. Gradients lie in ``buckets``, of at
+    most ``bucket_bytes`` bytes, or of one larger parameter, from the last parameter to the first.
+    With ``overlap`` a bucket is summed as soon as it is complete and all before it have been
+    started, else in ``finish``. ``calls`` and ``bytes`` count what was summed. If the ranks'
+    parameters differ, every rank gets a ValueError.
     """
 
     def __init__(
-        self, module: torch.nn.Module, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
+        self,
+        module: torch.nn.Module,
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool = True,
+        equal_draws: bool = False,
     ):
         named = dict([*module.named_parameters(), *module.named_buffers()])
         kinds = [
@@ -72,6 +77,7 @@ class Replica:
         check_memory(named)
         for tensor in named.values():
             collectives.copy_from_0(tensor)
+        random_states.part_ways(equal_draws)
         trained = [p for p in module.parameters() if p.requires_grad]
         self.module = module
         self.calls = 0

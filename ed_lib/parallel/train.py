@@ -64,7 +64,8 @@ def train(
     else:
         model = zero.shard(net, adam, stage, list(net.blocks))
     done = checkpoints.whole(folder) if folder else []
-    first = checkpoints.load(model, done[-1]) if done else 0
+    # The step is the place in the data, and no random number is drawn: any number of ranks goes on.
+    first = checkpoints.load(model, done[-1], new_draws=True) if done else 0
     for rows in islice(data.stretches(text.train, batch, LENGTH, seed=0), first, steps):
         start = timing.now()
         # (T, B) → (b, T): this rank's rows of the batch

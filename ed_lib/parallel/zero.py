@@ -1,5 +1,4 @@
-"""Data parallel training with less and less on each rank: ZeRO's stages, each a change to the one
-before.
+"""Data parallel training with less and less on each rank: ZeRO's stages, each a change to another.
 
 Stage 0 is plain data parallel; 1 shards the optimizer's state, 2 the gradients as well, 3 the
 weights. S. Rajbhandari and others, "ZeRO" (2020); Y. Zhao and others, "PyTorch FSDP" (2023). A
@@ -18,16 +17,14 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from ed_lib import check
-from ed_lib.parallel import collectives
+from ed_lib.parallel import collectives, random_states
 from ed_lib.parallel.collectives import Wire, agree
 from ed_lib.parallel.holdings import Holdings, gradients_of
 from ed_lib.parallel.units import Unit, check_memory, units_of
 
 
 class Stage0(Holdings):
-    """Everything on every rank: gradients are summed by a ring, and each rank takes the whole
-    step.
-    """
+    """Everything on every rank: a ring sums the gradients, and each rank takes the whole step."""
 
     is_sharded = False
 
@@ -98,9 +95,7 @@ class Stage0(Holdings):
             check.positive("max_norm", max_norm)
 
     def clip(self, max_norm: float) -> None:
-        """Scales the mean gradient, if its norm, over all units and ranks, is above
-        ``max_norm``.
-        """
+        """Scales the mean gradient if its norm, of all units and ranks, is above ``max_norm``."""
         # in float64: a gradient of 300 has a square that float16 does not hold
         squares = [unit.kept.grad.double().square().sum() for unit in self.units]
         square = torch.stack(squares).sum()
@@ -284,6 +279,7 @@ def shard(
     optimizer: Callable,
     stage: int | str = 3,
     units: Sequence[torch.nn.Module] = (),
+    equal_draws: bool = False,
 ) -> Stage0:
     """A module that all ranks train together, by a stage of ZeRO, from rank 0's parameters and
     buffers on.
@@ -293,8 +289,11 @@ def shard(
     they compute, of which each one's parameters are sent together; what is in none of them is a
     unit of its own. What is not trained stays whole on each rank. In stage 3 a unit's parameters
     are there while its module computes, and what it computes of them must reach the loss by its
-    outputs. ValueError for a unit's parameter that another module has, for what is not trained and
-    sparse or expanded, or ranks that differ.
+    outputs. From here on each rank draws its own random numbers, so that dropout differs, unless
+    ``equal_draws``. ValueError for a unit's parameter that another module has, for what is not
+    trained and sparse or expanded, or ranks that differ.
     """
     check.choice("stage", stage, STAGES)
-    return STAGES[stage](module, optimizer, units)
+    sharded = STAGES[stage](module, optimizer, units)
+    random_states.part_ways(equal_draws, sharded.group)
+    return sharded

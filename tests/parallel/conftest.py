@@ -8,7 +8,8 @@ import pytest
 from ed_lib.parallel import launcher
 
 if launcher.FORKS:  # what ranks would all import, for seconds, the server that forks them has
-    TESTS = "ranks test_checkpoints test_pipeline test_replica test_sharded test_launcher".split()
+    TESTS = "ranks test_checkpoints test_pipeline test_replica test_sharded test_launcher"
+    TESTS = f"{TESTS} test_resuming".split()
     TORCHS = [f"torch.{name}" for name in ("_dynamo", "distributed.fsdp", "distributed.optim")]
     launcher.CONTEXT.set_forkserver_preload(TORCHS + [f"tests.parallel.{name}" for name in TESTS])
 

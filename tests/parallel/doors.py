@@ -7,10 +7,13 @@ from torch import nn
 
 from ed_lib.parallel import (
     asynchronous,
+    checkpoint_checks,
     launch,
     ledger,
     links,
     pipeline,
+    random_states,
+    sampler,
     simulator,
     train,
     units,
@@ -27,6 +30,15 @@ SHARED[1][0].weight = SHARED[0].weight
 MIXED = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
 SMALL = Model(8, 64, 4, 16, 100, 256, kv_heads=4)
 LINK = links.Link(5e-5, 1e-9)
+
+PLACE = sampler.Sampler(5).state_dict()
+OLD = [{"layout": {}}]
+
+
+def _states(ranks, **other):
+    """Asks for the random states of so many ranks in the file of one."""
+    file = {"random states": random_states.states()} | other
+    return lambda: checkpoint_checks.check_random_states([file], ranks)
 
 
 def _virtual(server=None, n_tasks=3, seconds=(1,), **options):
@@ -133,6 +145,26 @@ PARALLEL = [
      "0.weight is 1.0.weight too"),
     ("a unit of two kinds", lambda: zero.units_of(MIXED, [MIXED]), ValueError,
      "the unit '' has parameters of"),
+    ("a checkpoint of before", lambda: checkpoint_checks.check_random_states(OLD, 1), ValueError,
+     "rank-0.pt has no random states; wanted them, or load() with new_draws=True"),
+    ("one rank's states for two", _states(2), ValueError,
+     "the random states are those of 1 ranks; wanted those of 2, or load() with new_draws=True"),
+    ("states of less", _states(1, **{"random states": {"torch": 0}}), ValueError,
+     ["rank-0.pt has random states of torch; wanted", "numpy", "new_draws=True"]),
+    ("a place without a sampler", lambda: checkpoint_checks.check_place([{"place in the data": PLACE}], None),
+     ValueError, "it has a place in the data; wanted a sampler that goes there"),
+    ("a sampler without a place", lambda: checkpoint_checks.check_place(OLD, sampler.Sampler(5)), ValueError,
+     "it has no place in the data; wanted one, for the sampler"),
+    ("a place in other data", lambda: checkpoint_checks.check_place(
+        [{"place in the data": PLACE}], sampler.Sampler(6)), ValueError,
+     "the place in the data is one in 5 samples; wanted one in 6"),
+    ("a sampler of nothing", lambda: sampler.Sampler(0), ValueError, "length is 0; wanted at least 1"),
+    ("a sampler's seed", lambda: sampler.Sampler(3, -1), ValueError, "seed is -1; wanted at least 0"),
+    ("no batch from a sampler", lambda: sampler.Sampler(3).take(0), ValueError, "batch is 0; wanted"),
+    ("a place that is none", lambda: sampler.Sampler(3).load_state_dict({"epoch": 1}), ValueError,
+     "the place in the data is {'epoch': 1}; wanted length, seed, epoch, taken"),
+    ("a place in more", lambda: sampler.Sampler(3).load_state_dict(PLACE), ValueError,
+     "the place in the data is one in 5 samples; wanted one in 3"),
     ("ZeRO's fourth stage", lambda: zero.shard(THREE, partial(torch.optim.SGD), 4), ValueError,
      "stage is 4; wanted one of 0, 1, 2, 3"),
 ]

@@ -2,7 +2,10 @@
 torch.distributed.pipelining.
 """
 
+import contextlib
 import itertools
+from collections import defaultdict
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +34,8 @@ def worlds():
 def everything():
     p = dist.get_world_size()
     found = {"schedules": every_schedule()}
+    if p > 1:
+        found["tags"] = [ignoring_tags(*case) for case in TAGGED]
     if p in (2, 3):
         found["pytorch"] = beside_pytorchs()
         found["interleaved"] = by_chunks()
@@ -192,6 +197,91 @@ def test_interleaved_gradients_are_the_unsplit_models(worlds, p):
     }
     assert counted == clock.messages
     assert [report.live for report, _ in found] == clock.live
+
+
+# Schedules, and how many chunks a rank has.
+TAGGED = [(SCHEDULES[name], 1) for name in NAMES]
+TAGGED += [(schedules.interleaved(chunks), chunks) for chunks in (2, 3)]
+
+
+@contextlib.contextmanager
+def without_tags(posted):
+    """Messages as NCCL has them, which ignores tags. What is posted is noted: {(group, its ranks):
+    [(whether it is sent, shape, dtype)]}.
+    """
+
+    def ignoring(call, sends):
+        def post(tensor, peer, group=None, tag=0):
+            group = group or dist.group.WORLD
+            members = tuple(dist.get_process_group_ranks(group))
+            posted[group.group_name, members].append((sends, tensor.shape, tensor.dtype))
+            return call(tensor, peer, group)
+
+        return post
+
+    send, receive = ignoring(dist.isend, True), ignoring(dist.irecv, False)
+    with mock.patch.object(dist, "isend", send), mock.patch.object(dist, "irecv", receive):
+        yield
+
+
+def ignoring_tags(schedule, chunks):
+    """On each rank: {parameter: gradient} of two batches as messages are, and if tags are ignored;
+    and what was posted then. All messages have one size, so that mixed up they would still fit.
+    """
+    p, found = dist.get_world_size(), []
+    posted = defaultdict(list)
+    for how in (contextlib.nullcontext(), without_tags(posted)):
+        model, (x, t) = alike()
+        parts = cut(model, p * chunks)
+        with how:
+            worker = Pipeline(parts, nn.functional.mse_loss, x.shape, 2 * p, schedule)
+            worker.run(x, t)
+            worker.run(x.flip(0), t)
+        found.append({n: w.grad for n, w in model.named_parameters() if w.grad is not None})
+    return *found, dict(posted)
+
+
+def alike():
+    """A chain whose parts take and give as much, a batch for it, and targets."""
+    torch.manual_seed(5)
+    layers = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(12)]
+    return nn.Sequential(*layers).double(), torch.randn(2, 16, 5, dtype=torch.float64)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", range(len(TAGGED)))
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_gradients_are_the_same_to_the_bit_if_tags_are_ignored_and_the_unsplit_models(
+    worlds, p, case
+):
+    model, (x, t) = alike()
+    for inputs in (x, x.flip(0)):
+        nn.functional.mse_loss(model(inputs), t).backward()
+    plain, ignored = {}, {}
+    for rank in worlds[p]:
+        with_tags, without, _ = rank["tags"][case]
+        plain |= with_tags
+        ignored |= without
+    for name, weight in model.named_parameters():
+        assert torch.equal(plain[name], ignored[name])
+        torch.testing.assert_close(ignored[name], weight.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", range(len(TAGGED)))
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_a_group_has_the_messages_of_two_ranks_in_one_direction_and_in_one_order(worlds, p, case):
+    """So NCCL, which runs a group's messages in the order in which each rank posts them, takes each
+    for what it is, and none can hold up another one.
+    """
+    posted = [rank["tags"][case][2] for rank in worlds[p]]
+    groups = {group for of_rank in posted for group in of_rank}
+    assert len(groups) >= 2 * (p - 1)
+    for group in groups:
+        assert len(group[1]) == 2
+        first, second = (posted[rank][group] for rank in group[1])
+        sends = first[0][0]
+        assert first == [(sends, *what) for _, *what in second]
+        assert {sent for sent, *_ in second} == {not sends}
 
 
 def every_schedule():
