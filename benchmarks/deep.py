@@ -23,13 +23,26 @@ CASES += [
 ]
 CASES += [("ordinary", "cross_entropy"), ("ordinary, He's start", "cross_entropy")]
 GAIN_1 = [("dense, gain 1", rule) for rule in ("signed", "cross_entropy")]
+# Adam divides a gradient by its size + ε. Where gradients are small, one would first change ε,
+# then the number format too. ED beside them.
+EPSILONS = [("signed", "float32", 1e-8)]
+EPSILONS += [("cross_entropy", "float32", 1e-8), ("cross_entropy", "float32", 1e-16)]
+EPSILONS += [("cross_entropy", "float64", 1e-8), ("cross_entropy", "float64", 1e-150)]
 
 
 # width: pairs of cells a layer; the ordinary network has as many cells. sgd: Kaneko's rates.
 SIZE = Size(depths=(0, 1, 2, 4, 8, 16, 32), cases=CASES, width=32, rates=(1e-3, 3e-3, 1e-2),
-            sgd=(0.03, 0.1, 0.3), ladder=LADDER[:-4], batch=64, kept=10_000)  # fmt: skip
+            epsilons=EPSILONS, small_rates=(1e-4, 3e-4, 1e-3), sgd=(0.03, 0.1, 0.3),
+            ladder=LADDER[:-4], batch=64, kept=10_000)  # fmt: skip
 TINY = SIZE.rehearsal(
-    depths=(0, 3), cases=CASES[:5:2] + CASES[-1:], width=4, ladder=LADDER[3:-3], batch=256, kept=200
+    depths=(0, 3),
+    cases=CASES[:5:2] + CASES[-1:],
+    epsilons=EPSILONS[::4],
+    small_rates=(1e-3, 3e-3),
+    width=4,
+    ladder=LADDER[3:-3],
+    batch=256,
+    kept=200,
 )
 
 
@@ -41,6 +54,31 @@ def by_depth(size, device, cases=None):
             ladder = LADDER if rule == "kaneko" else size.ladder
             case = {"network": network, "rule": rule, "depth": depth}
             yield from search(even_or_odd, [case], rates, size, score="test", ladder=ladder)
+
+
+def by_epsilon(size, device):
+    """Results: "kept" and "test", of ED's dense network under another ε of Adam's."""
+    depths = [depth for depth in size.depths if 4 <= depth <= 16] or size.depths[-1:]
+    for depth in depths:
+        for rule, dtype, epsilon in size.epsilons:
+            case = {"rule": rule, "depth": depth, "dtype": dtype, "epsilon": epsilon}
+            yield from search(
+                of_epsilon, [case], size.small_rates, size, score="test", ladder=size.ladder
+            )
+
+
+def of_epsilon(rule, depth, dtype, epsilon, rate, seed, searching, size):
+    """Trains one → {"test", "seconds"}."""
+    torch.set_flush_denormal(True)
+
+    def make(inputs, steps):
+        options = {"rule": "signed", "init": "fan_in", "seed": seed, "backend": "torch"}
+        net = EDNetwork(inputs, size.width, depth, dtype=dtype, **options)
+        learner = Learner(net, "ed" if rule == "signed" else rule, "adam", rate, steps=steps)
+        learner.optimizer.param_groups[0]["eps"] = epsilon
+        return learner
+
+    return learned(make, "MNIST", seed, searching, size, 1, odd=True)
 
 
 def even_or_odd(network, rule, depth, rate, seed, searching, size):
@@ -75,5 +113,5 @@ def pupil(network, rule, depth, rate, seed, width, inputs, steps):
     return net
 
 
-TABLES = {"depth": by_depth, "gain 1": partial(by_depth, cases=GAIN_1)}
+TABLES = {"depth": by_depth, "gain 1": partial(by_depth, cases=GAIN_1), "epsilon": by_epsilon}
 context = partial(one_thread, flush_denormal=True)

@@ -61,12 +61,13 @@ STEPS = {
     "MLP, 32 layers of 64": (steps.deep_mlp, MOST),
     "scale, shift and GELU": (steps.pointwise, [larger_batch, compiled]),
 }
-# apart: the steps that are also tried in processes that get memory otherwise, so many of each kind.
+# steps: which. apart: those that are also tried in processes that get memory otherwise, so many of
+# each kind.
 # images: of a batch; loaded: batches of a pass through the loader; texts, tokens: of a batch;
 # cells: time steps of the LSTM; deep, narrow: layers of the MLP and their width; rows: of the
 # pointwise chain.
 SIZE = Size(
-    seconds=2.0, rounds=9,
+    steps=list(STEPS), seconds=2.0, rounds=9,
     images={"few": 8, "some": 128, "many": 512}, loaded=32, side=64, channels=[64, 128, 256, 512],
     texts=8, tokens=128, hidden=256, layers=4, heads=4, words=8192, gpt2_words=50_257,
     cells=100, deep=32, narrow=64, rows=2**14,
@@ -76,6 +77,11 @@ SIZE = Size(
     processes=3,
 )  # fmt: skip
 TINY = SIZE(
+    # every cure, and every kind of part
+    steps=[
+        "LeNet, ReLU, batch 128", "MLP, slow loader", "encoder, attention by hand",
+        "LSTM cell by cell, batch 1", "scale, shift and GELU",
+    ],
     seconds=0.001, rounds=1,
     images={"few": 2, "some": 3, "many": 4}, loaded=2, side=8, channels=[4, 4],
     texts=2, tokens=4, hidden=8, layers=1, heads=2, words=20, gpt2_words=20,
@@ -207,7 +213,7 @@ def promise(report, cure):
 
 def pairs(size, device):
     """A row for each pair."""
-    for name in STEPS:
+    for name in size.steps:
         report = diagnosis(size, device, name)
         for row in gains(size, device, name):
             yield row | promise(report, row["cure"])
@@ -215,7 +221,7 @@ def pairs(size, device):
 
 def parts(size, device):
     """A row for each step: its time, and of it each part's."""
-    for name in STEPS:
+    for name in size.steps:
         report = diagnosis(size, device, name)
         took = report.measured.timing
         times = {"seconds": took.median, "q1": took.q1, "q3": took.q3, "n": took.n}

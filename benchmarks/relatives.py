@@ -22,12 +22,14 @@ CASES += [*(("vectors", rule) for rule in VectorPerceptron.rules), ("free, 1M", 
 
 
 # Cells of each hidden layer, wide with as many weights as vectors; rates where the grids begin.
-SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), cases=CASES,
-            rates=(3e-4, 1e-3, 3e-3, 1e-2), epochs=6, batch=128, kept=10_000)  # fmt: skip
+SIZE = Size(hidden=(400, 400), of_vectors=(128, 128), wide=(688, 688), alone=(400, 800),
+            cases=CASES, rates=(3e-4, 1e-3, 3e-3, 1e-2),
+            epochs=6, batch=128, kept=10_000)  # fmt: skip
 TINY = SIZE.rehearsal(
     hidden=(12,),
     of_vectors=(6,),
     wide=(20,),
+    alone=(12,),
     cases=(CASES[0], CASES[-5], *CASES[-3::2]),
     epochs=1,
     batch=256,
@@ -42,6 +44,21 @@ def rules(size, device, of):
     """
     cases = [{"network": network, "rule": rule} for network, rule in size.cases]
     return search(run, cases, size.rates, size, score="test", of=of)
+
+
+def one_layer(size, device):
+    """A row for each data set and width: one hidden layer alone, by backpropagation."""
+    for of in ("MNIST", "Fashion-MNIST"):
+        cases = [{"of": of, "cells": cells} for cells in size.alone]
+        yield from search(run_alone, cases, size.rates, size, score="test")
+
+
+def run_alone(of, cells, rate, seed, searching, size):
+    """Trains a network of one hidden layer → {"test", "seconds"}."""
+    make = lambda n, steps: relatives.Perceptron(  # noqa: E731
+        (n, cells, 10), "backprop", rate, steps=steps, seed=seed
+    )
+    return learned(make, of, seed, searching, size, size.epochs)
 
 
 def run(network, rule, rate, seed, searching, of, size):
@@ -84,4 +101,5 @@ def split(of, searching, size):
 
 
 TABLES = {name: partial(rules, of=name) for name in ("MNIST", "Fashion-MNIST")}
+TABLES["one layer"] = one_layer
 context = one_thread

@@ -44,11 +44,14 @@ def quick(monkeypatch):
     machine_costs.memory.cache_clear()
 
 
-# loads 90 MB of weights for each of its formats
-LONG = [pytest.param("finetuning", marks=pytest.mark.slow)]
+# The first loads 90 MB of weights for each of its formats, the second starts processes.
+LONG = {"finetuning", "own_steps"}
 
 
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "finetuning"] + LONG)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in BENCHMARKS],
+)
 def test_a_rehearsal(name, tmp_path, capsys):
     """Each table has rows, of different cases, each right and with its floor; the record reads
     back.
