@@ -1,4 +1,4 @@
-"""LeNet made smaller: pruned, with filters cut, taught to a perceptron; all trained equally long.
+"""LeNet made smaller: pruned, with filters cut, taught to a small network; and trained on.
 
 Letters: N images, B of a batch. ``size`` is that of the benchmark precision_accuracy.
 """
@@ -18,9 +18,9 @@ from ed_lib.precision.quantization import Quantized, dequantize, quantize_model
 
 # LeNet's layers with outputs that can be cut.
 LAYERS = ("0", "3", "7")
-# Hidden units of perceptrons; and of those that have a teacher.
+# Hidden units of perceptrons, and of the one that is also rounded.
 WIDTHS = (32, 64, 128, 256, 512)
-TAUGHT = (32, 256)
+ROUNDED = 256
 
 
 def data_of(size, name="fashion-mnist"):
@@ -98,56 +98,65 @@ def cubic(step, steps, end):
     return end * (1 - (1 - min(step, steps) / steps) ** 3)
 
 
-def fewer_filters(amount, seed, base, size):
-    """Cuts filters and neurons of least L2 norm and trains on, in float32 and in int4; and trains
-    the same shape from the start, as long and at the same rates.
-    """
-    small = cut(base, amount)
-    return {
-        "trained on": tuned(small, seed, size),
-        "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
-        "from the start": as_long(cut(models.lenet(100 + seed), amount), seed, size),
-    }
-
-
 def cut(net, amount):
     """LeNet without this share of its filters and neurons, those of least L2 norm."""
+    return keep_filters(net, kept(net, amount))
+
+
+def kept(net, amount):
+    """{name of a layer: the numbers of the filters that stay}."""
     keep = {}
     for name in LAYERS:
         # The norm of each filter, or of each neuron's weights: (n, …) → (n,).
         norms = net.get_submodule(name).weight.detach().flatten(1).norm(dim=1)
-        kept = len(norms) - round(amount * len(norms))
-        keep[name] = norms.topk(kept).indices.sort().values
-    return keep_filters(net, keep)
+        left = len(norms) - round(amount * len(norms))
+        keep[name] = norms.topk(left).indices.sort().values
+    return keep
+
+
+def fewer_filters(amount, seed, base, size):
+    """Cuts filters and neurons and trains on; and trains the same shape from the start."""
+    small = tuned(cut(base, amount), seed, size)
+    fresh = keep_filters(models.lenet(100 + seed), kept(base, amount))
+    return {
+        "trained on": small,
+        "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
+        "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
+    }
 
 
 def perceptrons(seed, size):
-    """Those of one hidden layer, by its width, and one of them in int4."""
+    """Of one hidden layer, by its width, trained as long as LeNet and what became of LeNet, and at
+    the same rates; one of them also in int4, rounded where LeNet is.
+    """
     found = {}
     for width in WIDTHS:
         begun = fitted(perceptron(width, seed), size.epochs, size.rate, seed, size)
         found[f"{width} units"] = tuned(begun, seed, size)
-        if width == TAUGHT[-1]:
+        if width == ROUNDED:
             quantized = quantize_model(begun, 4, span="mse")
             found[f"{width} units, int4"] = tuned(quantized, seed, size)
     return found
 
 
-def students(seed, teacher, size):
-    """Perceptrons that learn from a teacher, with the labels and without."""
-    x, y = data_of(size)[0]
-    labels = targets(teacher, x, y)
-    found = {}
-    for width in TAUGHT:
-        for name, alpha in (("taught", 0.9), ("taught without labels", 1.0)):
-            options = {"labels": labels, "loss_function": partial(taught, alpha=alpha)}
-            net = as_long(perceptron(width, seed), seed, size, **options)
-            found[f"{width} units, {name}"] = net
-    return found
-
-
 def perceptron(width, seed):
     return nn.Sequential(nn.Flatten(), *models.mlp((784, width, 10), seed))
+
+
+def students(seed, base, size):
+    """A perceptron with 32 hidden cells: alone; with the network for a teacher; and with no labels
+    at all.
+    """
+    (x, y), _ = data_of(size)
+    from_teacher = targets(base, x, y)
+    found = {}
+    for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
+        net = perceptron(32, seed)
+        learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
+        learn["loss_function"] = partial(taught, alpha=alpha)
+        training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, from_teacher, **learn)
+        found[f"student, {name}"] = net
+    return found
 
 
 def targets(teacher, x, y):
@@ -172,24 +181,13 @@ def taught(scores, targets, alpha, temperature=2.0):
     return alpha * temperature**2 * from_teacher + (1 - alpha) * from_labels
 
 
-def as_long(net, seed, size, **options):
-    """``net``, trained as long as LeNet and what became of LeNet together, at the same rates."""
-    fitted(net, size.epochs, size.rate, seed, size, **options)
-    return tuned(net, seed, size, **options)
-
-
-def tuned(net, seed, size, **options):
+def tuned(net, seed, size):
     """A copy, trained on."""
-    net = copy.deepcopy(net)
-    return fitted(net, size.tuning, size.tuning_rate, 50 + seed, size, **options)
+    return fitted(copy.deepcopy(net), size.tuning, size.tuning_rate, 50 + seed, size)
 
 
-def fitted(net, epochs, rate, seed, size, labels=None, **options):
-    """``net``, after so many epochs with Adam; labels: in place of those of the images."""
-    x, y = data_of(size)[0]
-    learn = {"epochs": epochs, "batch": size.batch, "seed": seed} | options
-    # Convolutions train fastest so on a CPU.
-    net.to(memory_format=torch.channels_last)
+def fitted(net, epochs, rate, seed, size):
+    """``net``, after so many epochs with Adam."""
     optimizer = torch.optim.Adam(net.parameters(), rate)
-    training.train(net, optimizer, x, y if labels is None else labels, **learn)
-    return net.to(memory_format=torch.contiguous_format)
+    training.train(net, optimizer, *data_of(size)[0], epochs=epochs, batch=size.batch, seed=seed)
+    return net
