@@ -1,12 +1,12 @@
 """Fewer bits: what is learned, in each format; and LeNet made smaller in every way of the book.
 
 Long training runs, run by name only, side by side: only their accuracies count. Of the smaller
-models also the bytes of what is stored, and of the first seed the time that it takes.
+models also the bytes of what is stored, and of each shape the time that a forward pass takes.
 """
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,15 +16,20 @@ from torch import nn
 from benchmarks.shared.formats import deviation
 from benchmarks.shared.harness import Size, Version, measure, one_thread, runs
 from benchmarks.shared.smaller import (
+    WIDTHS,
+    cut,
     data_of,
     fewer_filters,
     fitted,
+    perceptron,
+    perceptrons,
+    pruned,
     pruned_gradually,
     students,
     tuned,
     unpacked,
 )
-from ed_lib import models, timing, training
+from ed_lib import machine, models, timing, training
 from ed_lib.precision import autocasting
 from ed_lib.precision.low_bit_training import RECIPES, Product, low_bits
 from ed_lib.precision.quantization import quantize_model, stored_bytes
@@ -71,6 +76,8 @@ MODELS = {
     "MLP": lambda seed: nn.Sequential(nn.Flatten(), models.mlp(seed=seed)),
     "LeNet": models.lenet,
 }
+# The shares of LeNet's filters and neurons that are taken out.
+FEWER = (0.5, 0.75)
 # What a network is not trained in.
 WITHOUT = {"LeNet": ("fp8", "bfloat16 alone")}
 # A network, its data, torch's optimizer, and its rate in each epoch.
@@ -147,27 +154,58 @@ def trained(model, data, optimizer, rates, format, seed, size):
 def smaller(size, device):
     """A row for each way and batch; "accuracy" and "bytes" are by seed."""
     (found,) = runs(made, [{}], size)
-    _, (x, _) = data_of(size)
     for batch in size.batches:
         versions = []
         for name, net in found["nets"][0].items():
-            results = {
-                "accuracy": [of_seed[name] for of_seed in found["accuracy"]],
-                "bytes": [of_seed[name] for of_seed in found["bytes"]],
-            }
-            # What is stored in few bits is widened once, and computes in float32.
-            form = unpacked(net)
-            error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
-            call = partial(answers, form, x[:batch])
-            case = {"way": name, "batch": batch}
-            versions.append(Version(case, call, error=error, results=results))
+            version = forward(name, net, batch, size)
+            versions.append(replace(version, results=by_seed(found, name)))
         yield from measure(versions, "cpu", size.seconds)
+
+
+def wider(size, device):
+    """A row for each perceptron; "accuracy" and "bytes" are by seed, the seconds those of training
+    them all.
+    """
+    (found,) = runs(shaped, [{}], size)
+    seconds = {key: found[key] for key in ("seconds", "q1", "q3", "n")}
+    for name in found["nets"][0]:
+        yield {"way": name} | seconds | by_seed(found, name)
+
+
+def timed(size, device):
+    """A row for each shape and batch. What a network has learned does not change its time, so
+    these have learned nothing; zeros and codes stand where a trained network has them.
+    """
+    # So that no time is that of memory which the system hands out anew.
+    machine.keep_memory()
+    lenet = models.lenet()
+    nets = {"LeNet": lenet, "90% zeros": pruned(lenet, 0.9)}
+    nets["int4"] = quantize_model(lenet, 4, span="mse")
+    nets |= {f"{amount:.0%} of filters cut": cut(lenet, amount) for amount in FEWER}
+    nets |= {f"{width} units": perceptron(width, 0) for width in WIDTHS}
+    for batch in size.batches:
+        versions = [forward(name, net, batch, size) for name, net in nets.items()]
+        yield from measure(versions, "cpu", size.seconds)
+
+
+def forward(name, net, batch, size):
+    """A :class:`Version` of a network's forward pass. What is stored in few bits is widened once,
+    and computes in float32.
+    """
+    _, (x, _) = data_of(size)
+    form = unpacked(net)
+    error = deviation([answers(form, x[:256])], [answers(net, x[:256])])
+    call = partial(answers, form, x[:batch])
+    return Version({"way": name, "batch": batch}, call, error=error)
+
+
+def by_seed(found, name):
+    return {key: [of_seed[name] for of_seed in found[key]] for key in ("accuracy", "bytes")}
 
 
 def made(seed, size):
     """From one seed {way: model}, its accuracy on the test images, and bytes."""
     start = timing.now()
-    _, test = data_of(size)
     base = fitted(models.lenet(seed), size.epochs, size.rate, seed, size)
     nets = {"float32": base, "float32, trained on": tuned(base, seed, size)}
     for bits in (8, 4, 2):
@@ -176,10 +214,22 @@ def made(seed, size):
         nets[f"int{bits}, trained"] = tuned(nets[f"int{bits} weights"], seed, size)
     for amount in (0.9, 0.95, 0.98):
         nets[f"pruned {amount:.0%}, gradually"] = pruned_gradually(amount, seed, base, size)
-    for amount in (0.5, 0.75):
+    for amount in FEWER:
         for name, net in fewer_filters(amount, seed, base, size).items():
             nets[f"{amount:.0%} of filters cut, {name}"] = net
     nets |= students(seed, base, size)
+    return known_of(nets, start, size)
+
+
+def shaped(seed, size):
+    """The same of perceptrons."""
+    start = timing.now()
+    return known_of(perceptrons(seed, size), start, size)
+
+
+def known_of(nets, start, size):
+    """The models, with what is known of each."""
+    _, test = data_of(size)
     accuracy = {name: training.accuracy(net, *test) for name, net in nets.items()}
     bytes = {name: stored_bytes(net) for name, net in nets.items()}
     return {"nets": nets, "accuracy": accuracy, "bytes": bytes, "seconds": timing.now() - start}
@@ -191,4 +241,9 @@ def answers(net, x):
 
 
 context = one_thread
-TABLES = {"accuracy of formats": accuracies, "smaller models": smaller}
+TABLES = {
+    "accuracy of formats": accuracies,
+    "smaller models": smaller,
+    "perceptrons": wider,
+    "smaller models, timed": timed,
+}

@@ -290,13 +290,15 @@ def test_bytes_of_a_step_are_what_the_optimizer_touches():
 
 @pytest.mark.oracle
 def test_bytes_of_smaller_models_are_those_counted_by_hand():
-    rows = list(precision_accuracy.smaller(precision_accuracy.TINY(batches=(1,)), "cpu"))
-    found = {row["way"]: row["bytes"] for row in rows}
+    size = precision_accuracy.TINY(batches=(1,))
+    rows = list(precision_accuracy.smaller(size, "cpu"))
+    learned = [*rows, *precision_accuracy.wider(size, "cpu")]
+    found = {row["way"]: row["bytes"] for row in learned}
     assert found["float32"] == found["float32, trained on"] == [516_272]
     # Weights, a scale for each of 208 filters, biases.
     assert found["int8 weights"] == [128_860 + 8 * 208]
     assert max(found["int4 weights"] + found["int4, trained"]) <= 128_860 / 2 + 8 * 208 + 2
-    assert found["student, alone"] == [4 * (784 * 32 + 32 + 330)]
+    assert found["student, alone"] == found["32 units"] == [4 * (784 * 32 + 32 + 330)]
     assert found["50% of filters cut, trained on"] == [4 * (100 + 6275 + 25_664 + 650)]
     assert all(max(found[f"pruned {share}%, gradually"]) < 70_000 for share in (90, 95, 98))
     assert all(row["error"] < 1e-5 for row in rows)

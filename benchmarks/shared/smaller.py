@@ -18,6 +18,9 @@ from ed_lib.precision.quantization import Quantized, dequantize, quantize_model
 
 # LeNet's layers with outputs that can be cut.
 LAYERS = ("0", "3", "7")
+# Hidden units of perceptrons, and of the one that is also rounded.
+WIDTHS = (32, 64, 128, 256, 512)
+ROUNDED = 256
 
 
 def data_of(size, name="fashion-mnist"):
@@ -40,7 +43,18 @@ def pruned_gradually(amount, seed, base, size):
     # The last quarter: nothing more is pruned.
     at = torch.arange(size.prunings * length, size.tuning * len(x)) % len(x)
     training.train(net, optimizer, x[at], y[at], batch=size.batch, seed=100 * seed)
-    # The masks become zeros of the weights.
+    return without_masks(net)
+
+
+def pruned(net, amount):
+    """A copy with this share of its weights zero."""
+    net = copy.deepcopy(net)
+    prune_to(net, amount)
+    return without_masks(net)
+
+
+def without_masks(net):
+    """``net``, whose masks have become zeros of the weights."""
     for layer, name in weights_of(net):
         prune.remove(layer, name)
     return net
@@ -84,23 +98,49 @@ def cubic(step, steps, end):
     return end * (1 - (1 - min(step, steps) / steps) ** 3)
 
 
-def fewer_filters(amount, seed, base, size):
-    """Cuts filters and neurons of least L2 norm, trains on; and trains the same shape from the
-    start.
-    """
+def cut(net, amount):
+    """LeNet without this share of its filters and neurons, those of least L2 norm."""
+    return keep_filters(net, kept(net, amount))
+
+
+def kept(net, amount):
+    """{name of a layer: the numbers of the filters that stay}."""
     keep = {}
     for name in LAYERS:
         # The norm of each filter, or of each neuron's weights: (n, …) → (n,).
-        norms = base.get_submodule(name).weight.detach().flatten(1).norm(dim=1)
-        kept = len(norms) - round(amount * len(norms))
-        keep[name] = norms.topk(kept).indices.sort().values
-    small = tuned(keep_filters(base, keep), seed, size)
-    fresh = keep_filters(models.lenet(100 + seed), keep)
+        norms = net.get_submodule(name).weight.detach().flatten(1).norm(dim=1)
+        left = len(norms) - round(amount * len(norms))
+        keep[name] = norms.topk(left).indices.sort().values
+    return keep
+
+
+def fewer_filters(amount, seed, base, size):
+    """Cuts filters and neurons and trains on; and trains the same shape from the start."""
+    small = tuned(cut(base, amount), seed, size)
+    fresh = keep_filters(models.lenet(100 + seed), kept(base, amount))
     return {
         "trained on": small,
         "int4": tuned(quantize_model(small, 4, span="mse"), seed, size),
         "from the start": fitted(fresh, size.epochs + size.tuning, size.rate, seed, size),
     }
+
+
+def perceptrons(seed, size):
+    """Of one hidden layer, by its width, trained as long as LeNet and what became of LeNet, and at
+    the same rates; one of them also in int4, rounded where LeNet is.
+    """
+    found = {}
+    for width in WIDTHS:
+        begun = fitted(perceptron(width, seed), size.epochs, size.rate, seed, size)
+        found[f"{width} units"] = tuned(begun, seed, size)
+        if width == ROUNDED:
+            quantized = quantize_model(begun, 4, span="mse")
+            found[f"{width} units, int4"] = tuned(quantized, seed, size)
+    return found
+
+
+def perceptron(width, seed):
+    return nn.Sequential(nn.Flatten(), *models.mlp((784, width, 10), seed))
 
 
 def students(seed, base, size):
@@ -111,7 +151,7 @@ def students(seed, base, size):
     from_teacher = targets(base, x, y)
     found = {}
     for name, alpha in (("alone", 0.0), ("taught", 0.9), ("taught without labels", 1.0)):
-        net = nn.Sequential(nn.Flatten(), *models.mlp((784, 32, 10), seed))
+        net = perceptron(32, seed)
         learn = {"epochs": size.epochs + size.tuning, "batch": size.batch, "seed": seed}
         learn["loss_function"] = partial(taught, alpha=alpha)
         training.train(net, torch.optim.Adam(net.parameters(), size.rate), x, from_teacher, **learn)
