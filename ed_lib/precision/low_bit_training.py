@@ -37,8 +37,8 @@ class Scaling:
     """How a matrix is brought into a format of few bits.
 
     format: a key of FORMATS, "float32" for no rounding. block: (across, along) the axis that is
-    summed over: so many neighbours have a scale; None: one for all. scale: what takes the largest
-    number of a block to the format's largest. "float32": exactly. "floor" and "ceil": a power of
+    summed over: so many neighbours have a scale; None for either: all of them; None for both: one
+    scale for the matrix. scale: what takes the largest number of a block to the format's largest. "float32": exactly. "floor" and "ceil": a power of
     two, rounded down (as OCP's MX formats have it, 2023: the largest may saturate) or up (Mishra
     and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the same, after one scale
     of float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no scale. history: delayed
@@ -47,7 +47,7 @@ class Scaling:
     """
 
     format: str = "e4m3"
-    block: tuple[int, int] | None = None
+    block: tuple[int | None, int | None] | None = None
     scale: str = "float32"
     history: int = 0
     stochastic: bool = False
@@ -60,7 +60,8 @@ class Scaling:
         if self.format in ("tf32", "bfloat16") and self.scale != "none":
             raise ValueError(f"scale is {self.scale!r}; wanted 'none' for {self.format}")
         for size in self.block or ():
-            check.count("block", size)
+            if size is not None:
+                check.count("block", size)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ E5M2 = Scaling("e5m2")
 LATER = Scaling(history=16)
 ROWS = Scaling(block=(1, 128))
 FOUR = Scaling("e2m1", (1, 16), "two-level")
+# One scale for all numbers that a product adds up: a row of x, a column of w.
+A_ROW = Scaling("e2m1", (1, None))
 # The same scaling for x, w and g.
 EVERYWHERE = {
     "bfloat16": Scaling("bfloat16", scale="none"),
@@ -89,6 +92,7 @@ EVERYWHERE = {
     "MXFP8, floor": Scaling(block=(1, 32), scale="floor"),
     "MXFP8, ceil": Scaling(block=(1, 32), scale="ceil"),
     "MXFP4": Scaling("e2m1", (1, 32), "floor"),
+    "E2M1, per row": A_ROW,
     "NVFP4, to nearest": FOUR,
 }
 # Gradients in E5M2, which has more range; weights in squares, which turned are the same.
@@ -135,7 +139,9 @@ def scaled(
 
 def _blocks(x, block, axis):
     """A matrix (R, C) in blocks of r rows and c columns: (R / r, r, C / c, c)."""
-    across, along = block or (x.shape[1 - axis], x.shape[axis])
+    across, along = block or (None, None)
+    across = x.shape[1 - axis] if across is None else across
+    along = x.shape[axis] if along is None else along
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
         raise ValueError(
