@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from benchmarks.shared.harness import Size, one_thread, runs
 from ed_lib import data, timing
 from ed_lib.precision.low_bit_training import (
+    A_ROW,
     FOUR,
     RECIPES,
     Bfloat16Weights,
@@ -42,7 +43,18 @@ CASES = (
         "gradients E2M1, stochastic, Hadamard": Recipe(
             g=replace(E2M1, stochastic=True), hadamard=True
         ),
+        # Between one scale for a matrix and one for a block: one for a row.
+        "E2M1, per tensor": Recipe(E2M1, E2M1, E2M1),
+        "gradients E2M1, per row": Recipe(g=A_ROW),
+        "gradients E2M1, per row, stochastic": Recipe(g=replace(A_ROW, stochastic=True)),
     }
+)
+BY_ROW = (
+    "E2M1, per row",
+    "gradients E2M1, per row",
+    "float32",
+    "gradients E2M1, per row, stochastic",
+    "E2M1, per tensor",
 )
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
 SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"
@@ -55,9 +67,10 @@ SLOW = 1e-4
 # A step takes a batch of stretches of context characters. shape: layers, heads, width. At the end
 # all the held-out text is read, or so many characters.
 SIZE = Size(
-    products=[*CASES],
+    products=[name for name in CASES if name == "float32" or name not in BY_ROW],
     scaled=SCALED,
     weights=WEIGHTS,
+    by_row=BY_ROW,
     context=64,
     shape=(4, 4, 128),
     batch=12,
@@ -68,6 +81,7 @@ TINY = SIZE.rehearsal(
     products=("float32", "NVFP4"),
     scaled=SCALED[1:2],
     weights=("float32", "kahan"),
+    by_row=BY_ROW[:1],
     context=8,
     shape=(1, 2, 16),
     batch=4,
@@ -78,8 +92,9 @@ TINY = SIZE.rehearsal(
 
 def rows(size, device, kind):
     """Loss by recipe; of some with the loss times 2¹² and the gradients divided by it; by how a
-    step's sum with weights of bfloat16 is rounded. Results, of each seed: "loss", in nats a
-    character. Seconds are of a step.
+    step's sum with weights of bfloat16 is rounded; by_row: of E2M1 with a scale for each row,
+    beside one for the matrix. Results, of each seed: "loss", in nats a character. Seconds are of a
+    step.
     """
     rates = [RATE, SLOW] if kind == "weights" else [RATE]
     cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
@@ -122,4 +137,4 @@ def scaled_step(net, x, target, scale=LOSS_SCALE):
 
 
 context = one_thread
-TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "scaled", "weights")}
+TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "scaled", "weights", "by_row")}

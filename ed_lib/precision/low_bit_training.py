@@ -25,11 +25,9 @@ from torch.overrides import TorchFunctionMode
 from ed_lib import check
 from ed_lib.precision.formats import FORMATS, nearest, power
 
-# So many neighbours a Hadamard transform mixes, 2⁴ of them.
-HADAMARD = 16
+HADAMARD = 16  # so many neighbours a Hadamard transform mixes, 2⁴ of them
 LARGEST = torch.finfo(torch.float32).max
-# 1 / TINY is still finite.
-TINY = 2.0**-126
+TINY = 2.0**-126  # 1 / TINY is still finite
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,17 @@ class Scaling:
     """How a matrix is brought into a format of few bits.
 
     format: a key of FORMATS, "float32" for no rounding. block: (across, along) the axis that is
-    summed over: so many neighbours have a scale; None: one for all. scale: what takes the largest
-    number of a block to the format's largest. "float32": exactly. "floor" and "ceil": a power of
-    two, rounded down (as OCP's MX formats have it, 2023: the largest may saturate) or up (Mishra
-    and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the same, after one scale
-    of float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no scale. history: delayed
-    scaling: the largest of the last so many steps in place of this one's; 0: this one's.
-    stochastic: rounded up or down at random, so that the mean is right.
+    summed over: so many neighbours have a scale, for None all; without: one scale for all. scale:
+    what takes the largest number of a block to the format's largest. "float32": exactly. "floor"
+    and "ceil": a power of two, rounded down (as OCP's MX formats have it, 2023: the largest may
+    saturate) or up (Mishra and others, arXiv 2506.08027). "e4m3": rounded to E4M3. "two-level": the
+    same, after one scale of float32 for the whole matrix (NVFP4, arXiv 2509.25149). "none": no
+    scale. history: delayed scaling: the largest of the last so many steps in place of this one's;
+    0: this one's. stochastic: rounded up or down at random, so that the mean is right.
     """
 
     format: str = "e4m3"
-    block: tuple[int, int] | None = None
+    block: tuple[int | None, int | None] | None = None
     scale: str = "float32"
     history: int = 0
     stochastic: bool = False
@@ -59,7 +57,7 @@ class Scaling:
         # These have float32's range: there is nothing to bring into it.
         if self.format in ("tf32", "bfloat16") and self.scale != "none":
             raise ValueError(f"scale is {self.scale!r}; wanted 'none' for {self.format}")
-        for size in self.block or ():
+        for size in filter(lambda size: size is not None, self.block or ()):
             check.count("block", size)
 
 
@@ -81,6 +79,7 @@ E5M2 = Scaling("e5m2")
 LATER = Scaling(history=16)
 ROWS = Scaling(block=(1, 128))
 FOUR = Scaling("e2m1", (1, 16), "two-level")
+A_ROW = Scaling("e2m1", (1, None))  # one for each sum of a product: a row of x, a column of w
 # The same scaling for x, w and g.
 EVERYWHERE = {
     "bfloat16": Scaling("bfloat16", scale="none"),
@@ -89,6 +88,7 @@ EVERYWHERE = {
     "MXFP8, floor": Scaling(block=(1, 32), scale="floor"),
     "MXFP8, ceil": Scaling(block=(1, 32), scale="ceil"),
     "MXFP4": Scaling("e2m1", (1, 32), "floor"),
+    "E2M1, per row": A_ROW,
     "NVFP4, to nearest": FOUR,
 }
 # Gradients in E5M2, which has more range; weights in squares, which turned are the same.
@@ -122,8 +122,7 @@ def scaled(
         # Eight bits saturate; sixteen overflow, as they do in hardware.
         return nearest(x, how.format, draw, saturate=f.bits <= 8)
     blocks = _blocks(x, how.block, axis)
-    # (R / r, 1, C / c, 1)
-    most = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    most = blocks.abs().amax(dim=(1, 3), keepdim=True)  # (R / r, 1, C / c, 1)
     if largest is not None:
         most = most.where(~most.isfinite(), largest)
     scale = _scales(most, f, how.scale).where(most.isfinite(), torch.nan)
@@ -135,12 +134,13 @@ def scaled(
 
 def _blocks(x, block, axis):
     """A matrix (R, C) in blocks of r rows and c columns: (R / r, r, C / c, c)."""
-    across, along = block or (x.shape[1 - axis], x.shape[axis])
+    across, along = block or (None, None)
+    across = x.shape[1 - axis] if across is None else across
+    along = x.shape[axis] if along is None else along
     r, c = (across, along) if axis == 1 else (along, across)
     if x.shape[0] % r or x.shape[1] % c:
-        raise ValueError(
-            f"x has the shape {tuple(x.shape)}; wanted a multiple of its blocks, {(r, c)}"
-        )
+        wanted = f"a multiple of its blocks, {(r, c)}"
+        raise ValueError(f"x has the shape {tuple(x.shape)}; wanted {wanted}")
     return x.reshape(x.shape[0] // r, r, x.shape[1] // c, c)
 
 
@@ -277,8 +277,7 @@ class Bfloat16Weights:
         self.how = how
         self.random = torch.Generator().manual_seed(seed) if how == "stochastic" else None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        # What was rounded off.
-        self.rest = [torch.zeros_like(p) for p in self.parameters]
+        self.rest = [torch.zeros_like(p) for p in self.parameters]  # what was rounded off
         for p in self.parameters:
             p.data.copy_(p.data.bfloat16())
         optimizer.register_step_pre_hook(self.remember)

@@ -126,6 +126,18 @@ def test_blocks_are_those_of_a_loop(name, spread):
     assert np.array_equal(found.numpy(), wanted)
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize("element", ["e4m3", "e2m1"])
+def test_a_scale_a_row_is_a_loops_block_as_long_as_the_axis_that_is_summed_over(element):
+    how, x = Scaling(element, (1, None)), draw(15, 40, powers=True)
+    x[3] = 0
+    rows = torch.from_numpy(blocks_one_by_one(x.numpy(), element, 40, "float32"))
+    assert torch.equal(scaled(x, how, 1), rows)
+    columns = blocks_one_by_one(x.t().contiguous().numpy(), element, 15, "float32")
+    assert torch.equal(scaled(x, how, 0), torch.from_numpy(columns).t())
+    assert torch.equal(scaled(x, Scaling(element, (None, None))), scaled(x, Scaling(element)))
+
+
 def test_blocks_lie_along_the_axis_that_is_summed_over():
     x = draw(64, 32)
     for how in (Scaling(block=(1, 32)), Scaling("e2m1", (1, 16), "two-level"), Scaling()):
