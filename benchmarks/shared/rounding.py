@@ -57,7 +57,7 @@ def in_few_bits(size, exact, seen):
 
 
 def grid_cases(calibrations):
-    """float32, and the ways to four bits of BY_GRID: those that look at inputs once for each set."""
+    """float32, and the ways to four bits of BY_GRID; those that look at inputs for each set."""
     yield {"how": "float32", "bits": 32, "group": 0, "calibration": 0}
     for n in range(calibrations):
         for group, hows in BY_GRID.items():
