@@ -9,6 +9,7 @@ Characters: a small GPT, rounded after training. Writing: a text, character by c
 import copy
 from functools import cache, partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -158,7 +159,7 @@ def by_grid(size, device):
         calibration, _ = minilm.tokenize(tokenizer, some)
         return inputs(minilm.load(), lambda watched: minilm.embeddings(watched, calibration, 1))
 
-    people = held_out.relatedness[few]
+    people = np.asarray(held_out.relatedness[few])
     right = None
     for case in grid_cases(size.calibrations):
         row = case | replaced(net, seen(case["calibration"]), **case)
