@@ -1,5 +1,5 @@
 """Weights in few bits: how long a product with them takes, from one row to many, and what models
-lose.
+lose. by_grid, small_by_grid: four bits, in every way of the book, with a grid a row and in groups.
 
 Products: matrices in turn, as the layers of a model are, so that no cache holds them. Encoder:
 all-MiniLM-L6-v2, its Linear layers rounded after training, beside what people said of SICK's pairs.
@@ -7,8 +7,9 @@ Characters: a small GPT, rounded after training. Writing: a text, character by c
 """
 
 import copy
-from functools import partial
+from functools import cache, partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,17 +17,18 @@ from torch import nn
 from benchmarks.shared import formats
 from benchmarks.shared.formats import deviation
 from benchmarks.shared.harness import Size, Version, measure
-from benchmarks.shared.rounding import HOWS, in_few_bits, inputs
+from benchmarks.shared.rounding import HOWS, agreement, grid_cases, in_few_bits, inputs, replaced
 from benchmarks.shared.weights import FORMATS, Rounded, kept_as
 from ed_lib import data, models
 from ed_lib.precision import decoding, minilm, quantization
 
 # Characters that the GPT reads.
 CONTEXT = 64
-WAYS = "float32, no cache", "float32", "bfloat16", "int8", "int4"
+WAYS = "float32, no cache", "float32", "bfloat16", "int8", "int4", "W8A8"
 
-# copies: matrices in turn; sentences, stretches: to calibrate on; pairs, places: held out, None for
-# all; trained, wide: width, heads and layers of the two that write so many characters (length).
+# copies: matrices in turn; sentences, stretches: to calibrate on, calibrations: sets of sentences;
+# pairs, places: held out, None for all; trained, wide: width, heads and layers of the two that
+# write so many characters (length).
 SIZE = Size(
     n=4096,
     copies=8,
@@ -42,6 +44,8 @@ SIZE = Size(
     hows=HOWS,
     length=64,
     places=None,
+    calibrations=3,
+    resamples=200,
     seconds=0.3,
     rounds=3,
 )
@@ -60,6 +64,8 @@ TINY = SIZE(
     hows=HOWS[:1],
     length=4,
     places=2,
+    calibrations=1,
+    resamples=3,
     seconds=0.001,
     rounds=1,
 )
@@ -132,15 +138,68 @@ def encoders(size, device):
         yield row | {"relatedness": float(relatedness), "off": off}
 
 
-def transformer(shape, steps=0):
+def by_grid(size, device):
+    """A row for each way to round an encoder to four bits, and for each set of sentences that it is
+    calibrated on; results as of :func:`encoders`, and "wavers", the standard error of the
+    correlation's distance from float32's, by pairs drawn again.
+    """
+    learned, held_out = data.sick()
+    tokenizer = minilm.tokenizer()
+    net = minilm.load()
+    few = slice(size.pairs)
+    found_in = [*held_out.first[few], *held_out.second[few]]
+    # Each sentence once: many stand in several pairs.
+    numbers = {sentence: n for n, sentence in enumerate(dict.fromkeys(found_in))}
+    tokens, _ = minilm.tokenize(tokenizer, list(numbers))
+    places = [numbers[sentence] for sentence in found_in]
+
+    @cache
+    def seen(n):
+        some = learned.first[n * size.sentences : (n + 1) * size.sentences]
+        calibration, _ = minilm.tokenize(tokenizer, some)
+        return inputs(minilm.load(), lambda watched: minilm.embeddings(watched, calibration, 1))
+
+    people = np.asarray(held_out.relatedness[few])
+    right = None
+    for case in grid_cases(size.calibrations):
+        row = case | replaced(net, seen(case["calibration"]), **case)
+        # An embedding of H numbers for each sentence, (2 N, H): those of first, then of second.
+        found = minilm.embeddings(net, tokens)[places]
+        first, second = found.chunk(2)
+        cosines = (first * second).sum(1).numpy()
+        right = (found, cosines) if right is None else right
+        row["off"] = float((found - right[0]).norm() / right[0].norm())
+        row["relatedness"], row["wavers"] = agreement(people, cosines, right[1], size.resamples)
+        yield row
+
+
+def small_by_grid(size, device):
+    """The same of the trained GPT, from each of three starts; results: "loss" and "bytes"."""
+    for seed in range(size.seeds):
+        net, text = transformer(size.trained, size.steps, seed)
+        learned = text.train.unfold(0, CONTEXT + 1, CONTEXT)[: size.stretches, :-1]
+        held_out = text.held_out.unfold(0, CONTEXT + 1, CONTEXT)[: size.places]
+        seen = inputs(net, lambda watched, learned=learned: watched(learned))
+        for case in grid_cases(1):
+            row = {"seed": seed} | case | replaced(net, seen, **case)
+            yield row | {"loss": mean_loss(net, held_out)}
+
+
+@torch.no_grad()
+def mean_loss(net, held_out):
+    """Of stretches (n, T + 1)."""
+    return sum(len(few) * float(loss_of(net, few)) for few in held_out.split(64)) / len(held_out)
+
+
+def transformer(shape, steps=0, seed=0):
     """A GPT of characters, trained for so many steps at a rate that rises and falls; and the
     text.
     """
     text = data.text()
-    net = models.GPT(len(text.characters), CONTEXT, *shape)
+    net = models.GPT(len(text.characters), CONTEXT, *shape, seed=seed)
     adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, max(steps, 2), pct_start=0.05)
-    draw = data.stretches(text.train, 12, CONTEXT, seed=0)
+    draw = data.stretches(text.train, 12, CONTEXT, seed=seed)
     for _ in range(steps):
         # (T, B) each: characters, and those after them.
         x, after = next(draw)
@@ -169,10 +228,7 @@ def writers(size, device):
     for row, weights in in_few_bits(size, exact, seen):
         for name, weight in weights.items():
             net.get_submodule(name).weight.data = weight
-        with torch.no_grad():
-            some = held_out[: size.places]
-            loss = sum(len(few) * float(loss_of(net, few)) for few in some.split(64)) / len(some)
-        yield row | {"loss": loss}
+        yield row | {"loss": mean_loss(net, held_out[: size.places])}
 
 
 def writing(size, device):
@@ -187,7 +243,8 @@ def writing(size, device):
 
 def ways(name, net, line):
     """A version of each way to write a line (T,) with a network."""
-    for way in WAYS:
+    # W8A8 needs sums of bytes that are right.
+    for way in WAYS if quantization.has_vnni() else WAYS[:-1]:
         format, _, anew_each = way.partition(",")
         made = copy.deepcopy(net)
         right = copy.deepcopy(net).double()
@@ -221,4 +278,7 @@ def anew(net, text):
     return [net(text[None, : n + 1])[:, -1] for n in range(len(text))][-1]
 
 
-TABLES = {"products": products, "encoder": encoders, "characters": writers, "writing": writing}
+TABLES = {
+    "products": products, "encoder": encoders, "by_grid": by_grid, "characters": writers,
+    "small_by_grid": small_by_grid, "writing": writing,
+}  # fmt: skip

@@ -60,17 +60,18 @@ def in_numpy(w):
 
 class Rounded(nn.Module):
     """A Linear layer with its weight in few bits: (…, I) → (…, O), float32, with inputs in
-    bfloat16.
+    bfloat16; W8A8 rounds its inputs itself.
     """
 
     def __init__(self, linear, format):
         super().__init__()
         self.bias = linear.bias
         self.outputs = linear.out_features
+        self.takes = torch.float32 if format == "W8A8" else torch.bfloat16
         self.product, self.numbers, self.bytes = kept_as(format, linear.weight.detach())
 
     def forward(self, x):
         # A product is of rows: (…, I) → (N, I) → (N, O).
-        rows = x.flatten(0, -2).bfloat16()
+        rows = x.flatten(0, -2).to(self.takes)
         y = self.product(rows).float()
         return y.view(*x.shape[:-1], self.outputs) + self.bias

@@ -281,6 +281,19 @@ def test_symmetric_codes_by_row_are_torchaos(bits):
     assert torch.equal(codes, quantization.quantize(weight, mine, bits))
 
 
+@pytest.mark.oracle
+def test_torchaos_layer_of_eight_bits_has_a_scale_a_row_of_max_over_127_and_a_half():
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    layer = nn.Linear(96, 40, bias=False).requires_grad_(False)
+    step = layer.weight.abs().amax(1, keepdim=True) / 127.5
+    codes = (layer.weight / step).round().clamp(-128, 127)
+    quantize_(layer, Int8WeightOnlyConfig())
+    found = (layer.weight.dequantize() / step).round()
+    # Halfway cases may fall to either side.
+    assert (found - codes).abs().max() <= 1 and (found == codes).float().mean() > 0.99
+
+
 @pytest.mark.parametrize("dtype", weight_only.DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [None, torch.ones(64)], ids=["no bias", "bias"])
 def test_a_layer_answers_in_the_dtype_of_what_it_is_given(dtype, bias):
