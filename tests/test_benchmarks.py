@@ -39,13 +39,16 @@ def quick(monkeypatch):
     monkeypatch.setattr(roofline, "ceilings", roof)
     monkeypatch.setattr(diagnosing, "SECONDS", 0)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    # It would hold for all later tests of the process too.
+    monkeypatch.setattr(machine, "keep_memory", lambda: True)
     yield
     # It is kept for the process, and was made of those ceilings.
     machine_costs.memory.cache_clear()
 
 
-# The first loads 90 MB of weights for each of its formats, the second starts processes.
-LONG = {"finetuning", "own_steps"}
+# The first loads 90 MB of weights for each of its formats, the second starts processes, and the third
+# rounds an encoder in every way.
+LONG = {"finetuning", "own_steps", "one_token"}
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,10 @@ def test_search_finds_a_word_and_a_fold_opens(tab, site):
 def test_search_finds_the_right_page_first(tab, site):
     terms = {"GEMV": "one_token", "KV cache": "one_token", "FSDP": "when_it", "ZeRO": "when_it",
              "bf16": "mixed_precision", "loss scale": "mixed_precision",
-             "straggler": "ten_thousand", "OOM": "when_it", "out of memory": "when_it",
+             "straggler": "asynchronous", "OOM": "when_it", "out of memory": "when_it",
              "num_workers": "which_when", "dataloader": "which_when", "recompile": "which_when",
-             "graph break": "which_when", "slow": "your_own_step"}  # fmt: skip
+             "graph break": "which_when", "slow": "your_own_step",
+             "checkpoint": "when_a_device_dies"}  # fmt: skip
     for term, name in terms.items():
         tab.goto(f"{site}search.html?q={term}")
         assert name in tab.locator("#search-results li > a").first.get_attribute("href"), term

@@ -36,6 +36,8 @@ INDEX = {
     "your_own_step": "! slow",
     "when_it_does_not_fit": "! ZeRO, ! FSDP, ! OOM, ! CUDA out of memory",
     "mixed_precision": "! bf16",
+    "asynchronous": "! straggler, ! parameter server",
+    "when_a_device_dies": "! checkpoint, ! NCCL watchdog",
 }
 
 
