@@ -4,8 +4,8 @@ SGD.
 A *task* is the number of a batch: a worker pulls parameters and a task, computes the gradient of
 that batch at those parameters, and pushes it. P parameters stand in one flat tensor.
 :func:`simulate_workers` drives a server on a virtual clock: gradients are really computed, the time
-that they take is made up, and the same arguments give the same run, bit by bit. The chapter
-*Asynchronous* drives it with processes.
+that they take is made up, and the same arguments give the same run, bit by bit.
+*When a device dies* drives a server with processes.
 """
 
 import heapq
