@@ -9,13 +9,14 @@ from functools import partial
 
 import torch
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.shared.grid import search
 from benchmarks.shared.harness import Size, one_thread
 from ed_lib import data, timing
 from ed_lib.ed.language import EDTransformer
 from ed_lib.ed.relatives import Perceptron
-from ed_lib.transformer import held_out_loss
+from ed_lib.transformer import AVERAGES, held_out_loss, risen_and_fallen
 
 shakespeare = functools.cache(data.text)
 
@@ -41,12 +42,15 @@ WINDOWS = [
     ("broadcast", 2, True),
     ("backprop", 0, False),
 ]
+# The rate of attention in the table own_rate: the best of ("backprop", "frozen").
+ATTENTION_RATE = 3e-3
 # A step takes a batch of stretches of context characters, or as many windows. search: steps of a
 # transformer's run that tries a rate. every: steps between two looks at so many places; at the end
 # all the held-out text is read, or so many characters.
 SIZE = Size(
     transformers=TRANSFORMERS, windows=WINDOWS, rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
-    rates_of_windows=(1e-3, 3e-3, 1e-2, 3e-2), layers=4, heads=4, width=128, context=64, window=8,
+    rates_of_windows=(1e-3, 3e-3, 1e-2, 3e-2), own_rates=(1e-5, 3e-5, 1e-4, 3e-4),
+    layers=4, heads=4, width=128, context=64, window=8,
     hidden=(512, 512), batch=12, steps=2000, search=400, every=100, places=100, held_out=None,
 )  # fmt: skip
 TINY = SIZE.rehearsal(
@@ -54,6 +58,7 @@ TINY = SIZE.rehearsal(
     windows=WINDOWS[-2:],
     rates=(1e-3, 3e-3),
     rates_of_windows=(1e-3, 3e-3),
+    own_rates=(1e-5, 3e-5),
     layers=1,
     heads=2,
     width=8,
@@ -79,6 +84,9 @@ def rows(size, device, table):
         keys = "attention", "mlp"
         cases = [dict(zip(keys, case, strict=True)) for case in size.transformers]
         return search(transformer, cases, size.rates, size, **how)
+    if table == "own_rate":
+        cases = [{"attention": "backprop", "mlp": "broadcast"}]
+        return search(own_rate, cases, size.own_rates, size, **how)
     keys = "rule", "hidden", "one_signed"
     cases = [dict(zip(keys, case, strict=True)) for case in size.windows]
     return search(window, cases, size.rates_of_windows, size, **how)
@@ -93,6 +101,24 @@ def transformer(attention, mlp, rate, seed, searching, size):
     draw = data.stretches(text.train, size.batch, size.context, seed=seed)
     step = lambda: model.step(*(half.T for half in next(draw)))  # noqa: E731
     return taught(step, partial(held_out_loss, model), steps, size.places, text, size)
+
+
+def own_rate(attention, mlp, rate, seed, searching, size):
+    """Trains a transformer whose perceptrons have this rate, and all else ATTENTION_RATE: whole
+    runs, also those that try a rate → {"loss", "curve", "seconds"}.
+    """
+    text = shakespeare()
+    shape = len(text.characters), size.context, size.layers, size.heads, size.width
+    model = EDTransformer(*shape, attention=attention, mlp=mlp, steps=size.steps, seed=seed)
+    of_mlp = [w for name, w in model.parameters.items() if name.endswith((".up", ".down"))]
+    rest = [w for name, w in model.parameters.items() if not name.endswith((".up", ".down"))]
+    groups = [{"params": rest, "lr": ATTENTION_RATE}, {"params": of_mlp, "lr": rate}]
+    model.optimizer = torch.optim.Adam(groups, betas=AVERAGES, fused=True)
+    rises = partial(risen_and_fallen, steps=size.steps)
+    model.schedule = LambdaLR(model.optimizer, rises)
+    draw = data.stretches(text.train, size.batch, size.context, seed=seed)
+    step = lambda: model.step(*(half.T for half in next(draw)))  # noqa: E731
+    return taught(step, partial(held_out_loss, model), size.steps, size.places, text, size)
 
 
 def window(rule, hidden, one_signed, rate, seed, searching, size):
@@ -136,5 +162,5 @@ def taught(step, look, steps, places, text, size):
     return {"loss": look(text.held_out[: size.held_out]), "curve": curve, "seconds": seconds}
 
 
-TABLES = {table: partial(rows, table=table) for table in ("window", "transformer")}
+TABLES = {table: partial(rows, table=table) for table in ("window", "transformer", "own_rate")}
 context = one_thread
