@@ -20,11 +20,11 @@ from ed_lib import check
 from ed_lib.compiled import cached, check_threads
 from ed_lib.flush_to_zero import without_subnormals
 from ed_lib.lstm.barrier import barrier
+from ed_lib.lstm.codes import MIDDLE, UNITS, encode, find_lost, lose
 from ed_lib.lstm.doors import check_input, check_module
 from ed_lib.lstm.exponential import sigmoid, tanh
 from ed_lib.registers import BYTES, FAST, LANES, VNNI, product
 
-F = np.float32  # numbers in the compiled code keep this type
 # the phases of a pass, which is their sum
 INPUT = 1
 RECURRENT = 2
@@ -32,9 +32,6 @@ CELL = 4
 WAIT = 8
 PHASES = {"input product": INPUT, "recurrent product": RECURRENT, "cell": CELL, "waiting": WAIT}
 PATIENCE = 10**10  # looks at another thread's counter, some ten seconds
-UNITS = 127  # of eight bits, for a number from 0 to 1: of h, and of a weight by its row's largest
-MIDDLE = 128  # the code of h = 0
-LOST = 0  # the code of NaN; those of numbers are 1 to 255
 CACHE_LINE = 8  # numbers of 64 bits in one
 
 
@@ -211,7 +208,9 @@ def part(n, x, weights, buffers, codes, size, counters, phases, patience):  # no
     count, threads = len(weights.w_hh), len(counters)
     # the same blocks in each step, so that their weights stay in the cache of this thread's core
     own = range(n * count // threads, (n + 1) * count // threads)
-    numbers = slice(own.start * LANES, min(own.stop * LANES, size))
+    whole = slice(own.start * LANES, own.stop * LANES)
+    numbers = slice(whole.start, min(whole.stop, size))
+    gates = np.empty(4 * (whole.stop - whole.start), buffers.gates.dtype)
     if phases & INPUT:
         # of all steps at once, since they wait for nothing; and by the thread that uses them
         for block in own:
@@ -233,18 +232,14 @@ def part(n, x, weights, buffers, codes, size, counters, phases, patience):  # no
                     out=sums,
                     scale=weights.scale[block],
                 )
-            if phases & CELL:
-                if codes is not None:
-                    lose(lost, sums)
-                here = slice(block * LANES, (block + 1) * LANES)
-                for b in range(batch):
-                    cell(
-                        gates=sums[b],
-                        before=buffers.cells[t, b, here],
-                        after=buffers.cells[t + 1, b, here],
-                        h=buffers.hidden[t + 1, b, here],
-                        n=LANES,
-                    )
+            if phases & CELL and codes is not None:
+                lose(lost, sums)
+        if phases & CELL:
+            for b in range(batch):
+                side_by_side(buffers.gates, own.start, t * batch + b, gates)
+                before, after = buffers.cells[t, b, whole], buffers.cells[t + 1, b, whole]
+                h = buffers.hidden[t + 1, b, whole]
+                cell(gates=gates, before=before, after=after, h=h, n=len(h))
         if phases & CELL and codes is not None:
             for b in range(batch):
                 encode(buffers.hidden[t + 1, b, numbers], codes[t + 1, b, numbers])
@@ -255,33 +250,15 @@ def part(n, x, weights, buffers, codes, size, counters, phases, patience):  # no
 
 
 @cached(**FAST)
-def find_lost(codes, size, lost):
-    """Which samples have a NaN among the ``size`` numbers of h: codes (B, P), lost (B,)."""
-    for b in range(len(lost)):
-        found = False
-        for j in range(size):
-            found |= codes[b, j] == LOST
-        lost[b] = found
-
-
-@cached(**FAST)
-def lose(lost, sums):
-    """A sample with a NaN in h has no sum that is a number, since 0 times NaN is NaN; but the
-    sum of its bytes would be one. lost (B,), sums (B, 4 LANES).
+def side_by_side(sums, first, row, gates):
+    """The sums of a row, of as many blocks as fit, by gate: sums (N, T · B, 4 LANES), gates (4n,).
+    A loop over the few numbers of one block would not become vector instructions.
     """
-    for b in range(len(lost)):
-        if lost[b]:
-            sums[b] = np.nan
-
-
-@cached(**FAST)
-def encode(h, codes):
-    """h in (−1, 1) as bytes, round(127 h) + 128, from 1 to 255; NaN as LOST: (n,) both."""
-    for j in range(len(h)):
-        is_number = h[j] == h[j]
-        known = h[j] if is_number else F(0)
-        code = np.uint8(np.int32(known * F(UNITS) + F(MIDDLE + 0.5)))
-        codes[j] = code if is_number else np.uint8(LOST)
+    n = len(gates) // 4
+    for k in range(n // LANES):
+        for gate in range(4):
+            for j in range(LANES):
+                gates[gate * n + k * LANES + j] = sums[first + k, row, gate * LANES + j]
 
 
 @cached(**FAST)
