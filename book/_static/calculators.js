@@ -122,15 +122,25 @@ const CARDS = {
 /* From here on: what is typed, and what is shown. */
 const PREFIXES = { "": 1, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15 };
 
-/* The value of a field, or what is wrong with it, in words: "70B", "1.5e9" and "16,384" are numbers. */
+const WORDS = { thousand: "K", million: "M", billion: "B", trillion: "T" };
+/* Digits, in groups of three or in one piece; a fraction; an exponent; a letter. */
+const NUMBER = /^(?=[-+]?\.?\d)([-+]?(?:\d{1,3}(?:[, ]\d{3})+|\d*)(?:\.\d+)?(?:e[-+]?\d+)?) *([KMGBTP]?)$/i;
+const WITH_COMMA = /^\d{1,4},\d{1,4} ?[KMGBTP]?$/i; // a decimal comma, not one of 16,384
+const IN_WORDS = /^(\d[\d.]{0,5}) *(thousand|million|billion|trillion)s?$/i;
+
+/* The value of a field, or what is wrong with it, in words that fit below the field: "70B", "1.5e9" and "16,384" are
+   numbers. "7,5B" may mean 7.5B, so it is none. */
 function read(field) {
   if (field.localName === "select") return /^\d+$/.test(field.value) ? +field.value : field.value;
-  const text = field.value.replace(/[,\s]/g, "").match(/^([-+]?\d*\.?\d+(?:e[-+]?\d+)?)([KMGBTP]?)$/i);
+  const text = field.value.normalize("NFKC").replace(/\s+/g, " ").trim(); // digits of full width become plain ones
   const { min = "0", max = "1e18", whole } = field.dataset;
-  if (!text) throw `Wanted a number, like ${field.defaultValue}.`;
-  const value = text[1] * PREFIXES[text[2].toUpperCase()];
+  const found = text.match(NUMBER), words = text.match(IN_WORDS);
+  if (WITH_COMMA.test(text) && !found) throw `Wanted a point: write ${text.replace(",", ".")}.`;
+  if (words) throw `Wanted a number: write ${words[1]}${WORDS[words[2].toLowerCase()]}.`;
+  if (!found) throw `Wanted a number, like ${field.defaultValue}.`;
+  const value = found[1].replace(/[, ]/g, "") * PREFIXES[found[2].toUpperCase()];
   if (!(value >= min)) throw `Wanted ${min} or more.`;
-  if (!(value <= max)) throw `Wanted ${(+max).toLocaleString("en")} at most.`;
+  if (!(value <= max)) throw `Wanted ${max} at most.`;
   if (whole !== undefined && value % 1) throw "Wanted a whole number.";
   return value;
 }
@@ -151,11 +161,11 @@ const shows = {
       value="${part / floor}" aria-label="${name}, as a share of the floor"></meter> ${time(part)}</td></tr>`);
     const kernels = apart > floor
       ? ` Its kernels run one after another, so their own floors may add up to as much as ${time(apart)}.` : "";
-    const ratio = (+times.toPrecision(3)).toLocaleString("en");
+    const ratio = (+times.toPrecision(3)).toLocaleString("en"), share = +(100 / times).toPrecision(2);
     const said = times < 1
       ? "Your step is below its floor. That cannot be: a count is too high, or the clock does not wait for the GPU."
-      : `Your step takes <b>${ratio} times</b> its floor. As long as these three stay what they are, no cure makes the
-         step more than ${ratio} times as fast.`;
+      : `Your step takes <b>${ratio} times</b> its floor: the floor is ${share}% of its time. As long as
+         these three stay what they are, no cure makes the step more than ${ratio} times as fast.`;
     return `<p>The step's floor is <b>${time(floor)}</b>, the time of its ${bound}.${kernels}</p>
       <table>${rows.join("")}</table><p>${said}</p>`;
   },
@@ -195,46 +205,98 @@ const shows = {
 
 /* What fits together only with another field. */
 const rules = {
-  memory: ({ hidden, heads }) => hidden % heads && ["heads", `Wanted a divisor of ${hidden}, the width.`],
+  memory: ({ hidden, heads }) => hidden % heads && ["heads", `Wanted a divisor of ${hidden}.`],
   pipeline: ({ schedule, devices, microbatches }) => schedule === "interleaved" && (devices < 2
     ? ["devices", "Interleaved wants two or more."]
-    : microbatches % devices && ["microbatches", `Interleaved wants a multiple of ${devices}, the devices.`]),
-  traffic: ({ devices, server }) => devices % server && ["server", `Wanted a divisor of ${devices}, the devices.`],
-  roofline: () => null,
-  step: () => null,
+    : microbatches % devices && ["microbatches", `Interleaved: a multiple of ${devices}.`]),
+  traffic: ({ devices, server }) => devices % server && ["server", `Wanted a divisor of ${devices}.`],
 };
 
+const isCard = field => field.dataset.sets !== undefined; // a choice that only fills in other fields
+const fieldsOf = form => [...form.querySelectorAll("[name]")];
+const nameOf = field => field.closest("label").firstChild.textContent.trim();
+
 function answer(form) {
-  const values = {}, output = form.querySelector("output"), fields = [...form.querySelectorAll("[name]")];
-  const wrong = new Map();
+  const values = {}, output = form.querySelector("output"), fields = fieldsOf(form), wrong = new Map();
   for (const field of fields)
     try {
       values[field.name] = read(field);
     } catch (words) {
       wrong.set(field.name, words);
     }
-  const clash = !wrong.size && rules[form.dataset.formula](values);
+  const clash = !wrong.size && rules[form.dataset.formula]?.(values);
   if (clash) wrong.set(...clash);
   for (const field of fields) {
     field.setAttribute("aria-invalid", wrong.has(field.name));
     document.getElementById(field.getAttribute("aria-describedby")).textContent = wrong.get(field.name) ?? "";
+    if (isCard(field)) // the card whose numbers stand in the fields
+      field.value = [...field.options].find(({ value }) => value && value.split(" ").every(
+        (number, n) => +number === values[field.dataset.sets.split(" ")[n]]))?.value ?? "";
   }
-  output.innerHTML = wrong.size ? "" : shows[form.dataset.formula](formulas[form.dataset.formula](values));
+  // What stands below stays where it is while a field is wrong.
+  output.style.minHeight = wrong.size ? `${output.getBoundingClientRect().height}px` : "";
+  const [first, ...others] = fields.filter(({ name }) => wrong.has(name)).map(nameOf);
+  if (first) output.textContent = `No answer: see ${first}${others.length ? ` and ${others.length} more` : ""}.`;
+  else output.innerHTML = shows[form.dataset.formula](formulas[form.dataset.formula](values));
+  return !wrong.size;
 }
 
-for (const form of document.querySelectorAll("form[data-formula]")) {
-  for (const field of form.querySelectorAll("[name]")) {
-    const words = Object.assign(document.createElement("small"), { id: `${form.dataset.formula}-${field.name}-wrong` });
-    field.setAttribute("aria-describedby", words.id);
-    field.closest("label").append(words);
-    if (field.dataset.sets) { // a machine fills in its numbers
+/* The address holds all fields of each calculator in which something was changed, as "memory.parameters=70B". */
+function remember(form) {
+  const asked = new URLSearchParams(location.search), formula = form.dataset.formula;
+  for (const key of [...asked.keys()]) if (key.startsWith(`${formula}.`)) asked.delete(key);
+  const fields = fieldsOf(form).filter(field => !isCard(field));
+  const chosen = options => (options.find(({ defaultSelected }) => defaultSelected) ?? options[0]).value;
+  const start = field => field.defaultValue ?? chosen([...field.options]);
+  if (fields.some(field => field.value !== start(field)))
+    for (const field of fields) asked.set(`${formula}.${field.name}`, field.value);
+  form.querySelector(".address")?.remove(); // it spoke of the old one
+  const query = `${asked}` ? `?${asked}` : "", section = form.closest("section").id;
+  try {
+    history.replaceState(history.state, "", `${location.pathname}${query}#${section}`);
+  } catch {} // a browser may refuse: the page goes on without it
+}
+
+/* Fills in what the address holds. What it cannot hold is left out, and said in a line. */
+function restore(forms) {
+  const short = text => (text.length > 24 ? `${text.slice(0, 24)}…` : text);
+  const say = (form, words) => {
+    form.querySelector(".address")?.remove();
+    const line = { className: "address", role: "alert", textContent: words };
+    form.prepend(Object.assign(document.createElement("p"), line));
+  };
+  for (const [key, text] of new URLSearchParams(location.search)) {
+    const [, formula, name] = key.match(/^([^.]*)\.(.*)$/) ?? [];
+    if (formula === undefined) continue; // none of ours
+    const form = forms.find(({ dataset }) => dataset.formula === formula);
+    const field = form && fieldsOf(form).find(field => field.name === name && !isCard(field));
+    if (!form) say(forms[0], `The address names a calculator “${short(formula)}”. There is none.`);
+    else if (!field) say(form, `The address names a field “${short(name)}”. This calculator has none.`);
+    else if (field.options ? ![...field.options].some(({ value }) => value === text) : text.length > 40)
+      say(form, `The address has “${short(text)}” for the field “${nameOf(field)}”, which cannot hold it.`);
+    else field.value = text;
+  }
+}
+
+{
+  const forms = [...document.querySelectorAll("form[data-formula]")];
+  restore(forms);
+  for (const form of forms) {
+    for (const field of fieldsOf(form)) {
+      const [box, words] = ["div", "small"].map(kind => document.createElement(kind)), label = field.closest("label");
+      words.id = `${form.dataset.formula}-${field.name}-wrong`;
+      field.setAttribute("aria-describedby", words.id);
+      label.replaceWith(box);
+      box.append(label, words); // beside the label, which is the field's name
+      if (!isCard(field)) continue;
       Object.entries(CARDS).forEach(([name, numbers]) => field.add(new Option(name, numbers)));
-      field.addEventListener("change", () => field.value && field.dataset.sets.split(" ").forEach(
+      // Before the form hears of it, and takes the choice back to what the fields hold.
+      field.addEventListener("input", () => field.value && field.dataset.sets.split(" ").forEach(
         (name, n) => { form.elements[name].value = field.value.split(" ")[n]; }));
     }
+    form.addEventListener("submit", event => event.preventDefault());
+    form.addEventListener("input", () => answer(form));
+    form.addEventListener("change", () => answer(form) && remember(form));
+    answer(form);
   }
-  form.addEventListener("submit", event => event.preventDefault());
-  form.addEventListener("input", () => answer(form));
-  form.addEventListener("change", () => answer(form));
-  answer(form);
 }
