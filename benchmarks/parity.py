@@ -5,6 +5,8 @@ Each learns from sequences of ``length`` bits, and is then asked about ``longer`
 many hidden units, a linear readout, and the same rates.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -33,39 +35,37 @@ NETWORKS = {
     "minGRU, two layers": TwoLayers,
     "minGRU, signed gate": scans.SignedMinGRU,
 }
+# cases: of each table, networks, and what they are trained at.
 SIZE = Size(
-    networks=list(NETWORKS),
     hidden=32,
     length=16,
     longer=64,
-    steps=1200,
-    rates=(3e-3, 1e-2, 3e-2),
-    more=4,
-    again=("minGRU, two layers", "minGRU, signed gate"),
+    cases={
+        "bits": (list(NETWORKS), [{"steps": 1200, "rate": 1e-2}]),
+        "other rates": (
+            list(NETWORKS)[1:],
+            [{"steps": 1200, "rate": rate} for rate in (3e-3, 3e-2)],
+        ),
+        "trained longer": (list(NETWORKS)[2:], [{"steps": 4800, "rate": 1e-2}]),
+    },
 )
 TINY = SIZE.rehearsal(
-    hidden=3, length=4, longer=6, steps=5, rates=(1e-2,), again=("minGRU, signed gate",), seeds=2
+    hidden=3,
+    length=4,
+    longer=6,
+    cases={
+        table: (names, [{"steps": 5, "rate": 1e-2}]) for table, (names, _) in SIZE.cases.items()
+    },
+    seeds=2,
 )
 
 
-def by_rate(size, device):
-    """A row for each network and rate. Results: "right", of each seed the shares of right answers
-    after each bit.
+def bits(size, device, table):
+    """A row for each network, and how it is trained. Results: "right", of each seed the shares of
+    right answers after each bit.
     """
-    cases = [(network, size.steps, rate) for network in size.networks for rate in size.rates]
-    return rows(cases, size)
-
-
-def trained_longer(size, device):
-    """A row for some networks, after ``more`` times as many steps. Results as above."""
-    rate = size.rates[len(size.rates) // 2]
-    return rows([(network, size.more * size.steps, rate) for network in size.again], size)
-
-
-def rows(cases, size):
-    """Of (network, steps, rate)."""
-    names = "network", "steps", "rate"
-    return runs(run, [dict(zip(names, case, strict=True)) for case in cases], size)
+    networks, hows = size.cases[table]
+    return runs(run, [{"network": name} | how for name in networks for how in hows], size)
 
 
 def run(network, steps, rate, seed, size):
@@ -78,5 +78,5 @@ def run(network, steps, rate, seed, size):
     return {"right": [round(share, 4) for share in shares.tolist()], "seconds": seconds}
 
 
-TABLES = {"bits": by_rate, "trained longer": trained_longer}
+TABLES = {table: partial(bits, table=table) for table in SIZE.cases}
 context = one_thread
