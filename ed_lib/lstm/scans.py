@@ -129,3 +129,14 @@ class MinGRU(nn.Module):
         z, new = gates.chunk(2, -1)
         # 1 − σ(z) = σ(−z), which keeps its digits where z is large.
         return torch.sigmoid(-z), torch.sigmoid(z) * new
+
+
+class SignedMinGRU(MinGRU):
+    """A minGRU whose gate may be negative: a_t = 1 − 2z_t lies between −1 and 1, so that a step can
+    turn the state over. b_t is a minGRU's.
+    """
+
+    @staticmethod
+    def recurrence(gates: Tensor) -> tuple[Tensor, Tensor]:
+        z, new = gates.chunk(2, -1)
+        return 1 - 2 * torch.sigmoid(z), torch.sigmoid(z) * new

@@ -52,6 +52,22 @@ def test_a_mingru_forgets_and_learns_by_the_same_shares():
     torch.testing.assert_close(output, constant.expand_as(output), msg="a state that is h̃ stays h̃")
 
 
+def test_a_signed_gate_turns_the_state_over_or_keeps_it():
+    """Where z is 1 the state changes its sign, where z is 0 it stays; what comes in is a minGRU's."""
+    torch.manual_seed(0)
+    signed, plain = scans.SignedMinGRU(3, 5).double(), scans.MinGRU(3, 5).double()
+    gates = torch.randn(7, 2, 10, dtype=torch.float64)
+    (a, b), (kept, same) = signed.recurrence(gates), plain.recurrence(gates)
+    assert torch.equal(b, same)
+    torch.testing.assert_close(a, 2 * kept - 1, rtol=0, atol=1e-15)
+    sure = torch.tensor([[[90.0, 1.0]], [[-90.0, 1.0]]])
+    assert scans.SignedMinGRU.recurrence(sure)[0].flatten().tolist() == [-1.0, 1.0]
+    x, h0 = torch.randn(4, 2, 3, dtype=torch.float64), torch.randn(1, 2, 5, dtype=torch.float64)
+    output, _ = signed(x, h0)
+    a, b = signed.recurrence(signed.inputs(x))
+    torch.testing.assert_close(output, loop(a, b, h0[0]), rtol=0, atol=1e-12)
+
+
 def test_a_second_derivative_is_refused():
     a, b, h = drawn(4, [2])
     (g,) = torch.autograd.grad(scans.solve(a, b, h).square().sum(), a, create_graph=True)
