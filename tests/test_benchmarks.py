@@ -187,7 +187,7 @@ def test_what_is_wrong_is_not_timed_and_a_floor_is_its_formats(capsys):
 @pytest.mark.parametrize("words, code, asked", [
     ("ed --only paths --tiny", 0, [("ed", "_build/tiny", {"only": ["paths"], "tiny": True})]),
     ("ed precision", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "precision")]),
-    ("", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "finetuning", "lstm", "own_steps", "precision")]),
+    ("", 1, [(name, "records", {"only": (), "tiny": False}) for name in ("ed", "finetuning", "lstm", "lstm_cpu", "own_steps", "precision")]),
     ("cells", 0, []), ("cells ed", 0, [("ed", "records", {"only": (), "tiny": False})]),
     ("lsmt", 2, []), ("ed lstm --only paths", 2, []), ("ed --only path", 2, []),
 ])  # fmt: skip

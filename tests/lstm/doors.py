@@ -188,6 +188,12 @@ LSTM = [
         "weights' device is 'meta'; wanted",
     ),
     (
+        "Packed: an input in float64",
+        lambda: lstm_on_cpu.Packed(TWO_LAYERS)(SEQUENCE.double()),
+        ValueError,
+        "x.dtype is torch.float64; wanted one of torch.float32",
+    ),
+    (
         "Packed: no steps",
         lambda: lstm_on_cpu.Packed(TWO_LAYERS)(SEQUENCE[:0]),
         ValueError,
