@@ -26,7 +26,7 @@ def learn(
     rnn: called as ``torch.nn.GRU`` is, x (T, B, 1) → (T, B, H) and more, with its hidden_size.
     length, longer: bits of a sequence that it learns from, and that it is asked about.
     """
-    head = nn.Linear(rnn.hidden_size, 1)
+    head = nn.Linear(rnn.hidden_size, 1)  # type: ignore[arg-type]  # a module may hold anything
     adam = torch.optim.Adam([*rnn.parameters(), *head.parameters()], rate)
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
