@@ -1,7 +1,6 @@
 /* The calculators of the page of that name. Each formula stands in ed_lib too, and a browser test compares the two.
    A form names its formula (data-formula); its fields are the formula's arguments. */
 "use strict";
-
 const ITEMS = { mixed: [2, 2, 12], float32: [4, 4, 8] }; // bytes a parameter: weights, gradients, Adam
 const SHARED_FROM = { weights: 3, gradients: 2, optimizer: 1 }; // the stage of ZeRO
 
@@ -118,7 +117,6 @@ const CARDS = {
   "RTX 3070, float32 (data sheet)": "448e9 20.3e12",
   "RTX 3070, float64 (data sheet)": "448e9 0.317e12",
 };
-
 /* From here on: what is typed, and what is shown. */
 const PREFIXES = { "": 1, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12, P: 1e15 };
 
