@@ -22,7 +22,7 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine, needs
-from tools import api, measurements, notebooks, page_cells
+from tools import api, lighten, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
@@ -250,6 +250,7 @@ def render():
         for folder in ("html", ".doctrees"):
             shutil.rmtree(BUILD / folder, ignore_errors=True)
         raise
+    lighten.lighten(BUILD / "html")
     redirect(BUILD / "html")
 
 
