@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.shared import quiet
 from ed_lib import machine, needs, published
-from tools import book, notebooks, page_cells
+from tools import book, lighten, notebooks, page_cells
 from tools.notebooks import ROOT
 
 PATH = Path("chapter.ipynb")
@@ -256,3 +256,26 @@ def test_a_page_that_moved_leads_to_where_it_stands_now(tmp_path):
         )
     book.redirect(tmp_path)
     assert 'url=fast_forward.html"' in (tmp_path / "book/ed/forward_at_once.html").read_text()
+
+
+PAGE = """<link rel="stylesheet" href="_static/sphinx-design.min.css?v=1" />
+<script defer src="_static/scripts/fontawesome.js?digest=1"></script>
+<script src="_static/searchtools.js"></script> <script src="searchindex.js"></script>
+<script src="_static/book.js"></script><i class="fa-solid fa-bars"></i>"""
+
+
+def test_pages_lose_what_they_do_not_use_and_no_more(tmp_path):
+    pages = {"a.html": PAGE, "search.html": PAGE, "b.html": f'{PAGE}<p class="sd-card">'}
+    (tmp_path / "_static/styles").mkdir(parents=True)
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    styles = tmp_path / "_static/styles/pydata-sphinx-theme.css"
+    styles.write_text('a{b:c}.fa-bars:before,.fa-x:before{content:"1"}.fa-y:before{content:"2"}')
+    for _ in range(2):  # a second time changes nothing
+        lighten.lighten(tmp_path)
+        assert styles.read_text() == 'a{b:c}.fa-bars:before,.fa-x:before{content:"1"}'
+        found = {name: (tmp_path / name).read_text() for name in pages}
+        assert all('<i aria-hidden="true" class="fa-' in text for text in found.values())
+        assert all("fontawesome" not in text and "book.js" in text for text in found.values())
+        assert [name for name in pages if "searchindex" in found[name]] == ["search.html"]
+        assert [name for name in pages if "sphinx-design" in found[name]] == ["b.html"]

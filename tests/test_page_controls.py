@@ -94,6 +94,43 @@ def test_focus_is_seen(tab, site):
     assert [kind for kind in controls.split() if kind not in str(seen)] == []
 
 
+def test_copy_buttons_have_names_and_tab_passes_them_by(tab, site):
+    tab.goto(site + CHAPTER)
+    buttons = tab.get_by_role("button", name="Copy this code", include_hidden=True)
+    assert buttons.count() == tab.locator(".copybtn").count() > 10
+    assert tab.locator('.copybtn:not([tabindex="-1"])').count() == 0
+    fold = tab.locator("details.hide:has(.copybtn)").first
+    fold.locator("summary").press("Enter")  # whoever is in a fold reaches its button
+    own = fold.locator(".copybtn").first
+    for _ in range(5):
+        tab.keyboard.press("Tab")
+        if own.evaluate("button => button === document.activeElement"):
+            break
+    else:
+        pytest.fail("Tab does not reach the button of an open fold")
+    tab.locator("article a").last.focus()
+    assert own.get_attribute("tabindex") == "-1"
+
+
+def test_icons_are_drawn_without_the_theme_s_script(tab, site):
+    tab.goto(site + CHAPTER, wait_until="networkidle")
+    assert tab.evaluate("""document.fonts.check('900 16px "Font Awesome 6 Free"')""")
+    letters = tab.eval_on_selector_all(
+        "[class*=fa-]", "icons => icons.map(icon => getComputedStyle(icon, '::before').content)"
+    )
+    assert len(letters) > 10 and "none" not in letters
+    assert tab.locator("[class*=fa-]:not([aria-hidden=true])").count() == 0
+
+
+def test_the_search_box_of_a_chapter_leads_to_results(tab, site):
+    tab.goto(site + CHAPTER)
+    tab.keyboard.press("Control+k")
+    tab.keyboard.type("parity")
+    tab.keyboard.press("Enter")
+    tab.locator("#search-results a[href*='error_diffusion']").first.wait_for()
+    assert tab.faults == []
+
+
 def test_a_phone_goes_from_the_front_page_to_a_chapter_and_back_by_the_menu(browser, site):
     phone = browser.new_context(
         viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True

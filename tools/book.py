@@ -22,7 +22,7 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine, needs
-from tools import api, measurements, notebooks, page_cells
+from tools import api, hero, lighten, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
@@ -120,7 +120,7 @@ def stage():
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
     for path in pages.keys() - made.keys():
         if path.suffix == ".md":
-            made[path] = pages[path].decode()
+            made[path] = hero.on_first_page(pages[path].decode())
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
     # What is no page any more goes; prepare() writes the chapters.
@@ -225,7 +225,10 @@ def page(nb, path):
             cell.metadata.setdefault("mystnb", {"code_prompt_show": "Show the check"})
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
-                output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
+                drawing = output.data[figures.FOR_THE_PAGE]
+                if cell.id == hero.FIGURE:
+                    drawing = hero.runnable(drawing, "../../")
+                output.data = {"text/html": drawing}
     nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
     nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
@@ -250,6 +253,7 @@ def render():
         for folder in ("html", ".doctrees"):
             shutil.rmtree(BUILD / folder, ignore_errors=True)
         raise
+    lighten.lighten(BUILD / "html")
     redirect(BUILD / "html")
 
 

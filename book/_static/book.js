@@ -49,6 +49,17 @@
       button.addEventListener("click", event => event.detail || button.focus(), true);
   });
 
+  // The buttons that copy code have only an icon. Tab reaches one from its own code or fold, and else passes it by.
+  document.addEventListener("DOMContentLoaded", () => {
+    for (const button of all(".copybtn")) {
+      button.setAttribute("aria-label", "Copy this code");
+      button.tabIndex = -1;
+      const code = button.closest("details") ?? button.closest(".highlight");
+      code.addEventListener("focusin", () => (button.tabIndex = 0));
+      code.addEventListener("focusout", event => code.contains(event.relatedTarget) || (button.tabIndex = -1));
+    }
+  });
+
   // A fold is named by what it hides, shut and open; its label said "Toggle hidden content".
   for (const summary of all("details.hide > summary")) {
     summary.removeAttribute("aria-label");
@@ -58,18 +69,7 @@
 
   // A button is named by the words that are seen on it: the keys of the search too, but no hidden icon's title.
   for (const button of all(".search-button-field")) button.removeAttribute("aria-label");
-  for (const button of all(".theme-switch-button")) {
-    const untitle = () => {
-      for (const icon of button.children) {
-        icon.removeAttribute("title");
-        icon.querySelector("title")?.remove(); // once Font Awesome has made a drawing of it
-        icon.removeAttribute("aria-labelledby"); // that title
-        icon.setAttribute("aria-hidden", "true");
-      }
-    };
-    untitle();
-    new MutationObserver(untitle).observe(button, { childList: true }); // Font Awesome may come before or after
-  }
+  for (const icon of all(".theme-switch")) icon.removeAttribute("title");
 
   // An arrow of the side bar is named by the page whose sections it shows.
   for (const summary of all(".bd-sidebar-primary details > summary"))
