@@ -31,13 +31,25 @@ EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 # Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
-# What a search for these words finds first.
+# What a search for these words finds first: of each page a list, read below.
 INDEX = {
-    "your_own_step": "! slow",
-    "when_it_does_not_fit": "! ZeRO, ! FSDP, ! OOM, ! CUDA out of memory",
-    "mixed_precision": "! bf16",
-    "asynchronous": "! straggler, ! parameter server",
-    "when_a_device_dies": "! checkpoint, ! NCCL watchdog",
+    "your_own_step": "slow | slow GPU | slow training | low GPU utilization | profiler",
+    "honest_timing": "launch overhead | torch.cuda.synchronize | cuda synchronize | timeit",
+    "fast_forward": "torch.compile",
+    "splitting_the_work": "all-reduce | allreduce | all reduce",
+    "data_parallel": "DDP | batch size | critical batch size",
+    "when_it_does_not_fit": "ZeRO | FSDP | OOM | CUDA out of memory | gradient checkpointing"
+    " | flash attention",
+    "model_parallel": "pipeline bubble | tensor parallelism | pipeline parallelism",
+    "ten_thousand_devices": "MFU | model FLOPs utilization",
+    "asynchronous": "straggler | parameter server",
+    "when_a_device_dies": "checkpoint | NCCL watchdog | NCCL hang",
+    "mixed_precision": "bf16 | mixed precision",
+    "amp_in_practice": "NaN | NaN loss | loss NaN | GradScaler | bf16 on T4 | bf16 T4"
+    " | gradient accumulation",
+    "training_in_eight_bits": "FP8",
+    "how_few_bits": "quantization | GPTQ",
+    "one_step": "CUDA graphs | LSTM slow | slow LSTM",
 }
 
 
@@ -226,7 +238,10 @@ def page(nb, path):
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
-    nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
+    if path.stem in INDEX:
+        # What is marked "!" is what a search shows first.
+        words = ", ".join(f"! {word}" for word in INDEX[path.stem].split(" | "))
+        nb.cells[0].source += f"\n\n```{{index}} {words}\n```"
     nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
