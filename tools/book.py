@@ -22,7 +22,7 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine, needs
-from tools import api, measurements, notebooks, page_cells
+from tools import api, found, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
@@ -31,26 +31,9 @@ EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 # Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
-# What a search for these words finds first: of each page a list, read below.
-INDEX = {
-    "your_own_step": "slow | slow GPU | slow training | low GPU utilization | profiler",
-    "honest_timing": "launch overhead | torch.cuda.synchronize | cuda synchronize | timeit",
-    "fast_forward": "torch.compile",
-    "splitting_the_work": "all-reduce | allreduce | all reduce",
-    "data_parallel": "DDP | batch size | critical batch size",
-    "when_it_does_not_fit": "ZeRO | FSDP | OOM | CUDA out of memory | gradient checkpointing"
-    " | flash attention",
-    "model_parallel": "pipeline bubble | tensor parallelism | pipeline parallelism",
-    "ten_thousand_devices": "MFU | model FLOPs utilization",
-    "asynchronous": "straggler | parameter server",
-    "when_a_device_dies": "checkpoint | NCCL watchdog | NCCL hang",
-    "mixed_precision": "bf16 | mixed precision",
-    "amp_in_practice": "NaN | NaN loss | loss NaN | GradScaler | bf16 on T4 | bf16 T4"
-    " | gradient accumulation",
-    "training_in_eight_bits": "FP8",
-    "how_few_bits": "quantization | GPTQ",
-    "one_step": "CUDA graphs | LSTM slow | slow LSTM",
-}
+FRONT = Path("index.md")
+# The front page's figure, as tools.front draws it.
+FIGURE = ROOT / "book" / "_static" / "front.svg"
 
 
 def main(arguments=None):
@@ -132,7 +115,8 @@ def stage():
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
     for path in pages.keys() - made.keys():
         if path.suffix == ".md":
-            made[path] = pages[path].decode()
+            made[path] = page_cells.inline(pages[path].decode(), FIGURE)
+    made[FRONT] = found.promise() + made[FRONT]
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
     # What is no page any more goes; prepare() writes the chapters.
@@ -229,6 +213,7 @@ def prepare(path, render_only=False, **environment):
 
 def page(nb, path):
     """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one."""
+    found.picture(nb, path, SOURCE)
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             # A source with no address of its own is found on the page of references.
@@ -238,15 +223,12 @@ def page(nb, path):
         for output in cell.get("outputs", []):
             if figures.FOR_THE_PAGE in output.get("data", {}):
                 output.data = {"text/html": output.data[figures.FOR_THE_PAGE]}
-    if path.stem in INDEX:
-        # What is marked "!" is what a search shows first.
-        words = ", ".join(f"! {word}" for word in INDEX[path.stem].split(" | "))
-        nb.cells[0].source += f"\n\n```{{index}} {words}\n```"
+    nb.cells[0].source += found.index(path)
     nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     # The search index forgets what a build does not read anew.
-    if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:
+    if path.stem in found.INDEX or notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
 
 
