@@ -249,6 +249,31 @@ def test_previews_of_links_are_told_title_and_question(tab, site):
     assert said["description"] and said.get("og:image", "https://").startswith("https://")
 
 
+def test_the_front_page_is_told_its_promise_and_says_who_wrote_it(tab, site):
+    tab.goto(f"{site}index.html")
+    ask = "all => all.map(one => [one.getAttribute('property') ?? one.name, one.content])"
+    said = dict(tab.eval_on_selector_all("meta", ask))
+    assert said["description"] == said["og:description"]
+    assert said["description"].startswith("Learn what your training step waits for")
+    assert "By The contributors" in tab.locator("footer").last.inner_text()
+
+
+def test_which_when_is_one_sheet_of_paper_that_can_be_read(tab, site):
+    tab.goto(f"{site}book/appendix/which_when.html")
+    (sheet,) = PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True))).pages
+    assert [round(float(x)) for x in sheet.mediabox[2:]] == [595, 842]
+    text = " ".join(sheet.extract_text().split())
+    tab.emulate_media(media="print")
+    # Whatever stands on the sheet, to the last row of the last table.
+    rows = tab.locator("#which-when tr:visible td:first-child")
+    assert rows.count() > 40
+    for row in rows.all_inner_texts():
+        assert row.split(":")[0].split("\n")[0][:12] in text, row
+    assert "error diffusion" in text.lower() and "num_workers" not in text
+    sizes = rows.evaluate_all("all => all.map(one => parseFloat(getComputedStyle(one).fontSize))")
+    assert min(sizes) >= 9, "CSS pixels, of which 96 are an inch"
+
+
 def test_a_printed_page_is_light_a4_with_its_folded_code(tab, site):
     tab.emulate_media(color_scheme="dark")
     tab.goto(f"{site}book/ed/error_diffusion.html")
