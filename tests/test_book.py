@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from benchmarks.shared import quiet
-from ed_lib import machine, needs, published
-from tools import book, lighten, notebooks, page_cells
+from ed_lib import figures, machine, needs, published
+from tools import book, found, lighten, notebooks, page_cells
 from tools.notebooks import ROOT
 
 PATH = Path("chapter.ipynb")
@@ -222,6 +222,21 @@ def test_buttons_and_words_about_them_only_where_they_lead_somewhere(
         "a picture's address would lead nowhere"
     )
     assert ("rocket" in (tmp_path / "made" / "index.md").read_text()) == live
+
+
+def test_a_chapters_first_figure_is_its_picture_where_the_book_has_an_address(
+    tmp_path, monkeypatch
+):
+    data = {figures.FOR_THE_PAGE: "<figure>", "image/png": "AAAA", "text/plain": "A curve. From 1."}
+    cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data)])
+    nb = nbformat.v4.new_notebook(cells=[cell])
+    found.picture(nb, PATH, tmp_path)
+    assert not nb.metadata and not list(tmp_path.iterdir())
+    monkeypatch.setattr(found, "address", lambda: "https://somebody.org/book")
+    found.picture(nb, PATH, tmp_path)
+    assert nb.metadata["og:image"] == "_static/previews/chapter.png"
+    assert nb.metadata["og:image:alt"] == "A curve"
+    assert (tmp_path / "book" / nb.metadata["og:image"]).read_bytes() == b"\0\0\0"
 
 
 def test_folded_code_without_outputs_goes_into_the_fold_after_it():

@@ -4,16 +4,19 @@ change here; of pages that are alike each run looks at one, and the weekly run a
 """
 
 import re
+import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
 from functools import cache
 from io import BytesIO
+from unicodedata import normalize
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from pypdf import PdfReader
 
+from conftest import ROOT
 from tests import pages
 from tests.pages import DESK, PHONE, new_tab, of_each_kind, on, show, written
 
@@ -234,13 +237,17 @@ def test_search_finds_a_word_and_a_fold_opens(tab, site):
 def test_search_finds_the_right_page_first(tab, site):
     terms = {"GEMV": "one_token", "KV cache": "one_token", "FSDP": "when_it", "ZeRO": "when_it",
              "bf16": "mixed_precision", "loss scale": "mixed_precision",
-             "straggler": "asynchronous", "OOM": "when_it", "out of memory": "when_it",
-             "num_workers": "which_when", "dataloader": "which_when", "recompile": "which_when",
+             "straggler": "asynchronous", "num_workers": "which_when", "recompile": "which_when",
              "graph break": "which_when", "slow": "your_own_step",
              "checkpoint": "when_a_device_dies"}  # fmt: skip
-    for term, name in terms.items():
+    of_users = tomllib.loads((ROOT / "tests" / "searches.toml").read_text())
+    assert len(of_users) == 30
+    found = {}
+    for term in terms | of_users:
         tab.goto(f"{site}search.html?q={term}")
-        assert name in tab.locator("#search-results li > a").first.get_attribute("href"), term
+        found[term] = tab.locator("#search-results li > a").first.get_attribute("href")
+    wanted = terms | of_users
+    assert {term: page for term, page in found.items() if wanted[term] not in page} == {}
 
 
 def test_previews_of_links_are_told_title_and_question(tab, site):
@@ -253,6 +260,31 @@ def test_previews_of_links_are_told_title_and_question(tab, site):
     )
     assert said["og:description"].startswith("Can a network learn when every weight in it is told")
     assert said["description"] and said.get("og:image", "https://").startswith("https://")
+
+
+def test_the_front_page_is_told_its_promise_and_says_who_wrote_it(tab, site):
+    tab.goto(f"{site}index.html")
+    ask = "all => all.map(one => [one.getAttribute('property') ?? one.name, one.content])"
+    said = dict(tab.eval_on_selector_all("meta", ask))
+    assert said["description"] == said["og:description"]
+    assert said["description"].startswith("Learn what your training step waits for")
+    assert "The contributors" in tab.locator(".component-author").first.inner_text()
+
+
+def test_which_when_is_one_sheet_of_paper_that_can_be_read(tab, site):
+    tab.goto(f"{site}book/appendix/which_when.html")
+    (sheet,) = PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True))).pages
+    assert [round(float(x)) for x in sheet.mediabox[2:]] == [595, 842]
+    text = " ".join(normalize("NFKC", sheet.extract_text()).split())  # ligatures as letters
+    tab.emulate_media(media="print")
+    # Whatever stands on the sheet, to the last row of the last table.
+    rows = tab.locator("#which-when tr:visible td:first-child")
+    assert rows.count() > 40
+    for row in rows.all_inner_texts():
+        assert row.split(":")[0].split("\n")[0][:12] in text, row
+    assert "error diffusion" in text.lower() and "num_workers" not in text
+    sizes = rows.evaluate_all("all => all.map(one => parseFloat(getComputedStyle(one).fontSize))")
+    assert min(sizes) >= 9, "CSS pixels, of which 96 are an inch"
 
 
 def test_a_printed_page_is_light_a4_with_its_folded_code(tab, site):

@@ -22,7 +22,7 @@ import yaml
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ed_lib import figures, machine, needs
-from tools import api, hero, lighten, measurements, notebooks, page_cells
+from tools import api, found, hero, lighten, measurements, notebooks, page_cells
 from tools.notebooks import ROOT, code_cells
 
 BUILD = ROOT / "_build"
@@ -31,14 +31,9 @@ EXECUTED, SOURCE = BUILD / "executed", BUILD / "source"
 PUBLISHED = re.compile(r"<!-- published: -->.*?<!-- end of published -->", re.DOTALL)
 # Pages that are no more, and the pages beside them that have taken them in.
 MOVED = {"book/ed/forward_at_once": "fast_forward", "book/ed/what_depth_does": "why_it_learns"}
-# What a search for these words finds first.
-INDEX = {
-    "your_own_step": "! slow",
-    "when_it_does_not_fit": "! ZeRO, ! FSDP, ! OOM, ! CUDA out of memory",
-    "mixed_precision": "! bf16",
-    "asynchronous": "! straggler, ! parameter server",
-    "when_a_device_dies": "! checkpoint, ! NCCL watchdog",
-}
+FRONT = Path("index.md")
+# The front page's figure, as tools.front draws it.
+FIGURE = ROOT / "book" / "_static" / "front.svg"
 
 
 def main(arguments=None):
@@ -120,7 +115,9 @@ def stage():
     made = {Path("_config.yml"): configuration()} | api.pages() | measurements.pages()
     for path in pages.keys() - made.keys():
         if path.suffix == ".md":
-            made[path] = hero.on_first_page(pages[path].decode())
+            text = page_cells.inline(pages[path].decode(), FIGURE)
+            made[path] = hero.on_first_page(text)
+    made[FRONT] = found.promise() + made[FRONT]
     for path, text in made.items():
         pages[path] = (text if published() else PUBLISHED.sub("", text)).encode()
     # What is no page any more goes; prepare() writes the chapters.
@@ -217,6 +214,7 @@ def prepare(path, render_only=False, **environment):
 
 def page(nb, path):
     """Writes a chapter into _build/source: figures as drawings, neighbouring folds as one."""
+    found.picture(nb, path, SOURCE)
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             # A source with no address of its own is found on the page of references.
@@ -229,12 +227,12 @@ def page(nb, path):
                 if cell.id == hero.FIGURE:
                     drawing = hero.runnable(drawing, "../../")
                 output.data = {"text/html": drawing}
-    nb.cells[0].source += f"\n\n```{{index}} {INDEX[path.stem]}\n```" if path.stem in INDEX else ""
+    nb.cells[0].source += found.index(path)
     nb.cells = page_cells.joined(page_cells.figure_first(nb.cells))
     # This lexer knows cells with ! and %.
     nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     # The search index forgets what a build does not read anew.
-    if path.stem in INDEX or notebooks.read_copy(SOURCE / path) != nb:
+    if path.stem in found.INDEX or notebooks.read_copy(SOURCE / path) != nb:
         notebooks.write(nb, SOURCE / path)
 
 

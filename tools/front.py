@@ -1,19 +1,18 @@
-"""The front page: `python -m tools.front` writes its findings, figure and list of chapters into
-PAGES; the findings' words are in front.md, and in front_ja.md. Their numbers are of records, or
-published.
+"""The front page: `python -m tools.front` writes what it draws from records, the chapters and the
+page of checked sources into PAGES, and the figure. The words of the table are in front.md and
+front_ja.md. Their numbers are of records, or published.
 """
 
-import json
 import re
-from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
-
-from ed_lib import figures, records, timing
+from ed_lib import records, timing
 from tools import notebooks
+from tools.front_figure import DRAWING, draw, drawn, times
+from tools.front_numbers import numbers
 from tools.pages import ROOT, by_part
 
 TEXTS = ROOT / "tools" / "front.md"
+CHECKED = ROOT / "book" / "appendix" / "sources_checked.md"
 PAGES = ("index.md", "README.md", "index_ja.md", "README.ja.md")
 # What one reads first.
 CORE = (
@@ -21,126 +20,94 @@ CORE = (
     " splitting_the_work"
     " data_parallel ten_thousand_devices mixed_precision one_token_at_a_time many_steps"
 )
-PICTURE = ROOT / "book" / "_static" / "front.png"
-INK = "#404040"
-# qiita2024: its forward pass in seconds, and its GPU's float64 FLOP/s by the data sheet.
-FORWARD = 3.02
-RTX_3070 = 0.317e12
-# NVIDIA's M40 (nvidia_m40), in GFLOP/s: cores, FMA, GHz.
-M40 = 3072 * 2 * 1.114
-GPU = "nvidia-h100-80gb-hbm3"
+# What a newcomer can read in this order: a step's box "Know first" names steps before it alone.
+ROUTES = (
+    "error_diffusion every_layer_at_once honest_timing fast_forward",
+    "splitting_the_work data_parallel when_it_does_not_fit model_parallel ten_thousand_devices",
+    "mixed_precision amp_in_practice training_in_eight_bits",
+)
+ROW = re.compile(r"^\| (.*?) \| (.*?) \| (.*) \|$", re.M)
 
 
-def numbers():
-    """All numbers that the findings and the figure say, not yet rounded, by name; ours are of one
-    GPU.
+def sentences(texts):
+    """{name: text}: the lines "name: text" that follow the table in a file of texts."""
+    _, _, lines = texts.read_text().strip().partition("\n\n")
+    return dict(line.split(": ", 1) for line in lines.splitlines())
+
+
+def claims(texts):
+    """The rows of the table. A row of the file ``texts`` names a claim by words of its row in
+    sources_checked.md: from there comes the verdict, and a chapter that the row links must be one
+    that tests the claim.
     """
-    ed, lstm, steps = (records.of(benchmark, GPU) for benchmark in ("ed", "lstm", "precision"))
-    listing = records.rows(ed, table="article", dtype="float64").set_index("what")
-    # By rung, of four layers and of one.
-    four = records.rows(lstm, table="ladder", layers=4, how="graph").set_index("what")
-    one = records.rows(lstm, table="ladder", layers=1, how="graph").set_index("what")
-    # In FLOP/s: the most operations that a rung was counted for are those of all.
-    rate = one["floor_flops"].max() / one["seconds"]
-    last = four["floor_flops"].max() / four["seconds"]
-    full = records.row(steps, model="encoder", batch=256, format="float32")
-    tf32 = records.row(steps, model="encoder", batch=256, format="tf32")
-    low = records.row(steps, model="encoder", batch=256, format="bfloat16")
-    # NVIDIA's, in GFLOP/s.
-    published = one["published"]
-    # A second run of the article's listing was printed by a chapter's cells.
-    printed = "\n".join(records.of("cells", GPU)["printed"])
-    again = re.findall(r"^(?:forward|update), the listing.*GPU-0: *(\S+)", printed, re.M)
-    forward, update = listing["seconds"][["forward", "update"]]
-    ratios = [forward / update, float(again[0]) / float(again[1])]
-    climb = four["published"]["wavefront"] / published["baseline"]
-    return SimpleNamespace(
-        gpu=ed.attrs["label"],
-        published_limit=FORWARD * RTX_3070 / listing["floor_flops"]["update"],
-        returned=1e3 * listing["launch"]["update"],
-        done=1e3 * listing["seconds"]["update"],
-        at_once=[round(ratio, -1) for ratio in ratios],
-        beside_tf32=tf32["seconds"] / low["seconds"],
-        beside_float32=full["seconds"] / low["seconds"],
-        bits_limit=full["seconds"] / low["floor"],
-        climb=climb,
-        one_layer=published["combined_inputs"] / published["baseline"],
-        climb_limit=M40 / published["baseline"],
-        gpu_layer=rate["combined_inputs"] / rate["baseline"],
-        gpu_climb=last["wavefront"] / rate["baseline"],
-        gpu_cudnn=last["nn.LSTM"] / rate["baseline"],
-        gpu_limit=lstm.attrs["ceilings"][0]["rate"] / rate["baseline"],
-    )
+    checked = ROW.findall(CHECKED.read_text())
+    said = sentences(texts)
+    head, line, *rows = texts.read_text().partition("\n\n")[0].splitlines()
+    # The first column, which names the claims, is not shown.
+    made = [re.sub(r"^\|.*?\|", "|", row) for row in (head, line)]
+    for row in rows:
+        key, *cells = re.split(r" *\| *", row.strip("| "))
+        ((_, tested, found),) = [one for one in checked if key in one[0]]
+        (chapter,) = re.findall(r"\]\(book/(.*?)\)", row)
+        if f"../{chapter}" not in tested:
+            raise ValueError(f"{CHECKED.name} does not say that {chapter} tests {key!r}")
+        verdict = re.search(r"\*\*(.*?)\*\*", found)[1]
+        cells[1] = f"**{said[verdict]}** {cells[1]}"
+        made.append(f"| {' | '.join(cells)} |")
+    return _per_cent("\n".join(made).format(**vars(numbers())))
 
 
-def drawn():
-    """The figure's rows: (title, published, its limit, measured, its limit)."""
-    n = numbers()
-    return [
-        ("All layers at once", [3000], [n.published_limit], n.at_once, []),
-        ("Training in 16 bits", [2], [], [n.beside_tf32, n.beside_float32], [n.bits_limit]),
-        (
-            "An LSTM, optimised",
-            [n.climb],
-            [n.climb_limit],
-            [n.gpu_climb, n.gpu_cudnn],
-            [n.gpu_limit],
-        ),
-    ]
+def _per_cent(text):
+    """With the space that the book writes."""
+    return re.sub(r"(\d)%", r"\1 %", text)
 
 
-def said(published, measured):
-    """What the figure writes beside a row: "2× published, 1.9–6.0× measured"."""
-    first = "".join(f"{value:,.0f}× published, " for value in published)
-    ours = "–".join(f"{value:.0f}" if value > 100 else f"{value:.1f}" for value in measured)
-    return f"{first}{ours}× measured"
+def counted():
+    """How many of the articles' claims that page lists, and how many hold."""
+    found = []
+    for section in CHECKED.read_text().split("\n## ")[1:]:
+        # What the papers claim comes after the articles.
+        rows = ROW.findall(section.partition("\nThe papers")[0])
+        found += [re.search(r"\*\*(.*?)\*\*", row[2])[1] for row in rows if row[0] != "claim"]
+    hold, in_part, fail = map(found.count, ("holds", "holds in part", "does not hold"))
+    return {"all": len(found), "hold": hold, "in_part": in_part, "fail": fail}
 
 
-def draw():
-    """Draws the rows, dark on white in either theme. The picture's metadata tell them, to a
-    test.
-    """
-    # A picture on the front page has no theme of its own.
-    ink = {key: INK for key, colour in figures.STYLE.items() if colour == figures.INK}
-    # What was published and its limit; what was measured and its limit.
-    looks = (
-        ("o", figures.ORANGE, "none"),
-        ("|", figures.ORANGE, "none"),
-        ("o", figures.BLUE, figures.BLUE),
-        ("|", figures.BLUE, figures.BLUE),
-    )
-    with plt.rc_context(figures.STYLE | ink):
-        fig, ax = plt.subplots(figsize=(4.3, 2.55))
-        for y, (title, *values) in enumerate(drawn()):
-            beside = {"y": y - 0.36, "transform": ax.get_yaxis_transform()}
-            ax.text(0, s=title, weight="bold", **beside)
-            ax.text(1, s=said(values[0], values[2]), size=9, ha="right", **beside)
-            for x, (marker, colour, face) in zip(values, looks, strict=True):
-                size = 10 if marker == "o" else 18
-                ax.plot(x, [y] * len(x), marker, color=colour, mfc=face, ms=size, mew=1.8)
-        ax.set(xscale="log", xlim=(0.7, 5000), ylim=(2.4, -0.8), yticks=[], facecolor="none")
-        ax.set_xticks([1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
-        ax.set_xlabel("times as fast, published (○) and measured (●); limits (|)", size=9.5)
-        # A picture that names no version of Matplotlib is the same from all of them.
-        about = {"Software": None, "Description": json.dumps(drawn())}
-        fig.savefig(PICTURE, dpi=200, facecolor="white", metadata=about)
-
-
-def chapters():
-    """All chapters by part: title, question, and the reading time that their box states."""
-    lines = []
-    last = ""
+def boxes():
+    """{name of a chapter: (its page, part, title, question, minutes to read)}, in reading order."""
+    found = {}
     for part, name in by_part():
         if (path := ROOT / f"{name}.ipynb").exists():
             cells = [cell.source for cell in notebooks.read(path).cells]
             title, question = cells[0].removeprefix("# ").split("\n\n")[:2]
             time = re.search(r"\*\*Time:\*\* (\d+) min", "\n".join(cells))[1]
-            if part != last:
-                lines += ["", f"### {part}", ""]
-            last = part
-            bold = "**" if path.stem in CORE.split() else ""
-            link = f"[{bold}{title}{bold}]({name}.ipynb)"
-            lines.append(f"- {link} {question.strip('*')} *{time} min*")
+            page = f"{name}.ipynb"
+            found[path.stem] = page, part, title, question.strip("*"), int(time)
+    return found
+
+
+def chapters(box=None):
+    """All chapters by part: title, question, and the reading time that their box states."""
+    lines = []
+    last = ""
+    for name, (page, part, title, question, time) in (box or boxes()).items():
+        if part != last:
+            lines += ["", f"### {part}", ""]
+        last = part
+        bold = "**" if name in CORE.split() else ""
+        lines.append(f"- [{bold}{title}{bold}]({page}) {question} *{time} min*")
+    return "\n".join(lines)
+
+
+def routes(said, box):
+    """A line for each route: its chapters, and the minutes that all of them take."""
+    lines = []
+    for number, steps in enumerate(ROUTES, 1):
+        titles = {step: box[step][2].partition(":")[0] for step in steps.split()} | said
+        links = [f"[{titles[step]}]({box[step][0]})" for step in steps.split()]
+        time = sum(box[step][-1] for step in steps.split())
+        name = said[f"route {number}"]
+        lines.append(f"- **{name}** {' → '.join(links)} *{time} {said['minutes']}*")
     return "\n".join(lines)
 
 
@@ -170,24 +137,33 @@ def measured():
     return "\n".join(lines)
 
 
+IMAGE = f'<img src="book/_static/{DRAWING.name}" alt="{{alt}}" width="540px">'
+
+
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
-    found = vars(numbers())
-    told = "; ".join(f"{row[0]}: {said(row[1], row[3])}" for row in drawn())
-    picture = 'src="book/_static/front.png"'
-    alt = f'alt="How many times as fast: {told}."'
-    return {
-        "figure": f'<img {picture} {alt} width="560px" class="dark-light">',
-        "findings": TEXTS.read_text().format(**found),
-        "findings_ja": TEXTS.with_stem("front_ja").read_text().format(**found),
-        "chapters": chapters(),
-        "machines": measured(),
-    }
+    told = "; ".join(
+        f"{what}, beside {beside}: {times([published])} published, {times(ours)} measured"
+        for what, beside, published, ours in drawn()
+    )
+    box = boxes()
+    made = {"chapters": chapters(box), "machines": measured()}
+    for texts, language in ((TEXTS, ""), (TEXTS.with_stem("front_ja"), "_ja")):
+        said = sentences(texts)
+        of_language = {
+            "figure": IMAGE.format(alt=said["figure"].format(told=told)),
+            "claims": f'<div class="claims">\n\n{claims(texts)}\n\n</div>',
+            "counted": said["counted"].format(**counted()),
+            "routes": routes(said, box),
+            "should_i": _per_cent(said["should_i"].format(**vars(numbers()))),
+        }
+        made |= {f"{name}{language}": text for name, text in of_language.items()}
+    return made
 
 
-def filled(page):
+def filled(page, made=None):
     """``page`` with the blocks between its markers, <!-- name: … --> and <!-- end of name -->."""
-    for name, text in blocks().items():
+    for name, text in (made or blocks()).items():
         lines = rf"(<!-- {name}: .* -->\n)[\s\S]*(<!-- end of {name} -->)"
         page = re.sub(
             lines, lambda mark, text=text: f"{mark[1]}\n{text.strip()}\n\n{mark[2]}", page
@@ -197,5 +173,6 @@ def filled(page):
 
 if __name__ == "__main__":
     draw()
+    blocks_of_all = blocks()
     for page in PAGES:
-        (ROOT / page).write_text(filled((ROOT / page).read_text()))
+        (ROOT / page).write_text(filled((ROOT / page).read_text(), blocks_of_all))

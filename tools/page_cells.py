@@ -38,3 +38,19 @@ def joined(cells):
         before = folded and cell.cell_type == "code"
         kept.append(cell)
     return kept
+
+
+def inline(page, drawing):
+    """``page`` with the drawing itself where it shows that file: then its ink is the page's."""
+    svg = re.sub(r"\n<style>.*</style>| data-rows=\"[^\"]*\"", "", drawing.read_text())
+    # A blank line would end the HTML.
+    svg = re.sub(r"\n\s*\n", "\n", svg.strip())
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    look = 'style="display:block;width:100%;max-width:540px;height:auto;margin:auto"'
+    return re.sub(
+        rf'<img src="[^"]*/{drawing.name}" (alt="[^"]*")[^>]*>',
+        lambda image: f"<div>\n{svg}\n</div>".replace(
+            "<svg ", f'<svg role="img" aria-label{image[1][3:]} {look} ', 1
+        ),
+        page,
+    )
