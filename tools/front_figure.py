@@ -28,7 +28,7 @@ def drawn():
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
         ("LSTM of one layer", "its first version", n.one_layer, [n.gpu_layer]),
-        ("LSTM of four layers", "the first, of one", n.four_layers, [n.gpu_four]),
+        ("LSTM of four", "one layer's first version", n.four_layers, [n.gpu_four]),
         ("One kernel", "23 small kernels", 5, [n.gpu_fused]),
     ]
 
