@@ -112,9 +112,10 @@ class Replica:
     def finish(self, samples: int) -> None:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
-        A parameter that got no gradient, on some ranks or on all, counts as 0 there. ValueError for
-        less than one sample and, on all ranks, if their numbers differ. RuntimeError if a ``grad``
-        is no longer in its bucket, as after an optimizer's ``zero_grad()``.
+        A parameter that got no gradient, on some ranks or on all, counts as 0 there. ValueError if
+        ``samples`` is below one, and on all ranks if the ranks pass different ``samples``.
+        RuntimeError if a ``grad`` is no longer in its bucket, as after an optimizer's
+        ``zero_grad()``.
         """
         self.start_all()
         self.check_finish(samples)

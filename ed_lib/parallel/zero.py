@@ -65,10 +65,10 @@ class Stage0(Holdings):
         """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps
         clipped.
 
-        ValueError, on all ranks, if they call it with different numbers or options, or where
-        another is still at a backward pass or has been through none; for less than one sample; and
-        for a ``max_norm`` that is not above 0. RuntimeError if no rank has been through a backward
-        pass.
+        ValueError on all ranks if they pass different arguments or optimizer options. The same if a
+        rank is still at a backward pass, or only some ranks have been through one. ValueError if
+        ``samples`` is below one or ``max_norm`` not above 0. RuntimeError if no rank has been
+        through a backward pass.
         """
         self.full = self.look()
         self.check_step(samples, max_norm)
@@ -227,8 +227,8 @@ class Stage3(Stage2):
             self.fetch(unit)
 
     def leave(self, unit: Unit, outputs: Any) -> None:
-        """A unit has computed its outputs; the first gradient of one of them gathers its weights
-        again.
+        """A unit has computed its outputs, so its weights are freed. In the backward pass the first
+        gradient that reaches one of these outputs gathers the unit's weights again.
         """
 
         def back(_):

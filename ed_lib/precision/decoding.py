@@ -15,9 +15,10 @@ from ed_lib.models import GPT, attention
 def decode_step(net: GPT, tokens: Tensor, caches: list[list[Tensor]]) -> Tensor:
     """One more token of each text, (B,) → the scores of the one after it, (B, vocabulary).
 
-    caches: a list for each block, empty at the start of a text, then its keys and values, (B, a, t,
-    d) each, which do not change; the new token's are added. ValueError when all positions are full,
-    and for caches that are not one for each block.
+    ``caches`` has a list for each block. A list is empty at the start of a text. Then it holds the
+    keys and the values of the t tokens so far, (B, a, t, d) each, for a heads of d numbers. The new
+    token's are added. ValueError when all positions are full, and if there are not as many lists
+    as blocks.
     """
     blocks: Any = net.blocks
     lists = len({*map(id, caches)})
