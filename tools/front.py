@@ -78,7 +78,11 @@ def report(said):
     """The lines of code that diagnose a step, and a part of a report that the chapter printed."""
     cells = notebooks.read(ROOT / "book/start/your_own_step.ipynb").cells
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
-    printed = [output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output]
+    # As `ruff format` has it.
+    code = code.replace("import diagnose\n", "import diagnose\n\n")
+    printed = [
+        output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output
+    ]
     machine = next(re.match("CPU: (.*?) ·", text)[1] for text in printed if text[:4] == "CPU:")
     told = next(text for text in printed if text.startswith("The step waits"))
     verdict, shares, cures, operators = told.split("\n\n")[:4]
