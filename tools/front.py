@@ -70,7 +70,31 @@ def counted():
         rows = ROW.findall(section.partition("\nThe papers")[0])
         found += [re.search(r"\*\*(.*?)\*\*", row[2])[1] for row in rows if row[0] != "claim"]
     hold, in_part, fail = map(found.count, ("holds", "holds in part", "does not hold"))
-    return {"all": len(found), "hold": hold, "in_part": in_part, "fail": fail}
+    said = {"hold": hold, "in_part": in_part, "fail": fail, "untested": found.count("not tested")}
+    return said | {"all": len(found), "rest": len(found) - sum(said.values())}
+
+
+def report(said):
+    """The lines of code that diagnose a step, and a part of a report that the chapter printed."""
+    cells = notebooks.read(ROOT / "book/start/your_own_step.ipynb").cells
+    code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
+    # As `ruff format` has it.
+    code = code.replace("import diagnose\n", "import diagnose\n\n")
+    printed = [
+        output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output
+    ]
+    machine = next(re.match("CPU: (.*?) ·", text)[1] for text in printed if text[:4] == "CPU:")
+    told = next(text for text in printed if text.startswith("The step waits"))
+    verdict, shares, cures, operators = told.split("\n\n")[:4]
+    verdict = verdict.replace(" (", "\n(").splitlines()
+    parts = [
+        "\n".join(verdict[:2]),
+        shares,
+        "\n".join(cures.splitlines()[:3]),
+        "\n".join(operators.splitlines()[:4]),
+    ]
+    shown = "\n\n".join(parts)
+    return f"{code}\n\n{said['report'].format(machine=machine)}\n\n```text\n{shown}\n```"
 
 
 def boxes():
@@ -143,7 +167,7 @@ IMAGE = f'<img src="book/_static/{DRAWING.name}" alt="{{alt}}" width="540px">'
 def blocks():
     """{name of a block: its text}: what the command writes into PAGES."""
     told = "; ".join(
-        f"{what}, beside {beside}: {times([published])} published, {times(ours)} measured"
+        f"{what}, against {beside}: {times([published])} published, {times(ours)} measured"
         for what, beside, published, ours in drawn()
     )
     box = boxes()
@@ -154,6 +178,7 @@ def blocks():
             "figure": IMAGE.format(alt=said["figure"].format(told=told)),
             "claims": f'<div class="claims">\n\n{claims(texts)}\n\n</div>',
             "counted": said["counted"].format(**counted()),
+            "report": report(said),
             "routes": routes(said, box),
             "should_i": _per_cent(said["should_i"].format(**vars(numbers()))),
         }

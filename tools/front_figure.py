@@ -24,12 +24,12 @@ def drawn():
     """The figure's rows: (what, beside what, published, measured)."""
     n = numbers()
     return [
-        ("All layers' update", "forward pass", 3000, n.at_once),
+        ("Update of all layers", "forward pass", 3000, n.at_once),
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
-        ("LSTM of one layer", "its first version", n.one_layer, [n.gpu_layer]),
-        ("LSTM of four", "one layer's first version", n.four_layers, [n.gpu_four]),
-        ("One kernel", "23 small kernels", 5, [n.gpu_fused]),
+        ("LSTM, last version", "first version", n.one_layer, [n.gpu_layer]),
+        ("LSTM, four layers", "first version, one layer", n.four_layers, [n.gpu_four]),
+        ("One GPU function", "23 small ones", 5, [n.gpu_fused]),
     ]
 
 
@@ -68,7 +68,7 @@ def _figure(size):
     fig, ax = plt.subplots(figsize=size)
     for y, (what, beside, published, measured) in enumerate(drawn()):
         place = {"y": y - 0.43, "transform": ax.get_yaxis_transform(), "va": "center"}
-        ax.text(0, s=f"{what}, beside {beside}", weight="bold", size=9.5, **place)
+        ax.text(0, s=f"{what}, against {beside}", weight="bold", size=9.5, **place)
         ax.text(1, s=f"{times([published])} → {times(measured)}", ha="right", **place)
         if abs(np.log10(published / measured[-1])) > 0.15:  # else the two marks touch
             # Along the row, up to the nearest of what was measured.

@@ -14,9 +14,9 @@ from tools.notebooks import ROOT
 CHAPTER = Path("book/ed/honest_timing.ipynb")
 FIGURE = "140bb615"  # the id of the cell that draws it
 MARK = "<!-- hero -->"  # where it stands on the first page
-CAPTION = """A call gives three kernels, which are functions for a GPU, to a toy device. The call
-returns at once, and the device goes on. A clock that does not wait for the device misses most of
-the work. <a href="book/ed/honest_timing.html">Honest timing</a> builds this device."""
+CAPTION = """A program asks a toy GPU to run three functions, called kernels. The call returns
+at once, and the GPU goes on computing. A clock that stops at the return misses most of the work.
+<a href="book/ed/honest_timing.html">Honest timing</a> builds this device."""
 
 
 def runnable(drawing, root):
