@@ -95,7 +95,7 @@ def forward_tile(k, rows, x, states, out, layers, scale):
     """Some rows of the batch through all layers of network k."""
     depth = len(layers.weight)
     inputs = x.shape[1]
-    # (I, C): what is sent twice, by both types of sender, is weighed once
+    # (I, C): each input is sent twice, once by each type, so add its two weights
     w = layers.first[k, :inputs] + layers.first[k, inputs:]
     bias = layers.first_bias[k, 0]
     answer(x=x[rows], w=w, bias=bias, scale=scale, y=states[0, k, rows], later=w)

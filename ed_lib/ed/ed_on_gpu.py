@@ -27,7 +27,7 @@ forward(real* states, const real* weight, const real* bias,
     extern __shared__ real x[];      // (ROWS, C): what the layer below answers to ROWS samples
     real* sums = x + ROWS * cells;   // (parts, ROWS, C): what each part of the senders adds up to
     int first = blockIdx.x * ROWS, rows = min(ROWS, batch - first), k = blockIdx.y;
-    // a thread: a receiver, some senders
+    // a thread adds up what some senders (its part) send to one receiver
     int o = threadIdx.x, part = threadIdx.y, parts = blockDim.y;
     int share = (cells + parts - 1) / parts, end = min(cells, (part + 1) * share);
     states += ((size_t)k * batch + first) * cells + o;

@@ -51,8 +51,9 @@ class EDTransformer(Transformer):
         self.rules["scores"] = "backprop"
 
     def learn(self, x: Tensor, target: Tensor) -> float:
-        """Puts what each parameter is to descend into its ``grad``, None if it does not learn: x
-        and target (B, T) → the mean loss. Each rule moves its own parts' weights, and no others.
+        """Stores in each parameter's ``grad`` the gradient that the optimizer follows, or None if
+        the parameter does not learn: x and target (B, T) → the mean loss. Each rule moves the
+        weights of its own parts, and no others.
         """
         check.shape("target", tuple(target.shape), tuple(x.shape))
         answers = self.answers(x)
@@ -63,7 +64,7 @@ class EDTransformer(Transformer):
         error = (probabilities - F.one_hot(target, self.vocabulary)) / target.numel()
         for part, rule in self.rules.items():
             if rule == "broadcast":
-                # As if the loss were what the part answers times what it is told: (B, T, C)
+                # The part's loss: each number it answers times what the number is told, (B, T, C)
                 told = broadcast(error, answers[part].shape[2])
                 self.descend(answers[part], [part], told)
         return loss.item()

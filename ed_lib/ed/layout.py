@@ -57,7 +57,7 @@ def fire(x: Array, weight: Array, bias: Array, u0: float, out: Array) -> None:
     """
     lib = library(out)
     if lib.__name__ == "torch":
-        # PyTorch has the product, the bias and the 2/u0 in one call.
+        # PyTorch has the product, the bias and the scale 2/u0 in one call.
         lib.baddbmm(bias, x, weight, beta=2 / u0, alpha=2 / u0, out=out)
         out.sigmoid_()
         return

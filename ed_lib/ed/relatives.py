@@ -198,7 +198,7 @@ class Perceptron:
         if self.rule == "backprop":
             return delta @ after.T
         if self.rule == "sign":
-            # A sign is larger than a weight: √O′ brings a sum of O′ of them back to one's size.
+            # Dividing by √O′ keeps a sum of O′ numbers about as large as one number.
             return delta @ after.T.sign() / after.shape[1] ** 0.5
         if self.rule == "feedback":
             return delta @ self.transposes[n + 1]
