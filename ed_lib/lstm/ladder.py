@@ -213,7 +213,8 @@ def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
         for slot in slots(len(blocks), len(layers)):
             for n, block in slot:
                 inputs, recurrence = pairs[n]
-                # From the layer below; for its own block before, a stream keeps its order.
+                # A block waits for the layer below by this event, and for the block before by
+                # the order of its own streams.
                 if n:
                     inputs.wait_event(done[n - 1, block])
                 done[n, block] = run_block(layers[n], blocks[block], weights[n], inputs, recurrence)

@@ -177,9 +177,9 @@ def pack(weights: Sequence[torch.Tensor], bits: int = 32) -> Weights:
 
 
 def blocks(w: torch.Tensor) -> np.ndarray:
-    """(4, P, K, n) → (N, K, 4 · LANES · n): a block's weights of each k side by side."""
-    w = w.unflatten(1, (-1, LANES))  # (4, N, LANES, K, n)
-    w = w.permute(1, 3, 0, 2, 4)  # (N, K, 4, LANES, n)
+    """(gates, units, K, n) → (blocks, K, 4 · LANES · n): a block's weights of each k together."""
+    w = w.unflatten(1, (-1, LANES))  # (gates, blocks, LANES, K, n)
+    w = w.permute(1, 3, 0, 2, 4)  # (blocks, K, gates, LANES, n)
     return w.flatten(2).contiguous().numpy()
 
 

@@ -68,7 +68,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        """The gradients of a, b and h, by the same."""
+        """The gradients of a, b and h, by the same scan."""
         a, states, h = ctx.saved_tensors
         # From the last step to the first: a_{t+1}, of which the last step has none
         later = torch.cat([a[1:], torch.zeros_like(a[:1])]).flip(0)
