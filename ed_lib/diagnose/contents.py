@@ -3,7 +3,6 @@ processors take far longer, and rows whose label the loss ignores.
 """
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ed_lib.diagnose import operands
 from ed_lib.diagnose.watching import Watch
@@ -36,7 +35,7 @@ class Contents(Watch):
     def _subnormal(self, args, kwargs):
         """The share of subnormal numbers among all that an operator is given on a processor."""
         found = total = 0
-        for tensor in operands.strided(tree_leaves((args, kwargs))):
+        for tensor in operands.strided(operands.leaves((args, kwargs))):
             if tensor.numel() >= FEW and tensor.dtype in WIDE and tensor.device.type == "cpu":
                 # A loop meets the same weights in each turn.
                 state = (*self._state(tensor), tensor.storage_offset(), tensor.shape)

@@ -16,7 +16,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ed_lib import machine
 from ed_lib.diagnose import operands, operator_flops, places
@@ -201,7 +200,7 @@ class Watch(TorchDispatchMode):
 
     def _hold(self, args, kwargs, result):
         """Counts the memory of all that is seen, until nothing holds it any more."""
-        for tensor in operands.strided(tree_leaves((args, kwargs, result))):
+        for tensor in operands.strided(operands.leaves((args, kwargs, result))):
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
             if size and address not in self._alive:
@@ -222,7 +221,7 @@ class Watch(TorchDispatchMode):
         inputs: as a compiler finds common subexpressions.
         """
         inputs = []
-        for given in tree_leaves((args, kwargs)):
+        for given in operands.leaves((args, kwargs)):
             if isinstance(given, torch.Tensor) and given.layout == torch.strided:
                 state = self._state(given)
                 where = (given.storage_offset(), given.shape, given.stride())
@@ -232,7 +231,7 @@ class Watch(TorchDispatchMode):
         value = hash((function, tuple(inputs)))
         if torch.Tag.nondeterministic_seeded in function.tags:
             value = hash((value, len(self.calls)))
-        for tensor in operands.strided(tree_leaves(result)):
+        for tensor in operands.strided(operands.leaves(result)):
             self._values[self._state(tensor)] = value
         return value
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ed_lib.diagnose import operands, watching
 
@@ -97,3 +98,15 @@ def test_the_format_of_an_operator_is_its_results():
     assert operands.dtype_of([ROWS]) == "int64"
     assert operands.dtype_of([ROWS, X.half()]) == "float16"
     assert operands.dtype_of([]) == "float32"
+
+
+@pytest.mark.oracle
+def test_leaves_are_those_of_pytorch():
+    given = (
+        (X, [X, None, 1.5]),
+        {"out": (WHICH, []), "dim": [0, 1]},
+        torch.return_types.max([X, X]),
+    )
+    assert [id(leaf) for leaf in operands.leaves(given)] == [
+        id(leaf) for leaf in tree_leaves(given)
+    ]
