@@ -100,7 +100,7 @@ def test_numbers_may_be_written_in_several_ways(reader, text, value):
     box.fill("8B")
 
 
-@pytest.mark.parametrize("width", [pages.PHONE, pages.DESK])
+@pytest.mark.parametrize("width", [pages.PHONE, pytest.param(pages.DESK, marks=pytest.mark.slow)])
 def test_what_is_wrong_moves_nothing(page, width):
     page.set_viewport_size({"width": width, "height": 900})
     before = page.evaluate(PLACES)

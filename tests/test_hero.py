@@ -10,6 +10,7 @@ from tools import hero, notebooks
 
 browser, site, tab = pages.browser, pages.site, pages.tab
 PLACES = ["index", hero.CHAPTER.with_suffix("").as_posix()]
+DAILY = [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.slow)]  # both are looked at weekly
 RETURNED, DONE = "0.09 ms", "3.03 ms"  # three launches of 0.03 ms; the first, and three kernels
 
 
@@ -30,13 +31,14 @@ class Hero:
         self.status.get_by_text(words).wait_for()
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=DAILY)
 def shown(request, tab, site):
     tab.goto(f"{site}{request.param}.html")
     yield Hero(tab)
     assert tab.faults == []
 
 
+@pytest.mark.parametrize("shown", PLACES, indirect=True)
 def test_it_shows_a_run_before_anything_is_touched(shown):
     assert shown.figure.count() == 1 and shown.numbers() == [RETURNED, DONE, "34 ×"]
     assert "Press Run" in shown.status.inner_text()
@@ -115,7 +117,7 @@ def test_it_can_be_read_on_a_phone_and_axe_finds_no_fault(shown, theme):
     assert axe_finds(shown.tab) == []
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", DAILY)
 def test_without_javascript_and_on_paper_a_picture_stands_there(browser, site, name):
     plain = browser.new_context(java_script_enabled=False).new_page()
     plain.goto(f"{site}{name}.html")

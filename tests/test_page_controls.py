@@ -20,7 +20,7 @@ FOCUS = """() => {
 }"""
 
 
-@pytest.fixture(scope="module", params=["http", "file"])
+@pytest.fixture(scope="module", params=["http", pytest.param("file", marks=pytest.mark.slow)])
 def reader(request, browser, site):
     """A chapter, from a server and from the disk, loaded once."""
     book = site if request.param == "http" else f"{HTML.as_uri()}/"

@@ -289,7 +289,7 @@ def test_which_when_is_one_sheet_of_paper_that_can_be_read(tab, site):
 
 def test_a_printed_page_is_light_a4_with_its_folded_code(tab, site):
     tab.emulate_media(color_scheme="dark")
-    tab.goto(f"{site}book/ed/error_diffusion.html")
+    tab.goto(f"{site}book/precision/smaller_models.html")
     sheets = PdfReader(BytesIO(tab.pdf(prefer_css_page_size=True))).pages
     text = "".join(sheet.extract_text() for sheet in sheets)
     assert "figures.show(" in text and "A solution" in text
