@@ -14,7 +14,7 @@ def barrier(n, step, counters, patience):
     """Says that thread n has done ``step``, and waits until all have; False if one does not
     come.
     """
-    # each counter has one writer, so that no two threads have to agree on a sum
+    # each thread has a counter of its own, since additions to one counter would wait in turn
     store_release(counters[n], step)
     for other in range(len(counters)):
         looks = 0

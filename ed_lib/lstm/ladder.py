@@ -201,8 +201,8 @@ def slots(blocks: int, layers: int) -> list[list[tuple[int, int]]]:
 
 def wavefront(layers: Sequence[Layer], combine: int = 2) -> None:
     """Rung 7: all layers, from the lowest, each with two streams of its own, in blocks of
-    ``combine`` steps. A layer can take a block once the layer below has, and itself the block
-    before; so those with the same layer + block run at once.
+    ``combine`` steps. A layer computes a block once the layer below has computed it, and once it
+    has itself computed the block before. So blocks with the same layer + block run at once.
     """
     blocks = layers[0].blocks(combine)
     done: dict[tuple[int, int], Any] = {}  # events: when a layer has finished a block
