@@ -45,6 +45,7 @@ def test_the_sentences_hold():
     """The words of front.md, where other numbers would make them wrong."""
     n = front_numbers.numbers()
     assert 1.1 < n.arithmetic and 8 * n.returned < n.done, "the clock stopped too early"
+    assert round(2 * n.gflop, 1) == 4.3 and n.rtx == 317, "a step of ED, in the first page's words"
     assert 1 < n.beside_tf32 < n.beside_float32, "but only"
     steps = records.rows(records.of("precision", front_numbers.GPU), model="encoder")
     steps = steps[(steps["format"] == "bfloat16") & (steps["batch"] <= 4)]

@@ -75,7 +75,9 @@ def counted():
 
 
 def report(said):
-    """The lines of code that diagnose a step, and a part of a report that the chapter printed."""
+    """The lines of code that diagnose a step, and a part of a report that the chapter printed,
+    after what its words mean.
+    """
     cells = notebooks.read(ROOT / "book/start/your_own_step.ipynb").cells
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
     # As `ruff format` has it.
@@ -90,11 +92,13 @@ def report(said):
     parts = [
         "\n".join(verdict[:2]),
         shares,
-        "\n".join(cures.splitlines()[:3]),
-        "\n".join(operators.splitlines()[:4]),
+        "\n".join(cures.splitlines()[:2]),
+        "\n".join(operators.splitlines()[:3]),
     ]
     shown = "\n\n".join(parts)
-    return f"{code}\n\n{said['report'].format(machine=machine)}\n\n```text\n{shown}\n```"
+    words = "\n".join(f"- {said[name]}" for name in said if name.startswith("report "))
+    head = f"{code}\n\n{said['install']}\n\n{said['report'].format(machine=machine)}"
+    return f"{head}\n\n{words}\n\n```text\n{shown}\n```"
 
 
 def boxes():

@@ -24,11 +24,11 @@ def drawn():
     """The figure's rows: (what, beside what, published, measured)."""
     n = numbers()
     return [
-        ("Update of all layers", "forward pass", 3000, n.at_once),
+        ("ED's update", "its forward pass", 3000, n.at_once),
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
-        ("LSTM, last version", "first version", n.one_layer, [n.gpu_layer]),
-        ("LSTM, four layers", "first version, one layer", n.four_layers, [n.gpu_four]),
+        ("LSTM layer after NVIDIA's changes", "before", n.one_layer, [n.gpu_layer]),
+        ("Four layers after them", "one layer before", n.four_layers, [n.gpu_four]),
         ("One GPU function", "23 small ones", 5, [n.gpu_fused]),
     ]
 

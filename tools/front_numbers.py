@@ -38,6 +38,8 @@ def _of_the_update():
         by_hand = took["chain", "by hand"] + took["update", "by hand"]
         saved[machine] = (took["forward", "ED, layers"] + by_hand) / ed
     return {
+        "gflop": 1e-9 * listing["floor_flops"]["update"],
+        "rtx": 1e-9 * RTX_3070,
         "arithmetic": 1e3 * listing["floor_flops"]["update"] / RTX_3070,
         "returned": 1e3 * listing["launch"]["update"],
         "done": 1e3 * listing["seconds"]["update"],

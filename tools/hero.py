@@ -14,9 +14,12 @@ from tools.notebooks import ROOT
 CHAPTER = Path("book/ed/honest_timing.ipynb")
 FIGURE = "140bb615"  # the id of the cell that draws it
 MARK = "<!-- hero -->"  # where it stands on the first page
-CAPTION = """A program asks a toy GPU to run three functions, called kernels. The call returns
-at once, and the GPU goes on computing. A clock that stops at the return misses most of the work.
-<a href="book/ed/honest_timing.html">Honest timing</a> builds this device."""
+# What stands above it there, with the words that it needs.
+LEAD = """In this figure a program asks a toy GPU, the *device*, to run three functions, called
+*kernels*."""
+CAPTION = """The program's call returns at once, and the GPU goes on computing. A clock that stops
+at the return misses most of the work. You build this toy GPU in
+<a href="book/ed/honest_timing.html">Honest timing</a>."""
 
 
 def runnable(drawing, root):
@@ -43,4 +46,4 @@ def on_first_page(text):
     drawing = re.sub(
         "<figcaption>.*?</figcaption>", f"<figcaption>{CAPTION}</figcaption>", drawing, flags=re.S
     )
-    return text.replace(MARK, f"```{{raw}} html\n{runnable(drawing, '')}\n```")
+    return text.replace(MARK, f"{LEAD}\n\n```{{raw}} html\n{runnable(drawing, '')}\n```")
