@@ -75,8 +75,8 @@ def counted():
 
 
 def report(said):
-    """The lines of code that diagnose a step, and a part of a report that the chapter printed,
-    after what its words mean.
+    """The lines of code that diagnose a step, a part of a report that the chapter printed, what its
+    words mean, and how to install it.
     """
     cells = notebooks.read(ROOT / "book/start/your_own_step.ipynb").cells
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
@@ -96,9 +96,12 @@ def report(said):
         "\n".join(operators.splitlines()[:3]),
     ]
     shown = "\n\n".join(parts)
-    words = "\n".join(f"- {said[name]}" for name in said if name.startswith("report "))
-    head = f"{code}\n\n{said['install']}\n\n{said['report'].format(machine=machine)}"
-    return f"{head}\n\n{words}\n\n```text\n{shown}\n```"
+    compared = next(text for text in printed if "times as fast; it waits" in text)
+    gain = re.search(r"([\d.]+) times as fast; it waits", compared)[1]
+    explained = [said[name].format(gain=gain) for name in said if name.startswith("report ")]
+    words = "\n".join(f"- {line}" for line in explained)
+    head = f"{code}\n\n{said['report'].format(machine=machine)}"
+    return f"{head}\n\n```text\n{shown}\n```\n\n{words}\n\n{said['install']}"
 
 
 def boxes():
