@@ -28,6 +28,7 @@ INDEX = {
     " | gradient accumulation",
     "training_in_eight_bits": "FP8",
     "how_few_bits": "quantization | GPTQ",
+    "one_token_at_a_time": "GEMV | KV cache | decode",
     "one_step": "CUDA graphs | LSTM slow | slow LSTM",
 }
 
