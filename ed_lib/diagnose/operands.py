@@ -21,7 +21,7 @@ SHAPED |= {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward"}
 
 def leaves(given: Any) -> list:
     """What stands in nested lists, tuples and dicts, in order: all that the dispatcher hands over.
-    PyTorch's own ``tree_leaves`` knows more containers, and takes several times as long, which a
+    PyTorch's own ``tree_leaves`` knows more containers, and takes some three times as long, which a
     step of thousands of calls feels.
     """
     if isinstance(given, dict):
