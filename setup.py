@@ -2,5 +2,8 @@
 
 from setuptools import find_packages, setup
 
-# The records are a package as well, which pyproject.toml maps to their folder.
-setup(packages=[*find_packages(include=["ed_lib*"]), "ed_lib.recorded"])
+# Folders without code are packages as well: the samples, and the records, which pyproject.toml maps
+# to their folder.
+DATA = ["ed_lib.samples", "ed_lib.recorded"]
+
+setup(packages=[*find_packages(include=["ed_lib*"]), *DATA])

@@ -94,12 +94,13 @@ def as_it_is(plain):
     return plain
 
 
-def made(make, size, cure=as_it_is):
+def made(make, size, device, cure=as_it_is):
     """The training, from the same weights and the same batch each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = make(size)
-    return cure(plain)
+    # a cure may make a module anew, on the CPU
+    return cure(plain.to(device)).to(device)
 
 
 def losses(one):
@@ -112,16 +113,17 @@ def losses(one):
     return torch.tensor(found, dtype=torch.float64)
 
 
-def exactly(make, size):
+def exactly(make, size, device):
     """The losses of the plain step in float64."""
-    plain = made(make, size)
+    plain = made(make, size, device)
     plain.model.double()
     return losses(plain)
 
 
-def version(name, make, size, cure, exact):
+def version(name, size, device, cure, exact):
     """A step with a cure as the harness times it, compared with the ``exact`` losses."""
-    one = made(make, size, cure)
+    make, _ = STEPS[name]
+    one = made(make, size, device, cure)
     error = formats.deviation([losses(one)], [exact])
     one.set_rate(RATE)
     format = "bfloat16" if cure is autocast else "float32"
@@ -138,13 +140,13 @@ def gains(size, device, name):
     is with the cure, per example; from quartile to quartile, "at least" and "at most".
     """
     make, tried = STEPS[name]
-    exact = exactly(make, size)
-    versions = [version(name, make, size, as_it_is, exact)]
+    exact = exactly(make, size, device)
+    versions = [version(name, size, device, as_it_is, exact)]
     for cure in tried:
-        if lacking := lacks(cure):
+        if lacking := lacks(cure, device):
             print(f"{name}, {NAMES[cure]}: left out, since this machine lacks {lacking}")
         else:
-            versions.append(version(name, make, size, cure, exact))
+            versions.append(version(name, size, device, cure, exact))
     rows = harness.measure(versions, device, size.seconds, rounds=size.rounds)
     cured = {row["cure"]: row for row in rows}
     # Without it, since it deviates itself, there is nothing to compare with: a KeyError.
@@ -193,7 +195,7 @@ def of_memory(size, name):
 def diagnosis(size, device, name):
     """The report on a plain step."""
     make, _ = STEPS[name]
-    one = made(make, size)
+    one = made(make, size, device)
     restore = [one.model, one.optimizer]
     return diagnose.step(one, batches=one.endless(), device=device, restore=restore)
 
@@ -235,5 +237,7 @@ def memory(size, device):
 
 
 TABLES = {"parts": parts, "pairs": pairs, "memory": memory}
+# fresh memory is a CPU's
+ON_GPU = ("parts", "pairs")
 TIMED = True
 context = formats.restored

@@ -138,8 +138,20 @@ def test_gelu_written_out_is_torchs():
 
 
 def test_lenet_is_as_large_as_d2ls():
-    model = own_steps.made(own_steps.STEPS["LeNet, d2l's, batch 8"][0], SIZE).model
+    model = own_steps.made(own_steps.STEPS["LeNet, d2l's, batch 8"][0], SIZE, "cpu").model
     assert sum(p.numel() for p in model.parameters()) == 61_706
+
+
+@pytest.mark.parametrize("name", own_steps.STEPS)
+def test_a_step_and_each_of_its_cures_go_whole_to_another_device(name):
+    make, tried = own_steps.STEPS[name]
+    # on "meta" there is nothing to compile, and no weights to copy
+    for cure in {own_steps.as_it_is, *tried} - {cures.compiled, cures.one_call}:
+        one = own_steps.made(make, SIZE, "meta", cure)
+        held = [*one.model.parameters(), *one.model.buffers(), *one.batch]
+        assert {each.device.type for each in held} == {"meta"}
+        optimized = [each for group in one.optimizer.param_groups for each in group["params"]]
+        assert {*map(id, optimized)} == {*map(id, one.model.parameters())}
 
 
 def test_processes_that_get_memory_otherwise_take_turns(monkeypatch):

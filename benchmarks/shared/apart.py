@@ -40,7 +40,7 @@ def main(name, options):
     torch.set_num_threads(threads)
     size = Size(**values)
     make, _ = own_steps.STEPS[name]
-    one = own_steps.made(make, size)
+    one = own_steps.made(make, size, "cpu")
     one.set_rate(own_steps.RATE)
     one.go()  # makes the optimizer's state
     seconds = timing.measure(one.go, min_seconds=size.seconds).median

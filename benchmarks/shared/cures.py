@@ -28,7 +28,8 @@ def fused_optimizer(plain):
 
 
 def autocast(plain):
-    return replace(plain, context=partial(torch.autocast, "cpu", torch.bfloat16))
+    device = next(plain.model.parameters()).device.type
+    return replace(plain, context=partial(torch.autocast, device, torch.bfloat16))
 
 
 def channels_last(plain):
@@ -85,10 +86,16 @@ NAMES = {
 }
 
 
-def lacks(cure):
+def lacks(cure, device):
     """What a cure needs and this machine lacks, in words; "" if it can be tried."""
     if cure is compiled and not shutil.which(os.environ.get("CXX", "g++")):
         return "a C++ compiler"
-    if cure is autocast and not {"bf16", "amx"} & {*machine.flags()}:
+    if cure is autocast and not computes_in_bfloat16(device):
         return "instructions for bfloat16"
     return ""
+
+
+def computes_in_bfloat16(device):
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)
+    return bool({"bf16", "amx"} & {*machine.flags()})

@@ -43,10 +43,21 @@ class Training:
     def __post_init__(self):
         self.optimizer = self.new_optimizer(self.model.parameters())
 
+    def to(self, device):
+        """Moves the model and the batch, and begins the optimizer anew → itself. What a loader
+        brings follows at each step.
+        """
+        self.model.to(device)
+        self.batch = [each.to(device) for each in self.batch]
+        self.optimizer = self.new_optimizer(self.model.parameters())
+        return self
+
     def __call__(self, batch=None):
         """Trains once → the loss before it."""
+        device = next(self.model.parameters()).device
+        here = [each.to(device) for each in batch or self.batch]
         with self.context():
-            loss = self.loss(self.model, *(batch or self.batch))
+            loss = self.loss(self.model, *here)
         training.optimizer_step(loss, self.optimizer)
         return loss.detach()
 
