@@ -9,6 +9,7 @@ from tests.test_pages import CONTRAST, PALE, TOO_WIDE, axe_finds
 from tools import hero, notebooks
 
 browser, site, tab = pages.browser, pages.site, pages.tab
+JAPANESE = "index_ja"
 PLACES = ["index", hero.CHAPTER.with_suffix("").as_posix()]
 DAILY = [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.slow)]  # both are looked at weekly
 RETURNED, DONE = "0.09 ms", "3.03 ms"  # three launches of 0.03 ms; the first, and three kernels
@@ -145,12 +146,24 @@ def test_colours_and_picture_are_those_of_the_notebook(shown):
 def test_a_chapter_without_the_figure_is_told(monkeypatch):
     monkeypatch.setattr(hero, "FIGURE", "no such")
     with pytest.raises(ValueError, match="honest_timing.*no such has no figure"):
-        hero.on_first_page(hero.MARK)
+        hero.on_first_page(hero.MARKS["en"])
     assert hero.on_first_page("no mark") == "no mark"
 
 
 def test_pages_without_it_do_not_load_its_script():
     loads = [path for path in HTML.rglob("*.html") if "hero.js" in path.read_text()]
-    assert sorted(path.relative_to(HTML).with_suffix("").as_posix() for path in loads) == sorted(
-        PLACES
-    )
+    there = {path.relative_to(HTML).with_suffix("").as_posix() for path in loads}
+    assert there == {*PLACES, JAPANESE}
+
+
+def test_on_the_japanese_page_it_speaks_japanese(tab, site):
+    tab.goto(f"{site}{JAPANESE}.html")
+    figure = tab.locator("figure.hero")
+    status = figure.get_by_role("status")
+    assert status.inner_text().startswith("「実行」を押して")
+    figure.get_by_role("button", name="実行").click()
+    status.get_by_text(f"デバイスは {DONE} で終わりました。").wait_for()
+    figure.get_by_role("switch", name="デバイスを待つ").check()
+    status.get_by_text(f"時計は {DONE} を示します。").wait_for()
+    assert figure.locator("dd").all_inner_texts() == [DONE, DONE, "1.0 ×"]
+    assert tab.faults == []

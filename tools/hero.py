@@ -13,13 +13,23 @@ from tools.notebooks import ROOT
 
 CHAPTER = Path("book/ed/honest_timing.ipynb")
 FIGURE = "140bb615"  # the id of the cell that draws it
-MARK = "<!-- hero -->"  # where it stands on the first page
-# What stands above it there, with the words that it needs.
-LEAD = """In this figure a program asks a toy GPU, the *device*, to run three functions, called
-*kernels*."""
-CAPTION = """The program's call returns at once, and the GPU goes on computing. A clock that stops
+# Where it stands on the first pages, by language; what stands above it, with the words that it
+# needs, and below it.
+MARKS = {"en": "<!-- hero -->", "ja": "<!-- hero_ja -->"}
+LEADS = {
+    "en": """In this figure a program asks a toy GPU, the *device*, to run three functions, called
+*kernels*.""",
+    "ja": """この図では、プログラムがおもちゃの GPU（*デバイス*）に、*カーネル*と呼ばれる関数を
+3 つ実行させます。""",
+}
+CAPTIONS = {
+    "en": """The program's call returns at once, and the GPU goes on computing. A clock that stops
 at the return misses most of the work. You build this toy GPU in
-<a href="book/ed/honest_timing.html">Honest timing</a>."""
+<a href="book/ed/honest_timing.html">Honest timing</a>.""",
+    "ja": """プログラムの呼び出しはすぐに戻り、GPU は計算を続けます。呼び出しが戻ったときに止まる
+時計は、処理の大部分を見逃します。このおもちゃの GPU は、
+<a href="book/ed/honest_timing.html">正しい時間の測り方</a>の章で作ります。""",
+}
 
 
 def runnable(drawing, root):
@@ -34,8 +44,9 @@ def runnable(drawing, root):
 
 
 def on_first_page(text):
-    """The first page with the figure at its mark. ValueError where the chapter has none."""
-    if MARK not in text:
+    """A first page with the figure at its mark. ValueError where the chapter has none."""
+    language = next((each for each, mark in MARKS.items() if mark in text), None)
+    if language is None:
         return text
     cells = notebooks.read(ROOT / CHAPTER).cells
     outputs = (output for cell in cells if cell.id == FIGURE for output in cell.outputs)
@@ -43,7 +54,7 @@ def on_first_page(text):
     drawing = next(filter(None, found), None)
     if not drawing:
         raise ValueError(f"{CHAPTER}: cell {FIGURE} has no figure; the first page shows it")
-    drawing = re.sub(
-        "<figcaption>.*?</figcaption>", f"<figcaption>{CAPTION}</figcaption>", drawing, flags=re.S
-    )
-    return text.replace(MARK, f"{LEAD}\n\n```{{raw}} html\n{runnable(drawing, '')}\n```")
+    caption = f"<figcaption>{CAPTIONS[language]}</figcaption>"
+    drawing = re.sub("<figcaption>.*?</figcaption>", caption, drawing, flags=re.S)
+    html = f"```{{raw}} html\n{runnable(drawing, '')}\n```"
+    return text.replace(MARKS[language], f"{LEADS[language]}\n\n{html}")
