@@ -95,6 +95,7 @@ mutants: setup  ## make small mistakes in a module, and list those that its test
 
 repository: setup  ## write the book's address (URL=https://...) everywhere
 	@$(PY) -m tools.repository "$(URL)"
+	@$(PY) -m tools.front
 
 clean:  ## remove what was built, but not .venv
 	rm -rf _build

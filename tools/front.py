@@ -6,7 +6,7 @@ front_ja.md. Their numbers are of records, or published.
 import re
 
 from ed_lib import records, timing
-from tools import notebooks
+from tools import notebooks, repository
 from tools.front_figure import DRAWING, draw, drawn, times
 from tools.front_numbers import numbers
 from tools.pages import ROOT, by_part
@@ -75,33 +75,33 @@ def counted():
 
 
 def report(said):
-    """The lines of code that diagnose a step, a part of a report that the chapter printed, what its
-    words mean, and how to install it.
+    """The lines of code that diagnose a step, how to install what they need, a part of a report
+    that the chapter printed, and what its words mean.
     """
     cells = notebooks.read(ROOT / "book/start/your_own_step.ipynb").cells
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
     # As `ruff format` has it.
     code = code.replace("import diagnose\n", "import diagnose\n\n")
+    install = f"# in a shell: pip install git+{repository.address()}"
+    code = code.replace("```python\n", f"```python\n{install}\n", 1)
     printed = [
         output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output
     ]
     machine = next(re.match("CPU: (.*?) ·", text)[1] for text in printed if text[:4] == "CPU:")
     told = next(text for text in printed if text.startswith("The step waits"))
-    verdict, shares, cures, operators = told.split("\n\n")[:4]
+    verdict, shares, cures, *_ = told.split("\n\n")
     verdict = verdict.replace(" (", "\n(").splitlines()
-    parts = [
-        "\n".join(verdict[:2]),
-        shares,
-        "\n".join(cures.splitlines()[:2]),
-        "\n".join(operators.splitlines()[:3]),
-    ]
-    shown = "\n\n".join(parts)
+    head, first = cures.splitlines()[:2]
+    shown = "\n\n".join(["\n".join(verdict[:2]), shares, f"{head}\n{first}"])
+    bound, *_ = first.split()
     compared = next(text for text in printed if "times as fast; it waits" in text)
     gain = re.search(r"([\d.]+) times as fast; it waits", compared)[1]
-    explained = [said[name].format(gain=gain) for name in said if name.startswith("report ")]
+    explained = [
+        said[name].format(gain=gain, bound=bound) for name in said if name.startswith("report ")
+    ]
     words = "\n".join(f"- {line}" for line in explained)
-    head = f"{code}\n\n{said['report'].format(machine=machine)}"
-    return f"{head}\n\n```text\n{shown}\n```\n\n{words}\n\n{said['install']}"
+    told = said["report"].format(machine=machine)
+    return f"{code}\n\n{said['install']}\n\n{told}\n\n```text\n{shown}\n```\n\n{words}"
 
 
 def boxes():
@@ -147,7 +147,7 @@ def measured():
     too.
     """
     lines = [
-        "| machine | date | a step of ED | 100 steps of an LSTM | float32, reached |",
+        "| machine | date | a step of ED | 100 steps of an LSTM | memory and arithmetic, at the most |",
         "|" + "---|" * 5,
     ]
     of_lstm = records.by_machine("lstm")

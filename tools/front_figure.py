@@ -27,9 +27,9 @@ def drawn():
         ("ED's update", "its forward pass", 3000, n.at_once),
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
-        ("LSTM layer after NVIDIA's changes", "before", n.one_layer, [n.gpu_layer]),
-        ("Four layers after them", "one layer before", n.four_layers, [n.gpu_four]),
-        ("One GPU function", "23 small ones", 5, [n.gpu_fused]),
+        ("LSTM layer with NVIDIA's changes", "without", n.one_layer, [n.gpu_layer]),
+        ("Four LSTM layers with the changes", "one layer without", n.four_layers, [n.gpu_four]),
+        ("LSTM step with one GPU function", "with 23 small ones", 5, [n.gpu_fused]),
     ]
 
 
