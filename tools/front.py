@@ -147,7 +147,7 @@ def measured():
     too.
     """
     lines = [
-        "| machine | date | a step of ED | 100 steps of an LSTM | memory and arithmetic, at the most |",
+        "| machine | date | a step of ED | 100 steps of an LSTM | memory and arithmetic |",
         "|" + "---|" * 5,
     ]
     of_lstm = records.by_machine("lstm")
