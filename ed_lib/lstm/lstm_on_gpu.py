@@ -105,7 +105,7 @@ def cell_kernel(  # noqa: PLR0917
     numbers, size, IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One thread for each number of h; its four gates lie H apart. IN: the type to compute in."""
-    # (BLOCK,), as all that follow: places of h, of which the last program's may be outside
+    # BLOCK places of h. Those behind the last number of h are masked: neither read nor written.
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = n < numbers
     j = n % size
@@ -120,7 +120,7 @@ def cell_kernel(  # noqa: PLR0917
     o = sigmoid(preactivation(gates, recurrent, b_ih, b_hh, at_o, j + 3 * size, inside, IN))
     c = f * tl.load(c_before + n, inside, 0).to(IN) + i * g
     y = o * tanh(c)
-    # In the places of the products: the way back needs the gates as they are now.
+    # The gates replace the products, because the backward pass needs them.
     tl.store(gates + at, i, inside)
     tl.store(gates + at_f, f, inside)
     tl.store(gates + at_g, g, inside)
