@@ -53,28 +53,29 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
     waits = parts[verdict.SYNCHRONISATION] + parts[verdict.COPIES]
     yield "no synchronisation", waits, "saves the GPU's waits for Python"
     yield "less work outside PyTorch", parts[verdict.OUTSIDE], "saves Python and other libraries"
-    larger = f"{TIMES} times the examples; time per example"
+    larger = f"{TIMES} times the examples, in time per example"
     yield "a larger batch", _of_a_larger_batch(measured), larger
     if measured.profile.compiled is None:
         yield "torch.compile", _of_compiling(measured), "saves calls, and traffic between products"
         yield (
             "one call in place of many",
             repetition.of_one_call(measured),
-            "a loop that uses the same weights",
+            "replaces a loop that uses the same weights",
         )
         seconds, place = repetition.of_computing_once(measured)
         yield "compute it once", seconds, f"the same from the same numbers, at {place}"
     if on_gpu:
         graphs = parts[verdict.CALLS] + parts[verdict.REST]
         yield "CUDA graphs", graphs, "saves Python's time for launches"
-    passes = "saves all passes over its numbers but one"
+    passes = "updates all weights in a single pass"
     yield "a fused optimizer", _of_a_fused_optimizer(measured), passes
     yield "float32 in place of float64", *_of_float32(measured)
     yield "bfloat16", _of_bfloat16(measured), "faster products, half the bytes, casts counted"
     yield "a fused attention", _of_fused_attention(measured), "saves reading and writing the scores"
-    yield "channels last", _of_channels_last(measured), "convolutions at their floors"
+    layouts = "brings convolutions to their floors"
+    yield "channels last", _of_channels_last(measured), layouts
     if not on_gpu:
-        yield "more threads", _of_more_threads(measured), "kernels that share the work"
+        yield "more threads", _of_more_threads(measured), "more threads share the kernels' work"
         yield "flush subnormal numbers", *_of_flushing(measured)
         yield "keep memory", parts[verdict.FRESH], "saves fresh memory"
 

@@ -87,8 +87,8 @@ def _measured(runner, device) -> Measured:
     price.set_own(calls)
     grouped = _with_seconds(operators.grouped(calls, price), profile, device)
     computing = np.subtract(taken, waited)
-    kernels = float(np.median(computing)) - _of_calls(calls, price, profile)
-    operators.shorten(grouped, calls, at_most=kernels)
+    calling = _of_calls(calls, price, profile)
+    operators.shorten(grouped, calls, at_most=float(np.median(computing)) - calling)
     # Several workers of a loader end at the same time, so that one wait is long and the next ones
     # are short: their mean is what a step waits.
     wait = float(np.mean(waited))
@@ -104,6 +104,7 @@ def _measured(runner, device) -> Measured:
         held=memory,
         steps=runner.steps,
         compilation=compilation(),
+        calling=calling,
         tail=watch.tail,
         processing=processing,
         waits=waits,

@@ -82,21 +82,22 @@ class Diagnosis:
     def _cures(self):
         if not self.cures:
             return []
-        lines = ["", "cure, and how many times as fast it may make the step at the most"]
+        head = "cure, and how many times as fast it may make the step at the most (estimated)"
+        lines = ["", head]
         for cure in self.cures[:OFFERED]:
             lines.append(f"  {cure.bound:5.2f}  {cure.name}: {cure.why}")
         return lines
 
     def _heaviest(self):
-        head = f"  {'operator':28}{'calls':>6}{'MB':>8}{'GFLOP':>7}{'time':>9}{'÷ floor':>8}  line"
+        head = f"  {'operator':26}{'calls':>6}{'MB':>8}{'GFLOP':>7}{'time':>9}{'÷ floor':>10}  line"
         lines = ["", head]
         for one in self.operators[:HEAVIEST]:
             name = f"{SHORT[one.phase]} {one.name}"
             if one.dtype != "float32":
                 name += f" {one.dtype}"
             lines.append(
-                f"  {name[:27]:28}{one.calls:6}{one.bytes / MEGA:8.1f}{one.flops / GIGA:7.2f}"
-                f"{tell(one.seconds):>9}{_times(one):>8}  {one.place[-PLACE:]}"
+                f"  {name[:25]:26}{one.calls:6}{one.bytes / MEGA:8.1f}{one.flops / GIGA:7.2f}"
+                f"{tell(one.seconds):>9}{_times(one):>10}  {one.place[-PLACE:]}"
             )
         return lines
 
@@ -141,14 +142,20 @@ class Diagnosis:
                 lines.append(f"the loss ignores {share}; their scores need none: {call.place}")
         if self.parts[verdict.DATA] > CLEARLY * self.seconds and self.measured.waits:
             lines.append(f"waits for batches at: {_listed(self.measured.waits, times=False)}")
-        outside: Counter = Counter({"the step's end": self.measured.tail})
-        for call in calls:
-            outside[call.place] += call.outside
-        clearly = {p: s for p, s in outside.most_common(PLACES) if s > CLEARLY * self.seconds}
-        if clearly and self.parts[verdict.OUTSIDE] > CLEARLY * self.seconds:
+        clearly = self._outside()
+        if clearly:
             told = ", ".join(f"{tell(seconds)} at {place}" for place, seconds in clearly.items())
             lines.append(f"outside PyTorch, just before these lines: {told}")
         return lines
+
+    def _outside(self):
+        """{line: seconds} of the part outside PyTorch, divided as the watcher saw it."""
+        seen: Counter = Counter({"the step's end": self.measured.tail})
+        for call in self.measured.calls:
+            seen[call.place] += call.outside
+        share = self.parts[verdict.OUTSIDE] / (sum(seen.values()) or 1.0)
+        told = {place: share * seconds for place, seconds in seen.most_common(PLACES)}
+        return {place: took for place, took in told.items() if took > CLEARLY * self.seconds}
 
     def _compiled(self):
         made = self.measured.compilation

@@ -51,8 +51,8 @@ class EDTransformer(Transformer):
         self.rules["scores"] = "backprop"
 
     def learn(self, x: Tensor, target: Tensor) -> float:
-        """Stores in each parameter's ``grad`` the gradient that the optimizer follows, or None if
-        the parameter does not learn: x and target (B, T) → the mean loss. Each rule moves the
+        """x and target (B, T) → the mean loss. Each weight's ``grad`` becomes what the optimizer is
+        to follow. The ``grad`` of a weight that does not learn becomes None. Each rule moves the
         weights of its own parts, and no others.
         """
         check.shape("target", tuple(target.shape), tuple(x.shape))

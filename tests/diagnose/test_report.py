@@ -133,6 +133,9 @@ def test_the_line_that_does_other_things_for_long_is_named():
     calls = [call("neg", outside=2 * MS, place="train.py:9"), call("neg", place="train.py:10")]
     text = str(Diagnosis(measured(4 * MS, calls)))
     assert "outside PyTorch, just before these lines: 2 ms at train.py:9\n" in f"{text}\n"
+    # Lines have no more time together than the part has.
+    text = str(Diagnosis(measured(1 * MS, calls)))
+    assert "outside PyTorch, just before these lines: 1 ms at train.py:9\n" in f"{text}\n"
 
 
 def test_steps_that_were_not_put_back_and_a_busy_device_are_told():

@@ -105,6 +105,13 @@ def test_long_gaps_are_outside_pytorch():
     assert found.parts[verdict.OUTSIDE] == pytest.approx(0.5 * MS)
 
 
+def test_long_gaps_leave_the_calls_their_least():
+    """The watcher saw 2 ms of gaps in a step of 1 ms, of which calls cost at least 0.3 ms."""
+    parts = measured(1 * MS, [*QUICK, PYTHON], calling=0.3 * MS).parts
+    assert parts[verdict.CALLS] == pytest.approx(0.3 * MS)
+    assert parts[verdict.OUTSIDE] == pytest.approx(0.7 * MS)
+
+
 def test_messages_that_the_profiler_saw_are_waits_for_other_ranks():
     found = measured(2 * MS, [SENT], profile=Profiled(messages=1.5 * MS))
     assert found.parts[verdict.RANKS] == pytest.approx(1.5 * MS)
