@@ -29,7 +29,7 @@ def drawn():
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
         ("LSTM layer with NVIDIA's changes", "without", n.one_layer, [n.gpu_layer]),
         ("Four LSTM layers with the changes", "one layer without", n.four_layers, [n.gpu_four]),
-        ("LSTM step with one GPU function", "with 23 small ones", 5, [n.gpu_fused]),
+        ("LSTM step: one small GPU function", "23 of them", 5, [n.gpu_fused]),
     ]
 
 

@@ -66,9 +66,10 @@ class Diagnosis:
         unsteady = [] if steady else ["its time varies: close other programs, and diagnose again"]
         return [
             f"The step waits most for: {self.verdict}",
-            f"{tell(self.seconds)} (quartiles {tell(counted.timing.q1)} to "
-            f"{tell(counted.timing.q3)}, n = {counted.timing.n}), {calls:,} calls, "
-            f"{three_digits(flops / GIGA)} GFLOP, {three_digits(moved / MEGA)} MB moved",
+            f"the step takes {tell(self.seconds)} (quartiles {tell(counted.timing.q1)} to "
+            f"{tell(counted.timing.q3)}, n = {counted.timing.n})",
+            f"{calls:,} calls, {three_digits(flops / GIGA)} GFLOP, "
+            f"{three_digits(moved / MEGA)} MB moved",
             *unsteady,
         ]
 
