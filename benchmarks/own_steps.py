@@ -99,8 +99,7 @@ def made(make, size, device, cure=as_it_is):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = make(size)
-    # a cure may make a module anew, on the CPU
-    return cure(plain.to(device)).to(device)
+    return cure(plain.to(device))
 
 
 def losses(one):

@@ -214,6 +214,7 @@ def test_each_benchmark_declares_which_of_its_tables_are_about_a_gpu(monkeypatch
         "ed": ("paths", "article", "by hand"),
         "finetuning": ("fine-tuning",),
         "lstm": ("ladder", "combine"),
+        "own_steps": ("parts", "pairs"),
         "precision": ("training step",),
     }
     seen = []

@@ -71,7 +71,8 @@ class InOneCall(nn.Module):
 
 
 def one_call(plain):
-    return replace(plain, model=InOneCall(plain.model))
+    device = next(plain.model.parameters()).device
+    return replace(plain, model=InOneCall(plain.model).to(device))
 
 
 NAMES = {

@@ -44,6 +44,8 @@ if FORKS:
         ["torch.distributed", "torch._dynamo", "ed_lib.parallel.launcher"]
     )
 GRACE = 1.0  # seconds that the others have to say so, once a rank has failed
+# how much earlier a process that dies closes its sockets, at the most, which is what others see
+TEARDOWN = 0.5
 MARGIN = 0.5  # seconds before the timeout when ranks say where they are
 PAUSE = 0.001  # seconds between two looks at a process that is about to end
 # The longest that one call may wait, in seconds: the system counts some waits in milliseconds, with
@@ -150,7 +152,7 @@ def _report(process, rank, folder, now):
         return pickle.loads(report.read_bytes())
     started = (folder / f"where {rank}").exists()
     # Dated before the errors of others, which it causes.
-    return Failure(now, rank, _ending(code, started)), None
+    return Failure(now - TEARDOWN, rank, _ending(code, started)), None
 
 
 def _exit_code(process):
