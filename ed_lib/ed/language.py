@@ -64,7 +64,7 @@ class EDTransformer(Transformer):
         error = (probabilities - F.one_hot(target, self.vocabulary)) / target.numel()
         for part, rule in self.rules.items():
             if rule == "broadcast":
-                # The part's loss: each number it answers times what the number is told, (B, T, C)
+                # For each number of the part's output, one error times a sign: (B, T, C)
                 told = broadcast(error, answers[part].shape[2])
                 self.descend(answers[part], [part], told)
         return loss.item()

@@ -105,7 +105,9 @@ class Pipeline:
     # --- the instructions
 
     def do_forward(self, i: int, do: Instruction) -> None:
-        """Keeps what the backward pass needs; at the end of the chain this ends in the loss."""
+        """Computes this device's layers, and at the end of the chain the loss. Keeps what the
+        backward pass needs.
+        """
         at = i, do.chunk
         if self._first(do):
             x = self.inputs[i]
@@ -126,7 +128,8 @@ class Pipeline:
         """All gradients of micro-batch i at this stage."""
         at = i, do.chunk
         x, y = self.kept.pop(at)
-        # The last part has its loss, and no gradient comes; a first part may have no weights.
+        # At the end of the chain y is the loss, for which no gradient arrives. If the chain begins
+        # with layers without weights, y needs no gradient.
         if y.requires_grad:
             y.backward(self.arrived.pop(("gradient", *at), None))
         self.ready["gradient", *at] = messages.gradient(x)

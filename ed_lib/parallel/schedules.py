@@ -89,8 +89,8 @@ def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Instruction]:
-    """As soon as a stage has a gradient to take back, it does; so it keeps at most p − stage
-    activations.
+    """A stage takes a micro-batch back as soon as its gradient has arrived. So the stage keeps the
+    activations of at most p − stage micro-batches.
     """
     ahead = warmup(stage, stages, microbatches)
     for i in range(ahead):

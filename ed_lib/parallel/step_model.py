@@ -36,7 +36,7 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
     # The backward pass counts as two passes; recomputing adds one.
     passes = FORWARD_AND_BACKWARD + layout.recompute
 
-    # Few tokens take the time of reading the weights.
+    # With few tokens a product takes as long as reading the weights.
     computed = 2 * n * model.weights / machine.rate
     read = 2 * model.weights / machine.memory
     products = max(computed, read)
@@ -44,8 +44,9 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
     attention_passes = 3.5 if model.causal else passes
     attention = attention_passes * n * model.attention
 
-    # Bytes that a token moves: of norms, residual sums and dropout, which tensor parallelism alone
-    # leaves whole; of the wide activation; of scores, unless fused attention never writes them.
+    # Bytes of memory that a token moves. narrow: for norms, residual sums and dropout, which each
+    # of the t devices computes whole, unless ``sequence`` divides them. wide: for the feed-forward
+    # part and what surrounds the products. scores: fused attention never writes them.
     narrow: float = 22 * model.hidden
     if layout.sequence:
         narrow = narrow / t
@@ -59,6 +60,7 @@ def layer_seconds(model: Model, machine: Machine, layout: Layout) -> dict[str, f
 
     # All-reduces over t: two forward, two backward, and two where forward is repeated.
     sums = 2 * (passes - 1)
+    # together: how many of the t devices stand in one server.
     together = machine.together(t, 1, layout.devices)
     one_sum = machine.all_reduce(2 * n * model.hidden, t, together)
     # Keys and values go around a ring of c, forward, and with their gradients backward.
