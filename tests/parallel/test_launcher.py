@@ -28,6 +28,7 @@ from tests.parallel import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 120.0  # seconds; a machine may be busy
+LATE = 2.0  # seconds after its time that a busy machine may take
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -83,7 +84,7 @@ def test_ranks_that_hang_are_ended_in_time_and_named_with_the_place():
         start = time.monotonic()
         with pytest.raises(RankError, match=f"did not end within {timeout:g} s") as caught:
             launch(ranks.hang, 3, timeout=timeout)
-        assert time.monotonic() - start < timeout + 0.7
+        assert time.monotonic() - start < timeout + LATE
         text = str(caught.value)
         if "in spin" in text and text.count("in hang") == 3:
             break  # else the machine is busy, and they had not got as far
@@ -95,7 +96,7 @@ def test_a_rank_that_stops_in_the_middle_of_its_result_is_ended_in_time():
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 did not end within 2 s"):
         launch(ranks.stop_halfway, 2, timeout=2.0)
-    assert time.monotonic() - start < 2.7
+    assert time.monotonic() - start < 2.0 + LATE
 
 
 def test_a_rank_that_is_gone_is_told_at_once_though_the_others_work_on(tmp_path):
