@@ -15,16 +15,14 @@ from tools.usage_errors import pytest_runtest_call  # noqa: F401, a hook
 ROOT = Path(__file__).resolve().parent
 
 # The files that take longest, the longest first, as a run's summary names them
-LONG = """amp_in_practice test_network training_in_eight_bits test_pages mixed_precision
-    smaller_models test_benchmarks test_launcher ed_on_many_devices test_exercises
-    language_model error_diffusion one_token_at_a_time test_book model_parallel
-    asynchronous test_ed_on_gpu splitting_the_work data_parallel ten_thousand_devices
-    when_it_does_not_fit test_sharded every_layer_at_once test_calculators
-    test_calculator_fields test_page_controls breaking_the_chain test_checkpoints
-    test_setup_cell test_flush_to_zero fast_forward test_new_chapter test_compiled
-    test_elsewhere test_lstm_on_gpu test_low_bit_training cudnn_weights test_scaler
-    test_lstm_on_cpu test_notebooks test_published test_minilm test_collectives
-    test_replica""".split()
+LONG = """test_pages test_launcher your_own_step test_calculator_fields test_benchmarks
+    test_page_controls test_hero error_diffusion when_it_does_not_fit smaller_models
+    mixed_precision when_a_device_dies model_parallel how_few_bits one_token_at_a_time
+    amp_in_practice declared_layouts four_bits asynchronous training_in_eight_bits
+    data_parallel splitting_the_work ten_thousand_devices test_sharded ed_on_many_devices
+    test_calculators one_step test_ed_on_gpu test_book fast_forward test_own_steps
+    on_a_cpu relatives why_it_learns language_model every_layer_at_once cudnn_weights
+    test_pipeline breaking_the_chain test_project""".split()
 SHOWN = 40  # of them, in the summary
 
 # The same examples on every run, and no deadline, since a machine may be busy.
