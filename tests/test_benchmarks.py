@@ -46,9 +46,9 @@ def quick(monkeypatch):
     machine_costs.memory.cache_clear()
 
 
-# The first loads 90 MB of weights for each of its formats, the second starts processes, and the third
-# rounds an encoder in every way.
-LONG = {"finetuning", "own_steps", "one_token"}
+# The first loads 90 MB of weights for each of its formats, the second starts processes, the third
+# rounds an encoder in every way, and the others train many networks.
+LONG = {"finetuning", "own_steps", "one_token", "parallel_accuracy", "accuracy"}
 
 
 @pytest.mark.parametrize(
