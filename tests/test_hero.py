@@ -82,6 +82,7 @@ def test_in_slow_motion_the_call_returns_and_the_kernels_go_on(tab, site):
     assert shown.numbers() == [RETURNED, DONE, "34 ×"] and tab.faults == []
 
 
+@pytest.mark.slow
 def test_who_clicks_again_or_turns_the_switch_meanwhile_begins_anew(tab, site):
     tab.emulate_media(reduced_motion="no-preference")
     tab.goto(f"{site}index.html")

@@ -82,7 +82,13 @@ def _figure(size):
     ):
         ax.plot([], [], "o", color=colour, mfc=face, ms=size, mew=1.8, label=label)
     figures.legend_above(fig, 2, fontsize=9.5, handletextpad=0.1, columnspacing=1)
-    ax.set(xscale="log", xlim=(0.8, 4500), ylim=(len(drawn()) - 0.55, -0.75), yticks=[], facecolor="none")
+    ax.set(
+        xscale="log",
+        xlim=(0.8, 4500),
+        ylim=(len(drawn()) - 0.55, -0.75),
+        yticks=[],
+        facecolor="none",
+    )
     ax.spines["left"].set_visible(False)
     figures.log_ticks(ax.xaxis, [1, 10, 100, 1000], ["1×", "10×", "100×", "1,000×"])
     ax.set_xlabel("times as fast")

@@ -39,7 +39,7 @@ def test_rows_without_a_label_are_counted(ignored):
 def test_the_line_that_a_thread_is_at_is_named():
     with places.looked_at() as found:
         time.sleep(0.05)
-    [(place, times)] = found.items()
+    place, times = max(found.items(), key=lambda item: item[1])  # before and after it a line or two
     assert place.startswith("test_contents.py:") and times > 5
 
 

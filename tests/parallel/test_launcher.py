@@ -307,10 +307,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how, when, slow", [
-    ("kill", "starting *", 2),
-    pytest.param("terminate", "rank * spins", 0, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how, when, slow", [("kill", "starting *", 2), ("terminate", "rank * spins", 0)]
+)
 def test_ranks_end_soon_after_their_parent_and_leave_nothing(tmp_path, how, when, slow):
     """The script is ended while its ranks start, or while they compute."""
     with tempfile.TemporaryDirectory() as short:  # a path that leaves room for the name of a socket
