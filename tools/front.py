@@ -82,8 +82,8 @@ def report(said):
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
     # As `ruff format` has it.
     code = code.replace("import diagnose\n", "import diagnose\n\n")
-    install = f"# in a shell: pip install git+{repository.address()} (or where you found this book)"
-    code = code.replace("```python\n", f"```python\n{install}\n", 1)
+    install = f"```bash\npip install git+{repository.address()}  # or your copy's address\n```"
+    code = f"{install}\n\n{code}"
     printed = [
         output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output
     ]
