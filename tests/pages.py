@@ -25,18 +25,25 @@ ALONE = "--disable-quic --no-first-run --disable-background-networking --disable
 ALONE = [*ALONE.split(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
+def generated():
+    """The first page of each kind that is generated."""
+    return [next((name for name in PAGES if name.startswith(kind)), "") for kind in GENERATED]
+
+
 def written():
     """The pages that people write, and the first of each kind that is generated."""
-    first = [next((name for name in PAGES if name.startswith(kind)), "") for kind in GENERATED]
-    return [name for name in PAGES if name in first or not name.startswith(GENERATED)]
+    return [name for name in PAGES if name in generated() or not name.startswith(GENERATED)]
 
 
 def of_each_kind():
-    """The front page, the first chapter of each folder, and all that is no chapter."""
+    """The front pages, the first chapter of each folder, and of the appendix what has forms, tables
+    to print, and the first page of each kind that is generated.
+    """
     folders = {}
     for name in CHAPTERS:
         folders.setdefault(name.rpartition("/")[0], name)
-    return [name for name in written() if name in folders.values() or name not in CHAPTERS]
+    own = "index", "index_ja", "book/appendix/calculators", "book/appendix/which_when"
+    return [*own, *folders.values(), *generated()]
 
 
 def on(names):

@@ -48,7 +48,8 @@ def quick(monkeypatch):
 
 # The first loads 90 MB of weights for each of its formats, the second starts processes, the third
 # rounds an encoder in every way, and the others train many networks.
-LONG = {"finetuning", "own_steps", "one_token", "parallel_accuracy", "accuracy"}
+LONG = {"finetuning", "own_steps", "one_token", "accuracy", "parallel_accuracy"}
+LONG |= {"precision_accuracy"}
 
 
 @pytest.mark.parametrize(
