@@ -226,8 +226,8 @@ def local_sgd(
     start: torch.Tensor, gradient: Callable, workers: int, rounds: int, steps: int, inner: Callable,
     rate: float = 1.0, momentum: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
-    """Workers that each take ``steps`` steps of their own, and then average by how far they moved →
-    (P,).
+    """Workers that take ``steps`` steps each from the same parameters, which then move by the mean
+    of the workers' moves → (P,).
 
     inner: from [params], a worker's optimizer, whose state stays. The mean move counts as a
     gradient for SGD at the rate ``rate`` with Nesterov's momentum: plain averages are local SGD (S.

@@ -51,7 +51,7 @@ class Stage0(Holdings):
         return self.module(*inputs)
 
     def keep(self, unit: Unit) -> torch.Tensor:
-        """What this rank's optimizer updates of a unit."""
+        """The weights of a unit that this rank's optimizer updates."""
         return unit.weights
 
     def sum_gradients(self, unit: Unit) -> torch.Tensor:
@@ -65,10 +65,10 @@ class Stage0(Holdings):
         """The optimizer's step on the mean gradient of so many ``samples`` of all ranks, perhaps
         clipped.
 
-        ValueError on all ranks if they pass different arguments or optimizer options. The same if a
-        rank is still at a backward pass, or only some ranks have been through one. ValueError if
-        ``samples`` is below one or ``max_norm`` not above 0. RuntimeError if no rank has been
-        through a backward pass.
+        ValueError on all ranks if they pass different arguments or optimizer options, or if a rank
+        is still in its backward pass, or if only some ranks have had a backward pass. ValueError if
+        ``samples`` is below one or ``max_norm`` not above 0. RuntimeError if no rank has had a
+        backward pass.
         """
         self.full = self.look()
         self.check_step(samples, max_norm)
