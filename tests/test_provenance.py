@@ -73,7 +73,7 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
 
 
 SOURCES = {
-    "ed_lib/__init__.py": "",
+    "ed_lib/__init__.py": "__version__ = '0.2.0'",
     "ed_lib/a.py": "import numpy\nfrom ed_lib.inner import two\nraise SystemExit('imported')",
     "ed_lib/alone.py": "x = 1",
     "ed_lib/inner/__init__.py": "",
@@ -94,6 +94,7 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
     before = provenance.code_hash(["benchmarks.b"], tmp_path)
     same = '"""A."""\r\n\r\ndef run():  # more\r\n    """B."""\r\n    import ed_lib.a'
     for name, source, changes in [
+        ("ed_lib/__init__.py", "__version__ = '1.2.3'", False),
         ("ed_lib/late/three.py", "x = 4", True), ("ed_lib/alone.py", "x = 4", False),
         ("benchmarks/b.py", same, False), ("benchmarks/b.py", same.replace("run", "walk"), True),
     ]:  # fmt: skip

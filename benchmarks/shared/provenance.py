@@ -23,6 +23,8 @@ from threadpoolctl import threadpool_info
 from ed_lib import machine, records
 
 OURS = ("ed_lib", "benchmarks")
+# The version that stands in the hashes of all records, whichever it was when they were made.
+VERSION = re.compile(r"^(__version__ = ')[\d.]+", re.MULTILINE)
 # Two threads at it can end in CPython's SystemError, "recursion depth mismatch".
 PARSING = threading.Lock()
 # Variables of the environment that force something on the libraries.
@@ -106,13 +108,15 @@ def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") 
 
 @functools.cache
 def _code(source):
-    """Python source without docstrings and comments."""
+    """Python source without docstrings and comments, and as of one version: a release by itself
+    changes no result, so it makes no record another's.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node):
             node.body = node.body[1:]
-    return ast.unparse(tree)
+    return VERSION.sub(r"\g<1>0.2.0", ast.unparse(tree))
 
 
 @functools.cache

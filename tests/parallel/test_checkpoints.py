@@ -108,6 +108,7 @@ SPOILT = {
     "no hash": "manifest.json has 5; wanted a list of one SHA-256 or more",
     "no manifest": "step-7: Expecting value",
     "foreign": "rank-1.pt holds something else; wanted what save() writes",
+    "with code": "Weights only load failed",
     "another model": "b.weight is (3, 3) of torch.float64, number 1 of the unit 'the rest'; wanted nothing",
     "another order": "a.weight is (3, 3) of torch.float64, number 0 of the unit 'the rest'; wanted "
     "(3, 3) of torch.float64, number 1 of",
@@ -149,8 +150,8 @@ def spoil_files(how, place):
         manifest.write_text(MANIFESTS[how])
     elif how == "no manifest":
         manifest.write_text("")
-    elif how == "foreign":
-        torch.save([1, 2], files[1])
+    elif how in ("foreign", "with code"):
+        torch.save([1, 2] if how == "foreign" else {"layout": Path}, files[1])
         manifest.write_text(
             json.dumps([hashes[0], hashlib.sha256(files[1].read_bytes()).hexdigest()])
         )

@@ -105,7 +105,7 @@ def test_limits_are_those_of_the_numbers(name):
     if name in TORCH:
         info = torch.finfo(TORCH[name])
         assert (f.largest, f.smallest_normal, f.epsilon) == (info.max, info.tiny, info.eps)
-        assert 1 + f.exponent + f.mantissa == info.bits
+        assert 1 + f.exponent + f.mantissa == info.bits == f.bits
 
 
 @pytest.mark.oracle
@@ -131,7 +131,26 @@ def test_tf32_keeps_the_first_ten_bits_of_the_mantissa():
 
 def test_float32_is_left_as_it_is():
     x = np.random.default_rng(2).integers(0, 2**32, 10_000, dtype=np.uint32).view("float32")
+    x = np.concatenate([x, np.float32([np.inf, -np.inf, np.nan, 0.0, -0.0])])
     assert same(rounded(x, "float32", saturate=False), x)
+    top = np.finfo("float32").max
+    assert same(rounded(x, "float32"), np.clip(x, -top, top))
+
+
+@pytest.mark.parametrize("x", [np.float32([1.5]), [1.5], torch.ones(2).double()])
+def test_what_is_no_tensor_of_float32_is_refused(x):
+    with pytest.raises(TypeError, match="x is of (float32|list|torch.float64); wanted a tensor"):
+        nearest(x, "e4m3")
+
+
+@pytest.mark.parametrize("x", [1.0625, -1.09375, 3.3, 0.0003, 17.0])
+def test_at_random_the_mean_is_the_number_itself(x):
+    """It lands on the two neighbours alone; the mean of n draws is within five of its spreads."""
+    n, every = 40_000, np.concatenate([-values("e4m3")[::-1], values("e4m3")])
+    draws = nearest(torch.full((n,), x), "e4m3", torch.Generator().manual_seed(0)).numpy()
+    below, above = every[every <= x].max(), every[every >= x].min()
+    assert set(np.unique(draws)) <= {np.float32(below), np.float32(above)}
+    assert abs(draws.astype(float).mean() - x) <= 5 * (above - below) / 2 / n**0.5
 
 
 @pytest.mark.oracle
