@@ -1,3 +1,3 @@
 """The implementations behind the book, one package per part, on a small ground floor."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

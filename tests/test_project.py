@@ -88,6 +88,7 @@ def test_the_version_is_one_number():
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'VERSION = "v{version}"' in repository.setup_cell().splitlines()
+    assert f"`git tag v{version}`" in (ROOT / "README.md").read_text()
 
 
 def test_every_package_and_every_record_is_installed(tmp_path):

@@ -108,7 +108,6 @@ SPOILT = {
     "no hash": "manifest.json has 5; wanted a list of one SHA-256 or more",
     "no manifest": "step-7: Expecting value",
     "foreign": "rank-1.pt holds something else; wanted what save() writes",
-    "with code": "Weights only load failed",
     "another model": "b.weight is (3, 3) of torch.float64, number 1 of the unit 'the rest'; wanted nothing",
     "another order": "a.weight is (3, 3) of torch.float64, number 0 of the unit 'the rest'; wanted "
     "(3, 3) of torch.float64, number 1 of",
@@ -118,6 +117,7 @@ SPOILT = {
     "of another step": "the file is rank 0 of 2 in step-13; wanted rank 0 of 2 in step-14",
     "a part dropped": "the file is rank 0 of 2 in step-15; wanted rank 0 of 1",
     "parts reversed": "the file is rank 1 of 2 in step-16; wanted rank 0 of 2",
+    "with code": "Weights only load failed",
 }
 OTHERS = {
     "another model": lambda: mixed(layers=("a", "c")),
