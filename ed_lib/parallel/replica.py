@@ -113,7 +113,7 @@ class Replica:
         """Waits until all gradients are summed over the ranks, and divides them by ``samples``.
 
         A parameter that got no gradient, on some ranks or on all, counts as 0 there. ValueError if
-        ``samples`` is below one, and on all ranks if the ranks pass different ``samples``.
+        ``samples`` is below one. If ranks pass different ``samples``, every rank gets a ValueError.
         RuntimeError if a ``grad`` is no longer in its bucket, as after an optimizer's
         ``zero_grad()``.
         """
