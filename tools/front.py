@@ -82,8 +82,8 @@ def report(said):
     code = re.search(r"```python\n.*?```", cells[0].source, re.S)[0]
     # As `ruff format` has it.
     code = code.replace("import diagnose\n", "import diagnose\n\n")
-    install = f"```bash\npip install git+{repository.address()}  # or your copy's address\n```"
-    code = f"{install}\n\n{code}"
+    install = f"```bash\npip install git+{repository.address()}\n```"
+    code = f"<!-- published: -->\n{install}\n<!-- end of published -->\n\n{code}"
     printed = [
         output["text"] for cell in cells for output in cell.get("outputs", ()) if "text" in output
     ]
@@ -96,12 +96,10 @@ def report(said):
     bound, *_ = first.split()
     compared = next(text for text in printed if "times as fast; it waits" in text)
     gain = re.search(r"([\d.]+) times as fast; it waits", compared)[1]
-    explained = [
-        said[name].format(gain=gain, bound=bound) for name in said if name.startswith("report ")
-    ]
-    words = "\n".join(f"- {line}" for line in explained)
+    words = "\n".join(f"- {said[name]}" for name in said if re.fullmatch(r"report \d", name))
     told = said["report"].format(machine=machine)
-    return f"{code}\n\n{said['install']}\n\n{told}\n\n```text\n{shown}\n```\n\n{words}"
+    end = said["report end"].format(gain=gain, bound=bound)
+    return f"{code}\n\n{said['install']}\n\n{told}\n\n{words}\n\n```text\n{shown}\n```\n\n{end}"
 
 
 def boxes():

@@ -28,7 +28,7 @@ def drawn():
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
         ("LSTM layer after NVIDIA's changes", "before", n.one_layer, [n.gpu_layer]),
-        ("LSTM step: 23 functions joined into one", "before", 5, [n.gpu_fused]),
+        ("LSTM time step with one small kernel", "23 small kernels", 5, [n.gpu_fused]),
     ]
 
 
