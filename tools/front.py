@@ -22,10 +22,11 @@ CORE = (
 )
 # What a newcomer can read in this order: a step's box "Know first" names steps before it alone.
 ROUTES = (
-    "error_diffusion every_layer_at_once honest_timing fast_forward",
+    "your_own_step mixed_precision amp_in_practice training_in_eight_bits",
     "splitting_the_work data_parallel when_it_does_not_fit model_parallel ten_thousand_devices",
-    "mixed_precision amp_in_practice training_in_eight_bits",
+    "error_diffusion every_layer_at_once honest_timing fast_forward one_step many_steps",
 )
+SEEN = 4  # claims, before the fold
 ROW = re.compile(r"^\| (.*?) \| (.*?) \| (.*) \|$", re.M)
 
 
@@ -54,7 +55,10 @@ def claims(texts):
         verdict = re.search(r"\*\*(.*?)\*\*", found)[1]
         cells[1] = f"**{said[verdict]}** {cells[1]}"
         made.append(f"| {' | '.join(cells)} |")
-    return _per_cent("\n".join(made).format(**vars(numbers())))
+    seen, more = made[: 2 + SEEN], [*made[:2], *made[2 + SEEN :]]
+    fold = f"<details><summary>{said['more']}</summary>"
+    table = "\n".join([*seen, "", fold, "", *more, "", "</details>"])
+    return _per_cent(table.format(**vars(numbers())))
 
 
 def _per_cent(text):
@@ -140,32 +144,6 @@ def routes(said, box):
     return "\n".join(lines)
 
 
-def measured():
-    """A row for each machine with a record of ED; an LSTM's time stands where the machine has one
-    too.
-    """
-    lines = [
-        "| machine | date | a step of ED | 100 steps of an LSTM | memory and arithmetic |",
-        "|" + "---|" * 5,
-    ]
-    of_lstm = records.by_machine("lstm")
-    for machine, ed in sorted(records.by_machine("ed").items()):
-        paths = records.rows(ed, table="paths", depth=4096)
-        lstm = ""
-        if machine in of_lstm:
-            case = {"table": "ladder", "layers": 1, "what": "nn.LSTM", "how": "eager"}
-            lstm = timing.tell(records.row(of_lstm[machine], **case)["seconds"])
-        top = next(one for one in ed.attrs["ceilings"] if one["dtype"] == "float32")
-        speed = f"{top['bandwidth'] / 1e9:.0f} GB/s, {top['rate'] / 1e9:,.0f} GFLOP/s"
-        step = "–"
-        if len(paths):
-            # Forward pass and update, each by its fastest path.
-            step = timing.tell(paths.groupby("what")["seconds"].min().sum())
-        device, when = ed.attrs["device"], ed.attrs["date"]
-        lines.append(f"| {device} | {when} | {step} | {lstm} | {speed} |")
-    return "\n".join(lines)
-
-
 IMAGE = f'<img src="book/_static/{DRAWING.name}" alt="{{alt}}" width="540px">'
 
 
@@ -176,7 +154,7 @@ def blocks():
         for what, beside, published, ours in drawn()
     )
     box = boxes()
-    made = {"chapters": chapters(box), "machines": measured()}
+    made = {"chapters": chapters(box)}
     for texts, language in ((TEXTS, ""), (TEXTS.with_stem("front_ja"), "_ja")):
         said = sentences(texts)
         of_language = {

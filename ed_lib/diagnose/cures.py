@@ -60,7 +60,7 @@ def _savings(measured: Measured) -> Iterator[tuple[str, float, str]]:
         yield (
             "one call in place of many",
             repetition.of_one_call(measured),
-            "replaces a loop that uses the same weights",
+            "for a loop that uses the same weights each time",
         )
         seconds, place = repetition.of_computing_once(measured)
         yield "compute it once", seconds, f"the same from the same numbers, at {place}"
