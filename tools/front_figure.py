@@ -27,8 +27,8 @@ def drawn():
         ("ED's update", "its forward pass", 3000, n.at_once),
         ("Training step in 16 bits", "float32", 2, [n.beside_float32]),
         ("Training step in 16 bits", "TF32", 2, [n.beside_tf32]),
-        ("LSTM layer after NVIDIA's changes", "before", n.one_layer, [n.gpu_layer]),
-        ("LSTM time step with one small kernel", "23 small kernels", 5, [n.gpu_fused]),
+        ("Four LSTM layers with NVIDIA's changes", "one without", n.four_layers, [n.gpu_four]),
+        ("LSTM time step, small operations in one kernel", "in 23", 5, [n.gpu_fused]),
     ]
 
 
