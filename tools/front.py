@@ -97,12 +97,12 @@ def report(said):
     verdict = verdict.replace(" (", "\n(").splitlines()
     head, first = cures.splitlines()[:2]
     shown = "\n\n".join(["\n".join(verdict[:2]), shares, f"{head}\n{first}"])
-    bound, *_ = first.split()
     compared = next(text for text in printed if "times as fast; it waits" in text)
     gain = re.search(r"([\d.]+) times as fast; it waits", compared)[1]
     words = "\n".join(f"- {said[name]}" for name in said if re.fullmatch(r"report \d", name))
     told = said["report"].format(machine=machine)
-    end = said["report end"].format(gain=gain, bound=bound)
+    end = said["report end"].format(gain=gain)
+    words = f"{words}\n\n{said['report before']}"
     return f"{code}\n\n{said['install']}\n\n{told}\n\n{words}\n\n```text\n{shown}\n```\n\n{end}"
 
 

@@ -83,7 +83,7 @@ class Diagnosis:
     def _cures(self):
         if not self.cures:
             return []
-        head = "cure, and its bound: how many times as fast the step may become (estimated)"
+        head = "bound (times as fast at the most), and the cure"
         lines = ["", head]
         for cure in self.cures[:OFFERED]:
             lines.append(f"  {cure.bound:5.2f}  {cure.name}: {cure.why}")
