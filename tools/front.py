@@ -5,7 +5,6 @@ front_ja.md. Their numbers are of records, or published.
 
 import re
 
-from ed_lib import records, timing
 from tools import notebooks, repository
 from tools.front_figure import DRAWING, draw, drawn, times
 from tools.front_numbers import numbers
