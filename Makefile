@@ -72,8 +72,8 @@ records: setup  ## measure this machine (NAME=lstm: that alone), write records/ 
 	@$(PY) -m benchmarks $(NAME)
 	@$(PY) -m tools.front
 
-status: setup  ## list the chapters and records whose code has changed since they were made
-	@$(PY) -m tools.status
+status: setup  ## list the chapters and records whose code has changed since they were made (FILE=ed_lib/…: those that a file reaches)
+	@$(PY) -m tools.status $(FILE)
 
 sentences: setup  ## list the sentences with a number or a comparison that no claim of their chapter covers (CHAPTER=book/…: one chapter's)
 	@$(PY) -m tools.uncovered $(CHAPTER)

@@ -64,19 +64,19 @@ def hash_of(cell: str) -> str:
     body = re.sub(rf"\A{MAGIC}.*\n", "", cell)
     # What is no Python, such as !ls, becomes Python.
     code = TransformerManager().transform_cell(body)
-    tree = _flat(ast.parse(code))
+    tree = tree_text(ast.parse(code))
     return hashlib.sha256(tree.encode()).hexdigest()[:12]
 
 
-def _flat(node: Any) -> str:
-    """A tree as text."""
+def tree_text(node: Any) -> str:
+    """A tree as text, the same in every version of Python, as ``ast.unparse`` is not."""
     if isinstance(node, list):
-        return f"[{', '.join(map(_flat, node))}]"
+        return f"[{', '.join(map(tree_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = []
     for name, value in ast.iter_fields(node):
         # Each version of Python has fields of its own, empty in code that is older.
         if value not in (None, []):
-            fields.append(f"{name}={_flat(value)}")
+            fields.append(f"{name}={tree_text(value)}")
     return f"{type(node).__name__}({', '.join(fields)})"

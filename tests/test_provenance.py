@@ -73,7 +73,7 @@ def test_a_busy_machine_is_waited_for_and_then_refused(machines, load, share, wo
 
 
 SOURCES = {
-    "ed_lib/__init__.py": "__version__ = '0.2.0'",
+    "ed_lib/__init__.py": "__version__ = '0.2.0'\nx = f'{1!r:>{2}}'",
     "ed_lib/a.py": "import numpy\nfrom ed_lib.inner import two\nraise SystemExit('imported')",
     "ed_lib/alone.py": "x = 1",
     "ed_lib/inner/__init__.py": "",
@@ -94,7 +94,7 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
     before = provenance.code_hash(["benchmarks.b"], tmp_path)
     same = '"""A."""\r\n\r\ndef run():  # more\r\n    """B."""\r\n    import ed_lib.a'
     for name, source, changes in [
-        ("ed_lib/__init__.py", "__version__ = '1.2.3'", False),
+        ("ed_lib/__init__.py", "__version__ = '1.2.3'\nx = f\"{1!r:>{2}}\"", False),
         ("ed_lib/late/three.py", "x = 4", True), ("ed_lib/alone.py", "x = 4", False),
         ("benchmarks/b.py", same, False), ("benchmarks/b.py", same.replace("run", "walk"), True),
     ]:  # fmt: skip
@@ -102,6 +102,8 @@ def test_the_hash_is_of_all_code_that_is_reached_and_of_no_words_about_it(tmp_pa
         assert (provenance.code_hash(["benchmarks.b"], tmp_path) != before) == changes, name
         (tmp_path / name).write_text(SOURCES[name])
     assert provenance.code_hash(["benchmarks.b"], tmp_path, "a cell") != before
+    # the same in every version of Python
+    assert before == "9f31fe3391a441e1f58427a35433d81082035d90425731268421e16e9fd5e0f8"
 
 
 def test_a_record_of_ed_stands_for_the_kernel_that_it_ran():
@@ -127,6 +129,14 @@ def test_no_import_of_ours_is_hidden_from_the_hash():
         if names & {"import_module", "__import__", "run_module", "run_path"}:
             found.add(path.relative_to(ROOT).as_posix())
     assert found == BY_NAME.keys()
+
+
+def test_status_lists_what_a_file_reaches_and_refuses_what_is_no_file():
+    found = set(status.reaching(Path("ed_lib/lstm/lstm_on_cpu.py")))
+    assert {"book/lstm/on_a_cpu.ipynb", "benchmarks/lstm_cpu.py"} <= found
+    assert "book/ed/relatives.ipynb" not in found
+    with pytest.raises(SystemExit, match="FILE is ed_lib/none.py; wanted a file"):
+        list(status.reaching(Path("ed_lib/none.py")))
 
 
 def test_status_lists_what_other_code_has_made(monkeypatch):

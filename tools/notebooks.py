@@ -25,8 +25,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from benchmarks.shared import provenance, quiet
-from ed_lib import gates, machine, needs, roofline
-from ed_lib.gpu_cells import MAGIC
+from ed_lib import gates, gpu_cells, machine, needs, roofline
 from tools import record_reads
 from tools.pages import ROOT, pages
 
@@ -100,7 +99,7 @@ def code_cells(nb):
 
 def as_python(cell):
     """A code cell's source as Python, without the line of a magic that runs it as it stands."""
-    source = re.sub(rf"\A({MAGIC}|{needs.MAGIC}).*\n", "", cell.source)
+    source = re.sub(rf"\A({gpu_cells.MAGIC}|{needs.MAGIC}).*\n", "", cell.source)
     # What is no Python, such as !ls, becomes Python.
     return TransformerManager().transform_cell(source)
 
@@ -124,7 +123,7 @@ def reading_minutes(nb):
 def times_nothing(nb):
     """Whether a chapter, where there is no GPU, neither measures a time nor starts processes."""
     sources = [cell.source for cell in code_cells(nb)]
-    return not any(TIMES.search(text) for text in sources if not text.startswith(MAGIC))
+    return not any(TIMES.search(text) for text in sources if not text.startswith(gpu_cells.MAGIC))
 
 
 def left_out(nb):
@@ -155,7 +154,7 @@ def fingerprint(nb):
         files = [ROOT / path for path in provenance.reached(modules, ROOT)]
         reached = [path.read_text(encoding="utf-8") for path in files]
         read = record_reads.contents(cells, reached, {cell.id for cell in found})
-        own = [ast.unparse(ast.parse(cell)) for cell in cells]
+        own = [gpu_cells.tree_text(ast.parse(cell)) for cell in cells]
         return provenance.code_hash(modules, ROOT, "\0".join([*own, read]))
 
 

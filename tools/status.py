@@ -1,7 +1,10 @@
 """`make status`: how long and how dense the code is; the drafts; the chapters, tables of records
 and GPU cells whose code has changed since they were made; and the chapters whose records have. It
-is information, no fault.
+is information, no fault. With FILE=…, the chapters and benchmarks that reach this file.
 """
+
+import sys
+from pathlib import Path
 
 from benchmarks.shared import provenance
 from ed_lib import records
@@ -51,7 +54,22 @@ def drafts():
     return [(path.as_posix(), "in no table of contents") for path in notebooks.drafts()]
 
 
-if __name__ == "__main__":
+def reaching(file):
+    """The chapters and benchmarks whose outputs and records hang on a file of ours."""
+    if not (ROOT / file).is_file():
+        sys.exit(f"FILE is {file}; wanted a file of the repository, such as ed_lib/timing.py")
+    for path in notebooks.chapters():
+        cells = map(notebooks.as_python, notebooks.code_cells(notebooks.read(ROOT / path)))
+        modules = {"ed_lib.chapter"}.union(*map(provenance.imported, cells))
+        if file in provenance.reached(modules):
+            yield path.as_posix()
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        if file in provenance.reached([f"benchmarks.{path.stem}"]):
+            yield path.relative_to(ROOT).as_posix()
+
+
+def whole():
+    """Prints all of it."""
     for folder in FOLDERS:
         print(readability.densities(ROOT / folder))
     for what, found in (
@@ -61,3 +79,7 @@ if __name__ == "__main__":
         ("GPU cells were recorded with other code", [*cells()]),
     ):
         print(f"\n{len(found)} {what}", *(f"  {name}: {about}" for name, about in found), sep="\n")
+
+
+if __name__ == "__main__":
+    print(*reaching(Path(sys.argv[1])), sep="\n") if sys.argv[1:] else whole()

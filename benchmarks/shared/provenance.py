@@ -20,11 +20,9 @@ import pandas as pd
 import torch
 from threadpoolctl import threadpool_info
 
-from ed_lib import machine, records
+from ed_lib import gpu_cells, machine, records
 
 OURS = ("ed_lib", "benchmarks")
-# The version that stands in the hashes of all records, whichever it was when they were made.
-VERSION = re.compile(r"^(__version__ = ')[\d.]+", re.MULTILINE)
 # Two threads at it can end in CPython's SystemError, "recursion depth mismatch".
 PARSING = threading.Lock()
 # Variables of the environment that force something on the libraries.
@@ -108,15 +106,22 @@ def code_hash(names: Iterable[str], root: Path = records.ROOT, begun: str = "") 
 
 @functools.cache
 def _code(source):
-    """Python source without docstrings and comments, and as of one version: a release by itself
-    changes no result, so it makes no record another's.
+    """Python source without docstrings, comments and ``__version__``: a release by itself changes
+    no result, so it makes no record another's.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node):
             node.body = node.body[1:]
-    return VERSION.sub(r"\g<1>0.2.0", ast.unparse(tree))
+    tree.body = [node for node in tree.body if not _is_version(node)]
+    return gpu_cells.tree_text(tree)
+
+
+def _is_version(node):
+    """Whether a statement sets ``__version__``."""
+    targets = getattr(node, "targets", [])
+    return [getattr(target, "id", "") for target in targets] == ["__version__"]
 
 
 @functools.cache
