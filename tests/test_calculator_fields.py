@@ -167,9 +167,11 @@ def test_a_card_shows_whose_numbers_stand_in_the_fields(page):
 @pytest.mark.parametrize(
     "query, said",
     [("memory.colour=red", "names a field “colour”"), ("cake.size=1", "a calculator “cake”"),
-     ("memory.format=float8", "“float8” for the field “format”"), ("step.machine=x", "names a field “machine”"),
+     ("memory.format=float8", "“float8” for the field “format”"),
      ("memory.parameters=" + "9" * 9000, "which cannot hold it"), ("%E0%A4%A.%%=<b>", "There is none"),
-     ("memory.__proto__=1", "names a field “__proto__”"), ("a" * 5000 + ".b=1", "a calculator “aaa")],
+     *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+         ("step.machine=x", "names a field “machine”"), ("memory.__proto__=1", "names a field “__proto__”"),
+         ("a" * 5000 + ".b=1", "a calculator “aaa")))],
 )  # fmt: skip
 def test_an_address_with_another_state_is_a_line(tab, site, query, said):
     tab.goto(f"{site}{PAGE}?{query}")

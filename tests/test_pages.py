@@ -148,8 +148,11 @@ def test_formulas_are_rendered_images_have_words_and_ids_are_unique(page):
     assert sorted({one for one in ids if ids.count(one) > 1}) == []
 
 
+SCREENS = [(PHONE, 844), pytest.param(DESK, 900, marks=pytest.mark.slow)]
+
+
 @on(written())
-@pytest.mark.parametrize("width, height", [(DESK, 900), (PHONE, 844)])
+@pytest.mark.parametrize("width, height", SCREENS)
 def test_it_fits_the_screen_and_the_figure_is_seen_under_the_answer(page, width, height):
     show(page, "light", width)
     assert page.evaluate(TOO_WIDE) == [] and (width == DESK or page.evaluate(CUT_OFF) == [])
