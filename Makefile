@@ -10,8 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 QUIET := $(shell [ -t 2 ] || echo --quiet)
 NEEDS := $(if $(filter Linux,$(shell uname)),9,4)
 
-# Two test processes with two threads each, on two cores, would wait for each other most of the time; and what
-# has two threads all the same is not to spin while it waits.
+# Test processes with two threads each, on two cores, would wait for each other most of the time; and what has
+# two threads all the same is not to spin while it waits. Three processes, since some tests only wait.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
@@ -31,10 +31,10 @@ ifdef CHAPTER
 test: setup
 	CHAPTER=$(CHAPTER) $(ONE_THREAD) $(PY) -m pytest $(NBVAL) tests/test_notebooks.py tests/test_exercises.py $(CHAPTER)
 else
-test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in two processes (CHAPTER=book/…: one chapter's)
+test: setup  ## run the unit tests, the notebooks (nbval) and the tests of the rendered pages, in three processes (CHAPTER=book/…: one chapter's)
 	@$(PY) -m tools.book --render-only
 	@$(PY) -m tools.browser
-	$(ONE_THREAD) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
+	$(ONE_THREAD) $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m "slow or not slow") \
 		$(NBVAL) tests book
 endif
 

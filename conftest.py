@@ -50,13 +50,13 @@ def left_alone(path):
 
 
 def pytest_collection_modifyitems(items):
-    """Long files come first, so that of two processes neither ends long after the other."""
+    """Long files come first, so that none of the processes ends long after the others."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The time of each part, and of the longest files, in seconds of work; with two processes, half
-    of their sum has passed.
+    """The time of each part, and of the longest files, in seconds of work; with three processes, a
+    third of their sum has passed.
     """
     parts = Counter()
     files = Counter()
