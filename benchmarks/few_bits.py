@@ -56,6 +56,8 @@ BY_ROW = (
     "gradients E2M1, per row, stochastic",
     "E2M1, per tensor",
 )
+# One scale for a matrix of gradients, and so many of its numbers at most at the largest of E2M1.
+CLIPPED = "float32", 0.9, 0.97, 0.99, 0.999
 WEIGHTS = "float32", "nearest", "stochastic", "kahan"
 SCALED = "float32", "E4M3, no scale", "hybrid, no scale", "NVFP4, scales of one level"
 LOSS_SCALE = 2.0**12
@@ -71,6 +73,7 @@ SIZE = Size(
     scaled=SCALED,
     weights=WEIGHTS,
     by_row=BY_ROW,
+    clipped=CLIPPED,
     context=64,
     shape=(4, 4, 128),
     batch=12,
@@ -82,6 +85,7 @@ TINY = SIZE.rehearsal(
     scaled=SCALED[1:2],
     weights=("float32", "kahan"),
     by_row=BY_ROW[:1],
+    clipped=CLIPPED[-1:],
     context=8,
     shape=(1, 2, 16),
     batch=4,
@@ -93,8 +97,8 @@ TINY = SIZE.rehearsal(
 def rows(size, device, kind):
     """Loss by recipe; of some with the loss times 2¹² and the gradients divided by it; by how a
     step's sum with weights of bfloat16 is rounded; by_row: of E2M1 with a scale for each row,
-    beside one for the matrix. Results, of each seed: "loss", in nats a character. Seconds are of a
-    step.
+    beside one for the matrix; clipped: of gradients in E2M1 with one scale, the largest cut off.
+    Results, of each seed: "loss", in nats a character. Seconds are of a step.
     """
     rates = [RATE, SLOW] if kind == "weights" else [RATE]
     cases = [{"name": name, "rate": rate} for rate in rates for name in getattr(size, kind)]
@@ -113,7 +117,7 @@ def run(kind, name, rate, seed, size):
     elif name != "float32":
         # The weights of the blocks are named by a block's number.
         of_blocks = {key: w for key, w in net.parameters.items() if key[0].isdigit()}
-        few = low_bits(CASES[name], of_blocks, seed)
+        few = low_bits(CASES[name], of_blocks, seed) if name in CASES else Clipped(name, of_blocks)
     step = partial(scaled_step, net) if kind == "scaled" else net.step
     draw = data.stretches(text.train, size.batch, size.context, seed=seed)
     start = timing.now()
@@ -123,6 +127,22 @@ def run(kind, name, rate, seed, size):
             step(*(half.T for half in next(draw)))
     seconds = (timing.now() - start) / size.steps
     return {"loss": held_out_loss(net, text.held_out[: size.held_out]), "seconds": seconds}
+
+
+class Clipped(low_bits):
+    """Gradients in E2M1 with one scale for a matrix. Only a share of its numbers fits: larger ones
+    are clipped.
+    """
+
+    def __init__(self, share, weights):
+        super().__init__(Recipe(g=E2M1), weights)
+        self.share = share
+
+    def round(self, name, role, x):
+        if role == "g":
+            most = x.abs().flatten().quantile(self.share)
+            x = x.clamp(-most, most)
+        return super().round(name, role, x)
 
 
 def scaled_step(net, x, target, scale=LOSS_SCALE):
@@ -137,4 +157,5 @@ def scaled_step(net, x, target, scale=LOSS_SCALE):
 
 
 context = one_thread
-TABLES = {kind: partial(rows, kind=kind) for kind in ("products", "scaled", "weights", "by_row")}
+KINDS = "products", "scaled", "weights", "by_row", "clipped"
+TABLES = {kind: partial(rows, kind=kind) for kind in KINDS}
