@@ -1,5 +1,7 @@
 """What `make book` does: chapters executed once, what is left out told, live buttons."""
 
+import atexit
+import errno
 import importlib.metadata
 import shutil
 import signal
@@ -13,6 +15,7 @@ import nbformat
 import psutil
 import pytest
 import yaml
+from nbclient import NotebookClient
 
 from benchmarks.shared import quiet
 from ed_lib import figures, machine, needs, published
@@ -151,6 +154,20 @@ def test_an_interrupted_chapter_leaves_no_kernel(chapter, tmp_path):
         run.send_signal(signal.SIGINT)
         errors = run.communicate(timeout=60)[1]
     assert errors.endswith("KeyboardInterrupt\n") and not psutil.pid_exists(int(pid.read_text()))
+
+
+def test_a_kernel_that_does_not_start_is_not_ended_as_python_ends(chapter, tmp_path, monkeypatch):
+    async def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    chapter("6 * 7")
+    later = []
+    monkeypatch.setattr(atexit, "register", later.append)
+    monkeypatch.setattr(atexit, "unregister", later.remove)
+    monkeypatch.setattr(NotebookClient, "async_start_new_kernel", full)
+    with pytest.raises(OSError, match="No space left"):
+        notebooks.execute(notebooks.read(tmp_path / PATH), PATH)
+    assert not later
 
 
 def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path):

@@ -10,6 +10,7 @@ machine shows.
 
 import argparse
 import ast
+import atexit
 import contextlib
 import copy
 import datetime
@@ -183,6 +184,8 @@ def execute(nb, path, **environment):
         client.execute(env=os.environ | QUIET | environment)
     except AssertionError:  # at a Ctrl-C nbclient ends its kernel, and then trips over its absence
         raise KeyboardInterrupt from None
+    finally:  # where the kernel did not even start, nbclient would end it again as Python ends
+        atexit.unregister(client._cleanup_kernel)  # noqa: SLF001, it has no other name
     made = {
         "executed": datetime.date.today().isoformat(),
         "machine": " · ".join(machine.card().split(" · ")[:2]),
