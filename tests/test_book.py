@@ -170,6 +170,13 @@ def test_a_kernel_that_does_not_start_is_not_ended_as_python_ends(chapter, tmp_p
     assert not later
 
 
+def test_a_home_that_cannot_be_written_into_is_named_on_no_page(chapter, tmp_path, monkeypatch):
+    chapter("import os\nprint(os.environ['MPLCONFIGDIR'])")
+    monkeypatch.setattr(notebooks.os, "access", lambda *_: False)
+    cell = notebooks.execute(notebooks.read(tmp_path / PATH), PATH).cells[1]
+    assert Path(cell.outputs[0].text.strip()) == tmp_path / "_build" / "home"
+
+
 def test_chapters_run_by_two_and_one_that_fails_ends_the_other(chapter, tmp_path):
     pid, other = tmp_path / "pid", Path("other.ipynb")
     chapter(

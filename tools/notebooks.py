@@ -181,7 +181,7 @@ def execute(nb, path, **environment):
         coalesce_streams=True,
     )
     try:
-        client.execute(env=os.environ | QUIET | environment)
+        client.execute(env=os.environ | QUIET | own_folders() | environment)
     except AssertionError:  # at a Ctrl-C nbclient ends its kernel, and then trips over its absence
         raise KeyboardInterrupt from None
     finally:  # where the kernel did not even start, nbclient would end it again as Python ends
@@ -197,6 +197,17 @@ def execute(nb, path, **environment):
         made["draft"] = True
     client.nb.metadata["ed_lib"] = made
     return canonical(client.nb)
+
+
+def own_folders() -> dict[str, str]:
+    """Where the user's home cannot be written into: folders of our own for what would say so in
+    the middle of a page.
+    """
+    if os.access(Path.home(), os.W_OK):
+        return {}
+    home = ROOT / "_build" / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    return {"MPLCONFIGDIR": str(home), "IPYTHONDIR": str(home)}
 
 
 def canonical(nb):
